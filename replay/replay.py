@@ -124,7 +124,7 @@ def several_replays(
     def make(one: argparse.Namespace, tells: Reporter, origin: Origin) -> Replay:
         return Replay(one, tells, origin=origin, engine=engine)
 
-    return SeveralReplays(args, targets, reporter, make)
+    return SeveralReplays(args, targets, reporter, make, engine.here)
 
 
 def _replay_several(args: argparse.Namespace, targets: Sequence[Target], is_done: bool) -> Results:
@@ -337,7 +337,9 @@ class Replay:
             journal = None
             if output.output is not None:
                 begins_anew = output.force or output.append
-                journal = stack.enter_context(Journal(output.output, self.job, output.resume, begins_anew))
+                journal = stack.enter_context(
+                    Journal(output.output, self.job, self._runner.machine_kind(), output.resume, begins_anew)
+                )
                 rows = journal.rows
                 self.stored_cases = len(rows)
             remaining = len(loaded.cases) - len(rows)

@@ -97,6 +97,24 @@ def record_of(block: CallBlock) -> Calls:
     )
 
 
+def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Of each call of a block, whether it was perturbed.
+
+    Parameters
+    ----------
+    runs : as a block's `perturbed`
+    calls : of the block
+    """
+    if not runs:
+        return np.zeros(calls, dtype=np.bool_)
+    # at their ends alone: the runs of a stranger's file may all lie over each other
+    changes = np.zeros(calls + 1, dtype=np.int64)
+    for place, count in runs:
+        changes[place] += 1
+        changes[min(place + count, calls)] -= 1
+    return np.cumsum(changes[:-1]) > 0
+
+
 def exact_sum(column: Integers) -> int:
     """The sum of a column, which can be more than 64 bits hold."""
     return int(column.sum()) if _farthest(column, 0) < LIMIT else sum(column.tolist())

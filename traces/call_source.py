@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from opgrip.traces.call_blocks import CallBlock
+from opgrip.traces.call_blocks import CallBlock, perturbed_flags
 from opgrip.traces.errors import UserError
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.records import DeviceTimes
@@ -113,7 +113,7 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
         return block
     places = np.flatnonzero(flags)
     storages = block.storages[np.repeat(flags, block.tensors)] if len(block.tensors) else block.storages[:0]
-    perturbed = np.flatnonzero(perturbed_flags(block)[places]).tolist()
+    perturbed = np.flatnonzero(perturbed_flags(block.perturbed, len(block))[places]).tolist()
     place_of = {place: index for index, place in enumerate(places.tolist())} if block.page_faults else {}
     return replace(
         block,
@@ -128,14 +128,6 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
         page_faults=[(place_of[place], count) for place, count in block.page_faults if place in place_of],
         perturbed=[(place, 1) for place in perturbed],
     )
-
-
-def perturbed_flags(block: CallBlock) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Of each call of a block, whether it was perturbed."""
-    flags = np.zeros(len(block), dtype=np.bool_)
-    for place, count in block.perturbed:
-        flags[place : place + min(count, len(block))] = True
-    return flags
 
 
 def page_faults(block: CallBlock) -> Integers:

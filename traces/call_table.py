@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.accelerators import device_of
-from opgrip.traces.call_blocks import CallBlock
-from opgrip.traces.call_source import concatenated, or_all, page_faults, perturbed_flags
+from opgrip.traces.call_blocks import CallBlock, perturbed_flags
+from opgrip.traces.call_source import concatenated, or_all, page_faults
 from opgrip.traces.device_times import with_functions
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.records import Scope, Signature, Thread
@@ -105,7 +105,12 @@ def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[An
         calls = len(block)
         of_block = (
             *(np.full(calls, block.thread), block.signature, block.scope, block.start_ns, block.duration_ns),
-            *(device_times(block), or_all(block.streams, calls, 0), perturbed_flags(block), page_faults(block)),
+            *(
+                device_times(block),
+                or_all(block.streams, calls, 0),
+                perturbed_flags(block.perturbed, len(block)),
+                page_faults(block),
+            ),
             or_all(block.tensors, calls, 0),
         )
         for name, column in zip(COLUMNS, of_block, strict=True):

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.call_blocks import CallBlock
-from opgrip.traces.call_source import or_all, page_faults, perturbed_flags
+from opgrip.traces.call_blocks import CallBlock, perturbed_flags
+from opgrip.traces.call_source import or_all, page_faults
 from opgrip.traces.call_table import Names, named_columns
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.weighted import COUNT, unperturbed_ns
@@ -50,7 +50,7 @@ class DistinctCalls:
         self._pieces.append(
             [
                 *(np.full(calls, block.thread), block.signature, block.scope, or_all(block.streams, calls, 0)),
-                *(perturbed_flags(block).astype(np.int64), page_faults(block)),
+                *(perturbed_flags(block.perturbed, len(block)).astype(np.int64), page_faults(block)),
                 *(np.maximum(or_all(block.device_ns, calls, -1), -1), block.duration_ns, block.start_ns),
             ]
         )

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec, leaves
+from opgrip.traces.call_blocks import perturbed_flags
 from opgrip.traces.errors import shortened
 from opgrip.traces.names import tensor_outline
 from opgrip.traces.objects import children
@@ -120,7 +121,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 def _calls(block: Calls, names: _Names, chosen: Filter, as_json: bool) -> Iterator[str]:
     pages, first = dict(block.page_faults), 0
-    disturbed = {at for place, count in block.perturbed for at in range(place, min(place + count, len(block.scope)))}
+    perturbed = perturbed_flags(block.perturbed, len(block.scope))
     for place, (signature, scope) in enumerate(zip(block.signature, block.scope, strict=True)):
         count = block.tensors[place] if block.tensors else 0
         storages = block.storages[first : first + count]
@@ -144,7 +145,7 @@ def _calls(block: Calls, names: _Names, chosen: Filter, as_json: bool) -> Iterat
         if any(block.streams):
             facts["stream"] = block.streams[place]
         facts |= {"page_faults": pages[place]} if place in pages else {}
-        facts |= {"perturbed": True} if place in disturbed else {}
+        facts |= {"perturbed": True} if perturbed[place] else {}
         yield _json({"type": "call", **facts}) if as_json else _call_line(facts)
 
 

@@ -22,6 +22,9 @@ class CaseRunner(Protocol):
     def check(self) -> None:
         """Raise `UserError` where the devices are not there."""
 
+    def machine_kind(self) -> str:
+        """What the machines are that run the cases: an interrupted replay goes on only on such."""
+
     def about(self) -> dict[str, Any]:
         """What the header of results says of the machines and devices, after the cases have run."""
 

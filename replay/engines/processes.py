@@ -43,6 +43,12 @@ class ProcessRunner:
             check_present(name)
         check_equal(self._loaded.devices)
 
+    def machine_kind(self) -> str:
+        """What this machine is, but for its device, which the header names: to ask for it makes a context."""
+        from opgrip.replay.measuring.machines import this_machine
+
+        return this_machine("cpu").kind
+
     def about(self) -> dict[str, Any]:
         """What the header says of the device; makes a context."""
         from opgrip.replay.measuring.environment import describe_environment

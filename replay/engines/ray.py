@@ -99,6 +99,10 @@ class RayRunner:
         if plan.points.pin:
             raise UserError("--pin is for this machine", "give workers their processors by --processors")
 
+    def machine_kind(self) -> str:
+        """That of the workers."""
+        return self._pool.kind
+
     def about(self) -> dict[str, Any]:
         """What the header says of the machines; of a case each row says its own."""
         from opgrip.replay.measuring.machines import names_of

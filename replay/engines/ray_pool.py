@@ -97,6 +97,12 @@ class Pool:
         return self.device not in ("cpu", "meta")
 
     @property
+    def kind(self) -> str:
+        """Of the machines, when it has started."""
+        assert self._kind is not None, "chosen at the start"
+        return self._kind
+
+    @property
     def size(self) -> int:
         """Workers that there are."""
         return sum(not slot.is_dropped for slot in self._slots)

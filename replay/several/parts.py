@@ -14,7 +14,7 @@ import torch
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.options import Output
 from opgrip.replay.several.targets import Target
-from opgrip.replay.workers.journal import TORCH, unlike
+from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, unlike
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import cannot_be_written, whole_file
 
@@ -24,11 +24,14 @@ HASHES = "trace_hashes"
 """What it says of the files."""
 
 
-def about_parts(targets: Sequence[Target], options: Mapping[str, Any], shard: object | None) -> dict[str, Any]:
+def about_parts(
+    targets: Sequence[Target], options: Mapping[str, Any], shard: object | None, machine_kind: str
+) -> dict[str, Any]:
     """What the rows of several traces must have in common to stand in one table, in plain values."""
     names = [target.origin.trace for target in targets]
     hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
     about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
+    about[MACHINE_KIND] = machine_kind
     return about if shard is None else {**about, "shard": str(shard)}
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
+from opgrip.replay.measuring.machines import this_machine
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.preparation import expected_rows
 from opgrip.replay.measuring.results import Result, summarize
@@ -79,21 +80,33 @@ class SeveralReplays:
 
     With an output, the rows of each are kept in a folder beside it, so that `--resume` goes on in the middle.
 
+    Parameters
+    ----------
+    make : gives the replay of one
+    runs_here : whether cases run on this machine
+
     Raises
     ------
     UserError : for options that do not go together, or are for one trace
     """
 
     def __init__(
-        self, args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter, make: MakeReplay
+        self,
+        args: argparse.Namespace,
+        targets: Sequence[Target],
+        reporter: Reporter,
+        make: MakeReplay,
+        runs_here: bool = True,
     ) -> None:
         self._args, self._reporter, self._make = args, reporter, make
         self.targets = targets
         self.output = from_arguments(Output, args)
         refuse_options(args, option_classes(), (ONE,), "name one with it")
         plan = plan_of(copy(args))
-        for device in plan.inputs.devices:
+        # workers elsewhere look for theirs, and mark each row by their machine
+        for device in plan.inputs.devices if runs_here else ():
             check_present(with_index(device))
+        self._machine_kind = this_machine("cpu").kind if runs_here else ""
         self._options = options_of(from_arguments(Selection, args), plan)
         self._hashes: dict[str, str | None] = {}
         self._earlier = Results([], {})
@@ -191,7 +204,7 @@ class SeveralReplays:
     def _prepare_folder(self) -> None:
         """Make the folder of the parts, or see that it is of the same run."""
         if self.folder is not None:
-            about = about_parts(self.targets, self._options, self._args.shard)
+            about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
             self._hashes = about[HASHES]
             prepare_parts(self.folder, self.output, about)
 

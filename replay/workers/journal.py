@@ -23,8 +23,8 @@ from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import cannot_be_written, open_ordinary
 
-TORCH = "torch"
-"""What an identity says of the version of torch."""
+TORCH, MACHINE_KIND = "torch", "machine_kind"
+"""What an identity says of the version of torch, and of the machine."""
 
 
 def journal_path(output: Path) -> Path:
@@ -40,6 +40,7 @@ class Journal:
     Parameters
     ----------
     output : the file that the results go to in the end
+    machine_kind : what the machines are that add rows: times of others do not stand beside theirs
     resume : go on with the rows of an earlier, interrupted replay of the same job
     force : begin anew where there are such rows
 
@@ -52,10 +53,10 @@ class Journal:
     UserError : where there are rows and neither is asked for, or they are of another job, or none can be written
     """
 
-    def __init__(self, output: Path, job: Job, resume: bool, force: bool) -> None:
+    def __init__(self, output: Path, job: Job, machine_kind: str, resume: bool, force: bool) -> None:
         self._output, self.path = output, journal_path(output)
         self.rows: dict[int, list[Result]] = {}
-        job_identity = identity(job)
+        job_identity = {**identity(job), MACHINE_KIND: machine_kind}
         try:
             self._open(job_identity, resume, force)
         except OSError as error:
@@ -132,12 +133,12 @@ def identity(job: Job) -> dict[str, Any]:
 
 
 def unlike(stored: Any, asked: Mapping[str, Any], otherwise: str) -> str | None:
-    """What rows are of that those which are asked for would not be, where it is more than torch `otherwise`."""
+    """What rows are of that those which are asked for would not be, where it is more than one thing `otherwise`."""
     if stored == asked:
         return None
-    apart = {TORCH: None}
-    if isinstance(stored, dict) and {**stored, **apart} == {**asked, **apart}:
-        return "of another version of torch"
+    for apart, difference in ((TORCH, "of another version of torch"), (MACHINE_KIND, "of another kind of machine")):
+        if isinstance(stored, dict) and {**stored, apart: None} == {**asked, apart: None}:
+            return difference
     return otherwise
 
 

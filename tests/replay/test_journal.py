@@ -41,26 +41,35 @@ def test_a_journal_that_is_no_ordinary_file_is_neither_written_nor_waited_for(
     (tmp_path / "precious").write_text("precious")
     make(tmp_path / "r.json.journal")
     with pytest.raises(UserError, match=r"r\.json\.journal is no ordinary file: remove it"):
-        Journal(tmp_path / "r.json", job, resume=False, force=force)
+        Journal(tmp_path / "r.json", job, "cpu", resume=False, force=force)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: Job) -> None:
     path = tmp_path / "r.json.journal"
     path.write_text('{"trace"')
-    journal = Journal(tmp_path / "r.json", job, resume=True, force=False)
+    journal = Journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
     whole = path.read_text()
     with journal:
         assert whole.endswith("}\n")
     assert not path.exists()
 
 
+def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, job: Job) -> None:
+    with Journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
+        journal.add([made_row(0, [1.0])])
+    with Journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
+        assert [*journal.rows] == [0]
+    with pytest.raises(UserError, match=r"r\.json\.journal is of another kind of machine: give the same"):
+        Journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
+
+
 def test_rows_of_another_torch_are_not_gone_on_with(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json.journal"
-    path.write_text(json.dumps(identity(job)) + "\n")
+    path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")
     monkeypatch.setattr(torch, "__version__", "1.0")
     with pytest.raises(UserError, match=r"r\.json\.journal is of another version of torch: give the same"):
-        Journal(tmp_path / "r.json", job, resume=True, force=False)
+        Journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 
 @pytest.mark.parametrize("fact", ["torch", "trace_hash"])

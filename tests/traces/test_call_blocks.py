@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from itertools import accumulate
+from time import process_time
 
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opgrip.traces.arguments import FormatError
-from opgrip.traces.call_blocks import block_fields, block_of, exact_sum, parse_block, parse_blocks, record_of
+from opgrip.traces.call_blocks import (
+    block_fields,
+    block_of,
+    exact_sum,
+    parse_block,
+    parse_blocks,
+    perturbed_flags,
+    record_of,
+)
 from opgrip.traces.integer_text import parse_integers
 from opgrip.traces.record_forms import from_json
 from opgrip.traces.records import NO_STORAGE, Calls
 from opgrip.traces.writer import encode_line
+
+
+def runs_of(calls: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(0, calls - 1), st.integers(0, 2 * calls) | st.just(10**30))
+
 
 numbers = st.integers(-(10**16) + 1, 10**16 - 1) | st.integers(-5, 1200)
 
@@ -130,3 +144,17 @@ def test_counts_of_tensors_that_sum_to_few_beyond_64_bits_are_refused() -> None:
 
 def test_sums_beyond_64_bits_are_exact() -> None:
     assert exact_sum(np.array([1 << 62] * 3)) == 3 << 62
+
+
+@given(st.integers(1, 30).flatmap(lambda calls: st.tuples(st.just(calls), st.lists(runs_of(calls), max_size=8))))
+def test_calls_of_any_run_are_perturbed_whatever_lies_over_what(block: tuple[int, list[tuple[int, int]]]) -> None:
+    calls, runs = block
+    expected = [any(place <= call < place + count for place, count in runs) for call in range(calls)]
+    assert perturbed_flags(runs, calls).tolist() == expected
+
+
+def test_a_hundred_thousand_runs_over_each_other_are_as_cheap_as_calls() -> None:
+    calls = 100_000
+    began = process_time()
+    assert perturbed_flags([(0, 10**15)] * calls, calls).all()
+    assert process_time() - began < 2

@@ -105,17 +105,25 @@ def rows_of(file: ForeignFile, content: Any, columns: Sequence[str], most_text: 
 def batches_of(
     file: ForeignFile, content: Any, columns: Sequence[str], most_text: int, rows: int = BLOCK_ROWS
 ) -> Iterator[Any]:
-    """The same as batches of Arrow, of at most so many rows."""
+    """The same as batches of Arrow, of at most so many rows.
+
+    A text that stands in the file once counts in each row that has it: whoever reads it takes it in each time.
+    """
     arrow, compute, broken = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA), parquet_errors()
     batches = content.iter_batches(rows, columns=list(columns))
+    most, total = DECOMPRESSED.of(file.path.stat().st_size), 0
     while True:
         try:
             batch = next(batches, None)
             if batch is None:
                 return
-            for column in batch.columns:
-                if _text_bytes(arrow, compute, column) > most_text and not file.unbounded:
+            for column in batch.columns if not file.unbounded else ():
+                size = _text_bytes(arrow, compute, column)
+                total += size
+                if size > most_text:
                     raise file.refusal(f"the texts of {rows} rows have more than {most_text:,} bytes")
+            if total > most:
+                raise file.refusal(f"the texts of its rows have more than {most:,} bytes")
         except broken as error:
             raise file.damage(one_line(error)) from error
         yield batch

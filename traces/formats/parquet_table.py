@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.traces.call_blocks import CallBlock, block_of, record_of
+from opgrip.traces.call_blocks import CallBlock, block_of, perturbed_flags, record_of
 from opgrip.traces.extras import needed
 from opgrip.traces.formats.parquet_files import EXTRA, MARK
 from opgrip.traces.formats.signature_outline import outline
@@ -129,10 +129,7 @@ class ParquetTable:
         group.numbers["stream"].append(block.streams if len(block.streams) else np.zeros_like(none))
         group.tensors.append(block.tensors if len(block.tensors) else none)
         group.storages.append(block.storages if len(block.tensors) else none[:0])
-        perturbed = np.zeros(count, dtype=np.bool_)
-        for place, length in block.perturbed:
-            perturbed[place : min(place + length, count)] = True
-        group.perturbed.append(perturbed)
+        group.perturbed.append(perturbed_flags(block.perturbed, len(block)))
         if self._steps is not None:
             group.steps.append(self._steps.steps_of(self._process(block.thread), group.numbers["start_ns"][-1]))
         group.threads.append(block.thread)

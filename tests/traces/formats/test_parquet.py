@@ -230,6 +230,17 @@ def test_a_file_that_repeats_one_row_for_ever_is_refused(tmp_path: Path) -> None
         list(TraceReader(tmp_path / "t.parquet"))
 
 
+def test_a_large_text_in_rows_far_from_each_other_counts_in_each(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), pyarrow.array(["x" * (1 << 14)]))
+    parquet.write_table(pyarrow.table({"record": texts}), path)
+    assert path.stat().st_size < 1 << 16
+    read = open_parquet(ForeignFile(path), {"record": "string"}, ["record"])
+    with pytest.raises(UserError, match="the texts of its rows have more than"):
+        list(batches_of(ForeignFile(path), read, ["record"], 1 << 20, rows=10))
+    assert len(list(batches_of(ForeignFile(path, unbounded=True), read, ["record"], 1 << 20, rows=10))) == 200
+
+
 def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pages.parquet"
     table = pyarrow.table({"record": pyarrow.array(["0" * (1 << 20)] * 256)})
