@@ -61,8 +61,8 @@ def serve() -> None:
         whole.shutdown()
 
 
-def workers_below(pid: int) -> list[int]:
-    """The processes below one that are workers of the engine."""
+def processes_below(pid: int) -> set[int]:
+    """The processes that one started, and those that these did."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -70,8 +70,13 @@ def workers_below(pid: int) -> list[int]:
     below = {pid}
     while more := {child for child, parent in parents.items() if parent in below} - below:
         below |= more
+    return below - {pid}
+
+
+def workers_below(pid: int) -> list[int]:
+    """The processes below one that are workers of the engine."""
     workers = []
-    for child in below:
+    for child in processes_below(pid):
         with suppress(OSError):
             if (Path("/proc") / str(child) / "cmdline").read_bytes().startswith(b"ray::RayWorker"):
                 workers.append(child)

@@ -140,7 +140,7 @@ class _Join:
         self._end = End(0, 0, 0)
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
-        """Write the records of one file."""
+        """Write the records of one file, whose threads are of a process of their own."""
         numbers, first_storage = _Numbers(), self._newest + 1
         for record in reader.columns():
             match record:
@@ -166,17 +166,17 @@ class _Join:
                     else:
                         numbers.values[record.number] = self._once("values", record)
                 case Thread():
-                    numbers.threads[record.number] = self._counts["thread"]
-                    self.writer.write(Thread(self._counts["thread"], record.name, process))
-                    self._counts["thread"] += 1
+                    self._thread(record.number, numbers, process, record.name)
                 case CallBlock():
-                    self._calls(record, numbers, first_storage, shift_ns, reader.path)
+                    thread = self._thread(record.thread, numbers, process)
+                    self._calls(replace(record, thread=thread), numbers, first_storage, shift_ns, reader.path)
                 case DeviceTimes():
-                    self.writer.write(replace(record, thread=numbers.threads[record.thread]))
+                    self.writer.write(replace(record, thread=self._thread(record.thread, numbers, process)))
                 case Kernels():
                     self.writer.write(replace(record, signature=numbers.signatures[record.signature]))
                 case Entered():
-                    self._entered(record, numbers, shift_ns)
+                    thread = self._thread(record.thread, numbers, process)
+                    self._entered(replace(record, thread=thread), numbers, shift_ns)
                 case End():
                     self._add_end(record, shift_ns)
                 case Header():
@@ -199,6 +199,14 @@ class _Join:
             self._counts[kind] += 1
             self.writer.write(replace(record, number=number))
         return number
+
+    def _thread(self, number: int, numbers: _Numbers, process: int, name: str = "") -> int:
+        """The new number of a thread; one of whom the file says nothing is of the file's process too."""
+        if number not in numbers.threads:
+            numbers.threads[number] = self._counts["thread"]
+            self.writer.write(Thread(self._counts["thread"], name, process))
+            self._counts["thread"] += 1
+        return numbers.threads[number]
 
     def _renumber(self, record: Signature, numbers: _Numbers) -> Signature:
         move = self._mover(numbers)
@@ -249,7 +257,6 @@ class _Join:
         storages = np.where(storages == NO_STORAGE, storages, storages + first_storage)
         moved = replace(
             block,
-            thread=numbers.threads.get(block.thread, 0),
             signature=_renumbered(block.signature, numbers.signatures),
             scope=_renumbered(block.scope, numbers.scopes),
             start_ns=block.start_ns + shift_ns,
@@ -266,7 +273,6 @@ class _Join:
             return
         moved = replace(
             record,
-            thread=numbers.threads.get(record.thread, 0),
             start_ns=record.start_ns + shift_ns,
             scope=numbers.scopes.get(record.scope, 0),
             signature=numbers.signatures.get(record.signature, 0),

@@ -55,7 +55,6 @@ class Slot:
     ----------
     kind : of the machine, where a resource of its node says it
     about : what the header of results says of the machine
-    is_dropped : whether it was of no use, and its place is left empty
     """
 
     node: str
@@ -63,7 +62,6 @@ class Slot:
     kind: str = ""
     machine: Machine | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
-    is_dropped: bool = False
 
 
 @dataclass(slots=True)
@@ -105,7 +103,12 @@ class Pool:
     @property
     def size(self) -> int:
         """Workers that there are."""
-        return sum(not slot.is_dropped for slot in self._slots)
+        return len(self._slots)
+
+    @property
+    def _told(self) -> int:
+        """Workers that have said what their machine is."""
+        return sum(slot.machine is not None for slot in self._slots)
 
     def start(self) -> None:
         """Start workers, and wait for those of every node: none works before all kinds are known."""
@@ -175,25 +178,36 @@ class Pool:
                 except StopIteration:
                     del busy[stream]
                     self._idle.append(slot)
-                except self.ray.exceptions.RayTaskError:
-                    # a mistake of ours there
-                    raise
-                except self.ray.exceptions.RayError:
+                except self.ray.exceptions.RayError as error:
                     del busy[stream]
-                    self._lose(slot)
-                    remaining = [case for case in task.cases if case not in finished]
-                    yield from self._again(slot, replace(task, cases=remaining), queue)
+                    remaining = replace(task, cases=[case for case in task.cases if case not in finished])
+                    yield from self._after(error, slot, remaining, queue)
                 else:
                     assert slot.machine is not None, "it has said what it is"
                     yield slot.machine, slot.node, task, message
 
-    def _again(self, slot: Slot, task: Task, queue: deque[Task]) -> Iterator[tuple[Machine, str, Task, None]]:
+    def _after(
+        self, error: Exception, slot: Slot, task: Task, queue: deque[Task]
+    ) -> Iterator[tuple[Machine, str, Task, None]]:
+        """Queue again what a worker leaves that goes on no more; gives what was lost too often."""
         assert slot.machine is not None, "it has said what it is"
-        for lost in task.after_loss() if task.cases else []:
-            if lost.losses >= LOSSES:
-                yield slot.machine, slot.node, lost, None
+        tasks = [task] if task.cases else []
+        if not isinstance(error, self.ray.exceptions.RayTaskError):
+            self._lose(slot)
+            tasks = [again for lost in tasks for again in lost.after_loss()]
+        elif isinstance(error, OSError | MemoryError):
+            # of the machine, such as a full disk, and not of the cases
+            problem = f"{slot.machine.name} cannot run cases: {_first_line(error)}"
+            self._problems[slot.node] = UserError(problem, "make room there")
+            self._drop(slot)
+        else:
+            # a mistake of ours there
+            raise error
+        for again in tasks:
+            if again.losses >= LOSSES:
+                yield slot.machine, slot.node, again, None
             else:
-                queue.appendleft(lost)
+                queue.appendleft(again)
 
     def _wait(self, waiting: Sequence[Any]) -> list[Any]:
         if not waiting:
@@ -226,7 +240,8 @@ class Pool:
                 continue
             kind = self._kind_of_node.setdefault(slot.node, slot.kind or said["machine"]["kind"])
             slot.machine = Machine(said["machine"]["name"], kind)
-            if self._kind not in (None, kind):
+            # those that start slowly come when others have been chosen
+            if self._kind is not None and (kind != self._kind or self._told > (self.options.workers or self._told)):
                 self._drop(slot)
                 continue
             slot.about = said["about"]
@@ -318,10 +333,8 @@ class Pool:
         self._refreshed = float("-inf")
 
     def _drop(self, slot: Slot) -> None:
-        """End a worker that is of no use, and leave its place."""
-        if slot in self._idle:
-            self._idle.remove(slot)
-        slot.is_dropped = True
+        """End a worker that is of no use."""
+        self._lose(slot)
         self.ray.kill(slot.actor)
 
     def _nobody(self) -> UserError:

@@ -85,6 +85,18 @@ if __name__ == "__main__":
 """
 
 
+LOAD = """
+import time
+from opgrip.replay.sequences.ranks.control import Control
+from opgrip.replay.sequences.ranks.launch import launch_of
+
+launch = launch_of()
+with Control(launch, timeout_s=3) as control:
+    assert control.together(lambda: time.sleep(8 * launch.rank) or launch.rank) == launch.rank
+    assert control.most(launch.rank) == [1]
+"""
+
+
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
     return kept | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
@@ -221,6 +233,12 @@ def test_steps_of_each_kind_of_parallel_model_replay_with_four_ranks(four_ranks:
 
 def test_collectives_give_what_torch_says(tmp_path: Path) -> None:
     done = launch(tmp_path, 2, ROOT / "tests" / "rank_collectives.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_rank_that_loads_for_longer_than_a_collective_may_take_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "load.py").write_text(LOAD, encoding="utf-8")
+    done = launch(tmp_path, 2, "load.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from optional import needs
 from outside import with_package
 from programs import program_path, run_command, wait_for
-from ray_clusters import LOOPBACK, cluster, workers_below
+from ray_clusters import LOOPBACK, cluster, processes_below, workers_below
 from several_traces import small_trace
 
 from opgrip.replay.engines.options import EngineOptions
@@ -124,6 +126,46 @@ def test_a_node_that_is_killed_costs_a_retry_and_machines_of_two_kinds_do_not_mi
         rows = check_whole(output, replay)
         assert {row.added["machine_kind"] for row in rows} == {"big"}
         assert "two" in {row.added["machine"] for row in rows} <= {"one", "two"}
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_the_one_worker_that_is_asked_for_is_replaced_on_another_node(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    with cluster(("one", "big"), ("two", "big")) as (address, pids):
+        replay = start(folder, output, "--address", address, "--workers", "1")
+        wait_for(lambda: rows_in_journal(output) > 2, replay)
+        first = json.loads(output.with_name("r.json.journal").read_text().splitlines()[1])[0]["machine"]
+        os.kill(pids[("one", "two").index(first)], signal.SIGKILL)
+        rows = check_whole(output, replay)
+        assert {row.added["machine"] for row in rows} == {"one", "two"}
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_a_node_that_cannot_write_is_left_out_and_one_line_tells_of_the_last(folder: Path, tmp_path: Path) -> None:
+    trace, output = tmp_path / "padded.jsonl", tmp_path / "r.json"
+    header, _, rest = (folder / "long" / "long.jsonl").read_text().partition("\n")
+    trace.write_text(f"{json.dumps({**json.loads(header), 'note': 'x' * (2 << 20)})}\n{rest}")
+    command = [trace, *FAST, *RAY, "--machine-kind", "big", "-o", output]
+    with cluster(("full", "big"), ("free", "big")) as (address, pids):
+        allow_files_below(pids[0], 1 << 20)
+        done = run_command("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
+        assert done.returncode == 0, done.stderr
+        assert {row.added["machine"] for row in read_run(output)} == {"free"}
+        os.kill(pids[1], signal.SIGKILL)
+        command[-1] = tmp_path / "other.json"
+        done = run_command("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
+        assert done.returncode == 2, done.stderr
+        assert "full cannot run cases: " in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+
+def allow_files_below(pid: int, most: int) -> None:
+    """Let a node's processes, and those that it starts, write no larger file: to its workers a disk seems full."""
+    for process in {pid, *processes_below(pid)}:
+        with suppress(ProcessLookupError):
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (most, most))
 
 
 def test_cases_that_were_lost_are_run_again_and_then_each_alone_until_one_is_to_blame() -> None:

@@ -13,6 +13,8 @@ from several_traces import small_trace
 
 from opgrip.replay import compare, load_results, replay
 from opgrip.replay.engines.processes import ProcessRunner
+from opgrip.replay.measuring.machines import Machine
+from opgrip.replay.options import make_parser
 from opgrip.replay.outcome import read_run
 from opgrip.replay.several.run import SeveralReplays
 from opgrip.replay.several.targets import targets_of
@@ -20,6 +22,7 @@ from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.distill import FIELD, distill
 from opgrip.traces.errors import UserError
+from opgrip.traces.progress import QuietReporter
 from opgrip.traces.zoo import read_manifest
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
@@ -248,8 +251,25 @@ def test_rows_of_another_torch_or_another_file_are_not_gone_on_with(
         patch.setattr(torch, "__version__", "1.0")
         with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: give the same"):
             replay(one, **QUICK, output=output, resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("opgrip.replay.several.run.this_machine", lambda device: Machine("m", "another"))
+        with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: give the same"):
+            replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))
     with pytest.raises(UserError, match=r"r\.json\.parts is of other files of a: give the same"):
         replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (10,))
     assert len(replay(one, **QUICK, output=output, resume=True)) == 1
+
+
+def test_a_device_is_looked_for_on_the_machines_that_run_the_cases(folder: Path) -> None:
+    targets = targets_of([str(folder)])
+    assert targets is not None
+
+    def replays(runs_here: bool) -> SeveralReplays:
+        args = make_parser().parse_args([str(folder), "--device", "cuda:99"])
+        return SeveralReplays(args, targets, QuietReporter("opgrip"), pytest.fail, runs_here)
+
+    with pytest.raises(UserError, match="cuda"):
+        replays(runs_here=True)
+    assert replays(runs_here=False).targets == targets

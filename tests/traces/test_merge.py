@@ -27,3 +27,11 @@ def test_a_merged_trace_is_no_distilled_one(tmp_path: Path) -> None:
     whole = load(tmp_path / "all.jsonl")
     assert FIELD not in whole.header
     assert len(make_cases(whole)) == 5
+
+
+def test_calls_of_threads_that_are_not_declared_stay_their_process_own(tmp_path: Path) -> None:
+    paths = [small_trace(tmp_path / f"{name}.jsonl") for name in ("first", "second")]
+    merge(paths, tmp_path / "all.jsonl")
+    calls = load(tmp_path / "all.jsonl").calls
+    assert calls.groupby("process")["thread"].nunique().to_dict() == {0: 1, 1: 1}
+    assert calls.groupby("process").size().to_dict() == {0: 4, 1: 4}

@@ -95,8 +95,9 @@ class _Pairs:
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
         """By process, those that it met: by the first collective of each group, which all its members take part in."""
         members: dict[int, set[int]] = {process: set() for process in self._rows}
-        for group in range(len(meetings.groups)):
-            own = set(np.unique(meetings.process[chosen & (meetings.group == group)]).tolist())
+        pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
+        for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
+            own = set(group.tolist())
             for process in own:
                 members[process] |= own - {process}
         return members

@@ -117,10 +117,9 @@ def _agreeing(rows: Integers) -> NDArray[np.bool_]:
     sizes = np.diff(np.append(first, len(rows)))
     differs = np.maximum.reduceat(kind, first) != np.minimum.reduceat(kind, first)
     good = sizes > 1
-    for number in np.unique(group[first][differs]).tolist():
-        own = group[first] == number
-        good &= ~own | (ordinal[first] < ordinal[first][own & differs].min())
-    return np.repeat(good, sizes)
+    stop = np.full(int(group.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(stop, group[first][differs], ordinal[first][differs])
+    return np.repeat(good & (ordinal[first] < stop[group[first]]), sizes)
 
 
 class _Numbers:

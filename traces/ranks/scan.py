@@ -131,10 +131,10 @@ class Scan:
             number: numbers.setdefault(item.group, len(numbers)) for number, item in self._kinds.collectives.items()
         }
         group = np.array([group_of[number] for number in columns["signature"].tolist()], dtype=np.int64)
-        ordinal = np.zeros(len(group), dtype=np.int64)
-        for number in range(len(numbers)):
-            own = np.flatnonzero(group == number)
-            ordinal[own] = np.arange(len(own))
+        ordinal = np.empty_like(group)
+        by_group = np.argsort(group, kind="stable")
+        sizes = np.bincount(group, minlength=len(numbers))
+        ordinal[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return Events(ordinal=ordinal, **columns)
 
     def _begin(self, block: CallBlock, place: int, firsts: Integers | None, thread: _Thread) -> None:

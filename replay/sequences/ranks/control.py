@@ -115,7 +115,7 @@ class Control:
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def together(self, do: Callable[[], T]) -> T:
-        """What a function gives in each rank; a mistake of the user's that one raises is raised by all.
+        """What a function gives in each rank, however long it takes; a mistake of the user's in one is raised by all.
 
         Raises
         ------
@@ -126,6 +126,7 @@ class Control:
             result = do()
         except UserError as error:
             problem = [error.problem, error.hint]
+        self._waiting_for_others(self._life.meet)
         problems = [(rank, item) for rank, item in enumerate(self.share(problem)) if item]
         if problems:
             rank, (what, hint) = problems[0]
@@ -209,7 +210,7 @@ class _Life(threading.Thread):
             launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
         )
         self._lock = threading.Lock()
-        self._beats = 0
+        self._beats = self._meetings = 0
         self._heard = dict.fromkeys(range(launch.world_size), (-1, monotonic()))
         self._stopping = False
         self._awake, self._waker = os.pipe()
@@ -245,6 +246,17 @@ class _Life(threading.Thread):
         self.join()
         for end in (self._awake, self._waker):
             os.close(end)
+
+    def meet(self) -> None:
+        """Return when all ranks are here; one that takes long is waited for as long as it gives signs of life."""
+        self._meetings += 1
+        key = f"{self._prefix}/here/{self._meetings}"
+        with self._lock:
+            here = self._store.add(key, 1)
+        while here < self._launch.world_size:
+            threading.Event().wait(BEAT_S / 10)
+            with self._lock:
+                here = self._store.add(key, 0)
 
     def silent_ranks(self, seconds: float) -> list[int]:
         """The ranks that give no sign while others would have given some."""
