@@ -133,7 +133,8 @@ def test_a_node_that_is_killed_costs_a_retry_and_machines_of_two_kinds_do_not_mi
 def test_the_one_worker_that_is_asked_for_is_replaced_on_another_node(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     with cluster(("one", "big"), ("two", "big")) as (address, pids):
-        replay = start(folder, output, "--address", address, "--workers", "1")
+        # a worker lives on for some seconds without its node
+        replay = start(folder, output, "--address", address, "--workers", "1", "--iterations", "20000")
         wait_for(lambda: rows_in_journal(output) > 2, replay)
         first = json.loads(output.with_name("r.json.journal").read_text().splitlines()[1])[0]["machine"]
         os.kill(pids[("one", "two").index(first)], signal.SIGKILL)
