@@ -16,13 +16,13 @@ from programs import run_command
 from several_traces import small_trace
 
 from opgrip.replay import load_results, replay
-from opgrip.replay.measuring.machines import Machine
+from opgrip.replay.measuring.machines import Machine, this_machine
 from opgrip.replay.options import job_with
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.store.merging import merge_runs
 from opgrip.replay.store.shards import missing_shards
 from opgrip.replay.workers.job import Job
-from opgrip.replay.workers.journal import identity
+from opgrip.replay.workers.journal import MACHINE_KIND, identity
 from opgrip.replay.workers.shards import Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard
 from opgrip.traces.errors import UserError
 
@@ -171,7 +171,10 @@ def test_a_shard_goes_on_where_it_was_and_not_with_the_rows_of_another(folder: P
     rows = replay(trace, shard="1/2", output=output, **FAST).rows
     # as an interrupted run leaves it
     journal = tmp_path / "r.json.journal"
-    lines = [identity(job_with(trace, shard="1/2", **FAST)), [row.to_plain() for row in rows[:1]]]
+    lines = [
+        {**identity(job_with(trace, shard="1/2", **FAST)), MACHINE_KIND: this_machine("cpu").kind},
+        [row.to_plain() for row in rows[:1]],
+    ]
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     output.unlink()
     with pytest.raises(UserError, match="of another trace or with other options"):
@@ -233,3 +236,9 @@ def test_shards_of_machines_of_one_kind_are_one_run_and_of_two_kinds_are_not(tmp
         merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])
     write_results(merged.rows, merged.header, tmp_path / "m.json", force=False)
     assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}
+
+
+def test_what_is_no_description_of_a_trace_in_a_header_is_passed_over() -> None:
+    one, other = shard_of(Machine("a", "p"), 1, slice(2)), shard_of(Machine("a", "p"), 2, slice(2, 4))
+    runs = [Results(run.rows, {**run.header, "traces": {"t": 7, "u": {"trace_hash": "00"}}}) for run in (one, other)]
+    assert merge_runs(runs).header["traces"] == {"u": {"trace_hash": "00"}}
