@@ -104,11 +104,11 @@ class Dataflow:
         for step in self._steps():
             step.after = sorted({writers[number] for number in step.takes if number in writers})
             new: list[Storage] = []
-            mentioned = dict.fromkeys((*step.takes, *step.gives))
+            mentioned, taken = dict.fromkeys((*step.takes, *step.gives)), {*step.takes}
             for number in mentioned:
                 if number in last_of_alive:
                     continue
-                made_by = None if number in step.takes else step.number
+                made_by = None if number in taken else step.number
                 last = last_of_alive[number] = self._last.get(number)
                 new.append(Storage(number, self._shapes.extent(self._extents.get(number)), made_by, step.number, last))
                 if made_by is not None:
@@ -182,6 +182,7 @@ class _Shapes:
             for number, (taken, given) in specs.items()
         }
         self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._written: dict[int, list[int]] = {}
 
     def of(self, signature: int, count: int) -> _Shape:
         """The shape of a call with so many tensors."""
@@ -197,8 +198,16 @@ class _Shapes:
         taken, given = self._numbers[signature]
         extents = [*taken[:count], *given[: max(count - len(taken), 0)]]
         number = min(len(taken), count)
-        places = [place for place, is_written in enumerate(written(record)[:number]) if is_written]
+        places = [place for place in self._written_in(record) if place < number]
         return _Shape(number, extents + [UNKNOWN] * (count - len(extents)), places)
+
+    def _written_in(self, record: Signature) -> list[int]:
+        """The places of tensors that calls of a signature may write into."""
+        places = self._written.get(record.number)
+        if places is None:
+            places = [place for place, is_written in enumerate(written(record)) if is_written]
+            self._written[record.number] = places
+        return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
         """Numbers of extents of the tensors of calls.

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from opgrip.traces.integer_text import Integers
 from opgrip.traces.records import FUNCTION, Signature
 from opgrip.traces.words import STEP
 
@@ -56,16 +58,22 @@ def labeled(
     label_by_signature : the labels that calls of signatures open
     """
     spans: list[tuple[int, int]] = []
-    within = pd.Series(False, index=calls.index)
+    within = np.zeros(len(calls), dtype=np.bool_)
     threads = [calls["process"].cat.codes, calls["thread"].cat.codes]
-    for _, own in calls.groupby(threads, sort=False):
-        flags, own_spans = _within(own, label_by_signature, is_selected)
-        within |= pd.Series(flags, index=own.index).reindex(calls.index, fill_value=False)
+    for places in calls.groupby(threads, sort=False).indices.values():
+        flags, own_spans = _within(calls.iloc[places], label_by_signature, is_selected)
+        within[places] = flags
         spans += own_spans
-    of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD)
-    for start, end in spans:
-        within |= of_autograd & calls["start_ns"].between(start, end)
-    return within
+    of_autograd = np.flatnonzero(calls["thread"].astype(str).str.startswith(AUTOGRAD))
+    within[of_autograd] |= _are_in_spans(calls["start_ns"].to_numpy()[of_autograd], spans)
+    return pd.Series(within, index=calls.index)
+
+
+def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Of each time, whether it lies in one of some spans, their ends among them."""
+    bounds = np.sort(np.array(spans, dtype=np.int64).reshape(-1, 2), axis=0)
+    # more have begun than have ended before
+    return np.searchsorted(bounds[:, 0], times, side="right") > np.searchsorted(bounds[:, 1], times, side="left")
 
 
 def _within(
@@ -76,15 +84,16 @@ def _within(
     flags: list[bool] = []
     spans: list[tuple[int, int]] = []
     began: Any = None
-    start = 0
+    start = selected = 0
     columns = (calls[name].tolist() for name in ("signature", "op", "start_ns"))
     for signature, op, start in zip(*columns, strict=True):
         label = label_by_signature.get(signature)
         if label is not None:
             open_labels.append(is_selected(label))
+            selected += open_labels[-1]
         elif str(op).startswith(EXIT) and open_labels:
-            open_labels.pop()
-        is_open = any(open_labels)
+            selected -= open_labels.pop()
+        is_open = selected > 0
         flags.append(is_open)
         if is_open and began is None:
             began = start

@@ -5,6 +5,7 @@ The file holds values alone, each entry flat: shapes, strides and the dtypes tha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from os.path import isfile
 from pathlib import Path
@@ -59,9 +60,9 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
 
 
 def _names_in(header: Mapping[str, Any]) -> Iterator[Any]:
-    headers: list[Any] = [header]
+    headers: deque[Any] = deque([header])
     while headers:
-        fields = headers.pop(0)
+        fields = headers.popleft()
         if isinstance(fields, dict):
             if fields.get(HEADER_FIELD) is not None:
                 yield str(fields[HEADER_FIELD])

@@ -43,9 +43,10 @@ def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:
         numbers = [number for number in dict.fromkeys(call.gives) if number not in seen]
         seen.update(numbers)
         sizes = {number: flow.needs[number].bytes for number in numbers if _is_large(flow, number)}
+        given = {*call.gives}
         for number in {*call.takes} & unwritten.keys():
             # a view of it meets no page
-            if fresh or number not in call.gives:
+            if fresh or number not in given:
                 maker, size = unwritten.pop(number)
                 made[maker] = NewMemory((size,), max(min(fresh - sum(sizes.values()), size), 0))
         if call.op.startswith(UNWRITTEN):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from math import isfinite
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from opgrip.replay.measuring.cells import checked_cell, quoted
 from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.results import STATUSES
 from opgrip.traces.errors import UserError
-from opgrip.traces.json_values import LIMIT, check_finite
+from opgrip.traces.json_values import check_finite
 from opgrip.traces.limits import check_nesting
 
 LARGEST_BYTES = 1 << 30
 """Of a file: half a million rows with their single times."""
-LARGEST = 1e150
-"""Of a number: the square of one is still a number."""
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
     **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled"), dict),
@@ -57,12 +54,12 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         if header.get(name) is None:
             header.pop(name, None)
         elif not isinstance(header[name], kind):
-            raise _refusal(path, f"its {name} is {_quoted(header[name])}")
+            raise _refusal(path, f"its {name} is {quoted(header[name])}")
     accelerator = header.get("accelerator", {})
     if not isinstance(accelerator.get("devices", {}), dict) or not all(
         isinstance(facts, dict) for facts in accelerator.get("devices", {}).values()
     ):
-        raise _refusal(path, f"its devices are {_quoted(accelerator['devices'])}")
+        raise _refusal(path, f"its devices are {quoted(accelerator['devices'])}")
     try:
         check_finite(header)
     except ValueError as error:
@@ -80,7 +77,7 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
     try:
-        return [_cell(about, value) for value in values]
+        return [checked_cell(about, value) for value in values]
     except (ValueError, OverflowError, RecursionError) as error:
         raise _refusal(path, f"{about.name}: {error}") from error
 
@@ -88,61 +85,6 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
 def other_columns(path: Path) -> UserError:
     """What to tell of a file whose columns are not those of results."""
     return UserError(f"{path} has other columns than this opreplay writes", "choose another file")
-
-
-def _cell(about: Column, value: Any) -> Any:
-    if value is None:
-        if about.may_lack:
-            return None
-        if about.kind is str and about.name not in ("op", "mode", "status"):
-            return ""
-        raise ValueError("a row has none")
-    if about.kind is str:
-        return _text(about, value)
-    if about.several:
-        return _numbers(value)
-    if about.kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{_quoted(value)} is neither true nor false")
-        return value
-    return _number(value, about.whole) if about.kind in (int, float) else value
-
-
-def _text(about: Column, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{_quoted(value)} is no text")
-    if about.name == "status" and value not in STATUSES:
-        raise ValueError(f"{_quoted(value)} is none of {', '.join(STATUSES)}")
-    # halves of characters, which JSON may have, no other file takes
-    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-
-
-def _number(value: Any, is_whole: bool) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{_quoted(value)} is no number")
-    if is_whole:
-        if not -LIMIT <= value < LIMIT or value != int(value):
-            raise ValueError(f"{_quoted(value)} is no whole number of 64 bits")
-        return int(value)
-    _check_range((value,))
-    return value
-
-
-def _numbers(value: Any) -> list[int | float]:
-    if not isinstance(value, list) or not {*map(type, value)} <= {int, float}:
-        raise ValueError(f"{_quoted(value)} is no list of numbers")
-    _check_range(value)
-    return value
-
-
-def _check_range(values: Iterable[int | float]) -> None:
-    for value in values:
-        if not -LARGEST < value < LARGEST or not isfinite(value):
-            raise ValueError(f"{_quoted(value)} is too large, or no number")
-
-
-def _quoted(value: Any) -> str:
-    return repr(value if isinstance(value, str | int | float) else type(value).__name__)[:60]
 
 
 def _refusal(path: Path, reason: str) -> UserError:

@@ -16,6 +16,7 @@ import torch
 
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
+from opgrip.replay.measuring.cells import measured_row
 from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Plan
@@ -113,7 +114,7 @@ class Journal:
             try:
                 record = json.loads(line)
                 if place:
-                    rows = [Result.from_plain(row) for row in record]
+                    rows = [measured_row(row) for row in record]
                     self.rows[rows[0].case] = rows
             except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
                 raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error

@@ -64,6 +64,29 @@ def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, jo
         Journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"status": "\x1b]0;title\x07"},
+        {"share": "x"},
+        {"times_us": [None]},
+        {"case": True},
+        {"ratio": 1e300},
+        {"nothing": 1},
+        {"trace": ["unhashable"]},
+    ],
+    ids=str,
+)
+def test_a_row_that_no_replay_writes_is_damage(tmp_path: Path, job: Job, cells: dict[str, Any]) -> None:
+    with Journal(tmp_path / "r.json", job, "cpu", resume=False, force=False) as journal:
+        journal.add([made_row(0, [1.0])])
+    path = tmp_path / "r.json.journal"
+    head, row = path.read_text().splitlines()
+    path.write_text(f"{head}\n{json.dumps([{**json.loads(row)[0], **cells}])}\n")
+    with pytest.raises(UserError, match=r"r\.json\.journal is damaged in line 2: begin anew with --force"):
+        Journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
+
+
 def test_rows_of_another_torch_are_not_gone_on_with(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json.journal"
     path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")

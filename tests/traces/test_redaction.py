@@ -22,6 +22,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.objects import ModuleSpec, NamedSpec, ObjectSpec
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import (
+    Calls,
     Context,
     Dropped,
     Effects,
@@ -155,6 +156,15 @@ def test_labels_of_recorded_steps_stay_and_devices_of_other_packages_do_not() ->
     assert names.device("cuda:1") == "cuda:1"
     assert names.device("acmechip:3") == "privateuseone:3"
     assert names.device("acmechip") == "privateuseone"
+
+
+def test_a_recording_of_labeled_steps_is_redacted(tmp_path: Path) -> None:
+    label = Signature(0, "operator", "profiler._record_function_enter_new.default", ("opgrip step 3",), {})
+    source = write(
+        tmp_path / "a.jsonl", [Scope(0, "", "", "forward"), label, Calls(0, [0], [0], [0], [1]), End(1, 1, 1)]
+    )
+    redact(source, tmp_path / "b.jsonl", Policy())
+    assert list(load(tmp_path / "b.jsonl").labels.index) == ["opgrip step 3"]
 
 
 def test_every_field_of_the_schema_has_a_decision() -> None:

@@ -33,8 +33,9 @@ class Traffic:
                     uses |= IS_READ if call.operation.moves and not writes else 0
                     if known | uses != known:
                         self._memory.set(storage, known | uses)
+            taken = {NO_STORAGE, *call.takes}
             for storage in call.gives:
-                is_new = storage != NO_STORAGE and storage not in call.takes
+                is_new = storage not in taken
                 if is_new and self._memory.get(storage) == UNKNOWN:
                     self._memory.set(storage, USES * function)
 

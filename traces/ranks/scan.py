@@ -100,8 +100,9 @@ class Scan:
         self._kinds = kinds
         self._columns = {name: array("q") for name in COLUMNS}
         self._threads: dict[int, _Thread] = {}
-        # storage of a collective's results: its place among the events
+        # storage of a collective's results: its place among the events; and the other way round
         self._pending: dict[int, int] = {}
+        self._storages_of: dict[int, list[int]] = {}
 
     def add(self, block: CallBlock) -> None:
         """Add calls of one thread, in the order of the trace."""
@@ -154,8 +155,9 @@ class Scan:
             taken = block.storages[firsts[place] : firsts[place] + block.tensors[place]]
             for storage in taken[taken >= 0].tolist():
                 self._pending[storage] = event
+                self._storages_of.setdefault(event, []).append(storage)
             while len(self._pending) > MOST_PENDING:
-                del self._pending[next(iter(self._pending))]
+                self._forget(self._pending[next(iter(self._pending))])
         for name, value in zip(COLUMNS, (number, start, launched, wait, end), strict=True):
             self._columns[name].append(value)
 
@@ -164,8 +166,8 @@ class Scan:
         if not self._pending or firsts is None or before >= stop:
             return
         first = int(firsts[before])
-        last = int(firsts[stop - 1] + block.tensors[stop - 1])
-        hits = np.flatnonzero(np.isin(block.storages[first:last], list(self._pending)))
+        hits = self._hits(block.storages[first : int(firsts[stop - 1] + block.tensors[stop - 1])])
+        idle_place = idle_ns = UNKNOWN
         for place, storage in self._takers(block, before, stop, firsts, first, hits):
             event = self._pending.get(storage)
             start = int(block.start_ns[place])
@@ -175,10 +177,18 @@ class Scan:
             if int(block.signature[place]) in self._kinds.waits:
                 wait, end = start, start + int(block.duration_ns[place])
             else:
-                wait, end = min(self._idle_since(block, place, thread, start), start), start
+                if place != idle_place:
+                    idle_place, idle_ns = place, self._idle_since(block, place, thread, start)
+                wait, end = min(idle_ns, start), start
             self._columns["wait_ns"][event] = max(wait, launched)
             self._columns["end_ns"][event] = max(end, launched)
             self._forget(event)
+
+    def _hits(self, storages: Integers) -> Integers:
+        """The places of results that are pending among storages; collectives may stand close, and many be pending."""
+        if len(storages) < len(self._pending):
+            return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
+        return np.flatnonzero(np.isin(storages, list(self._pending)))
 
     def _takers(
         self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
@@ -197,8 +207,10 @@ class Scan:
         return start_ns if thread.last_end_ns == UNKNOWN else thread.last_end_ns
 
     def _forget(self, event: int) -> None:
-        for storage in [storage for storage, pending in self._pending.items() if pending == event]:
-            del self._pending[storage]
+        for storage in self._storages_of.pop(event):
+            # another collective may have given it since
+            if self._pending.get(storage) == event:
+                del self._pending[storage]
 
 
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:

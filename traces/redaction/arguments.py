@@ -12,7 +12,7 @@ from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionS
 from opgrip.traces.labels import ENTER
 from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec
 from opgrip.traces.records import FUNCTION, HIGHER_ORDER, Signature
-from opgrip.traces.redaction.calls import CallFacts, argument_name, is_value
+from opgrip.traces.redaction.calls import CallFacts, argument_name, call_facts, is_value
 from opgrip.traces.redaction.names import Names
 from opgrip.traces.redaction.numbers import coarse_float, coarse_int, rounded_up
 from opgrip.traces.redaction.policy import SCALARS, Policy
@@ -80,7 +80,7 @@ class Arguments:
     def outputs(self, op: str, outputs: Any, facts: CallFacts) -> Any:
         """What a call returned."""
         # numbers that a call returns come from values, and no replay needs them
-        return self.tree(outputs, Place(op, "outputs", True), CallFacts(facts.sizes, facts.extent))
+        return self.tree(outputs, Place(op, "outputs", True), call_facts(facts.sizes, facts.extent))
 
     def tree(self, value: Any, place: Place, facts: CallFacts) -> Any:
         """A tree of arguments."""
@@ -130,12 +130,14 @@ class Arguments:
         else:
             # beyond all that a shape holds: a limit, as the end of a slice, that must stay beyond
             image = rounded_up(value)
-        facts.scalars.setdefault(value, image)
+        facts.pinned.setdefault(value, image)
         return image
 
     def floating(self, value: float, place: Place) -> float:
         """A float."""
-        return value if self._keeps_scalars or place.argument in SHAPING_FLOATS else coarse_float(value)
+        # a function of the program may call anything so
+        shapes = place.argument in SHAPING_FLOATS and bool(schema_arguments(place.op))
+        return value if self._keeps_scalars or shapes else coarse_float(value)
 
     def text(self, value: str, place: Place) -> str:
         """A string."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -26,18 +26,24 @@ class CallFacts:
     ----------
     sizes : of all dimensions of the tensors that it takes and gives
     extent : the largest place in memory, or count of elements, among them
-    scalars : its whole numbers and what they become; filled while its arguments are redacted
+    pinned : whole numbers and what they become elsewhere in the call, which the shapes tell; its scalars are added
+        while its arguments are redacted
     """
 
     sizes: frozenset[int]
     extent: int
-    scalars: dict[int, int] = field(default_factory=dict)
+    pinned: dict[int, int]
 
-    @property
-    def pinned(self) -> Mapping[int, int]:
-        """Whole numbers that have their image elsewhere in the call: the shapes tell them, or a scalar does."""
-        told = {number: number for size in self.sizes for number in (size - 1, size) if number > 0}
-        return told | self.scalars
+
+def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
+    """The facts of a call with such sizes.
+
+    Parameters
+    ----------
+    known : images of whole numbers, which come before what the sizes tell
+    """
+    told = {number: number for size in sizes for number in (size - 1, size) if number > 0}
+    return CallFacts(frozenset(sizes), extent, told | dict(known or {}))
 
 
 def facts_of(args: Any, outputs: Any) -> CallFacts:
@@ -48,7 +54,7 @@ def facts_of(args: Any, outputs: Any) -> CallFacts:
         for one in (spec, *spec.parts):
             sizes.update(one.shape)
             extent = max(extent, prod(one.shape), one.extent // max(1, one.dtype.itemsize))
-    return CallFacts(frozenset(sizes), extent)
+    return call_facts(sizes, extent)
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:

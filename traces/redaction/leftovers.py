@@ -14,6 +14,7 @@ from typing import Any
 
 from opgrip.traces.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, Json
 from opgrip.traces.errors import UserError
+from opgrip.traces.labels import STEP_LABEL
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import KINDS, Calls, DeviceTimes, Record
 from opgrip.traces.redaction.names import ALPHABET, MADE_UP, OPTIMIZER_LABEL, SALTED, is_word_of_python
@@ -210,10 +211,11 @@ _TREES = ("signature.args", "signature.kwargs", "signature.outputs", "observed",
 
 
 def _is_setting(text: str) -> bool:
-    """Whether a string argument is on a list, or an equation whose letters are those of the alphabet in their order."""
+    """Whether a string argument is on a list, a label of torch's or ours, or an equation whose letters are in order."""
     letters = "".join(dict.fromkeys(letter for letter in text if letter.isalpha()))
     is_equation = EINSUM.fullmatch(text) is not None and ALPHABET.startswith(letters)
-    return is_public_text(text) or is_equation or OPTIMIZER_LABEL.fullmatch(text) is not None
+    is_label = any(label.fullmatch(text) for label in (OPTIMIZER_LABEL, STEP_LABEL))
+    return is_public_text(text) or is_equation or is_label
 
 
 def _reason_of_operator(text: str) -> str:

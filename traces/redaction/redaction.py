@@ -30,7 +30,7 @@ from opgrip.traces.records import (
     Values,
 )
 from opgrip.traces.redaction.arguments import Arguments
-from opgrip.traces.redaction.calls import CallFacts, Slot, argument_name, facts_of, slots_of
+from opgrip.traces.redaction.calls import CallFacts, Slot, argument_name, call_facts, facts_of, slots_of
 from opgrip.traces.redaction.headers import redact_accelerator, redact_devices, redact_header, redact_settings
 from opgrip.traces.redaction.models import Redacted, redact_model
 from opgrip.traces.redaction.names import Names
@@ -124,7 +124,7 @@ class Redaction:
         call = self._state.calls.get(record.signature)
         if call is None or len(call.slots) != len(record.values):
             return
-        facts = CallFacts(call.facts.sizes | facts_of((), record.outputs).sizes, call.facts.extent, call.facts.scalars)
+        facts = call_facts(call.facts.sizes | facts_of((), record.outputs).sizes, call.facts.extent, call.facts.pinned)
         models: list[Record] = []
         numbers = [
             self._number(replace(slot, number=number), facts, record.outputs, models)
