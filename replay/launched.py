@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from opgrip.replay.operators.devices import is_accelerator, use_device
+from opgrip.replay.operators.devices import check_present, is_accelerator, use_device
 from opgrip.replay.outcome import Results
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.launch import Launch
@@ -66,5 +66,6 @@ def _own(args: argparse.Namespace, launch: Launch) -> argparse.Namespace:
         args.trace = [own_file(args.trace, launch.rank, args.unbounded)]
     if args.device is not None and is_accelerator(args.device) and ":" not in args.device:
         args.device = f"{args.device}:{launch.local_rank}"
+        check_present(args.device)
         use_device(args.device)
     return args

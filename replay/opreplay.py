@@ -50,6 +50,10 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     is_done = is_completed(output)
     if args.sequence and (launch := launch_of()) is not None:
         return _replay_ranks(args, launch, output, reporter)
+    if args.shard is None and (launch := launch_of()) is not None and launch.world_size > 1:
+        raise UserError(
+            f"each of {launch.world_size} processes would replay the same", "add --shard auto, or --sequence for a step"
+        )
     targets = targets_of(list(map(str, args.trace)))
     if targets is not None:
         return _replay_several(args, targets, output, words, reporter)

@@ -33,7 +33,7 @@ from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_result
 from opgrip.replay.outputs import check_output, is_completed
 from opgrip.replay.repeating import repeat
 from opgrip.replay.reports.cells import read_results
-from opgrip.replay.reports.completed import read_completed
+from opgrip.replay.reports.completed import OPTIONS, read_completed
 from opgrip.replay.sequences.apart import replay_apart
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.launch import Launch, launch_of
@@ -226,11 +226,11 @@ class Replay:
         header = {"trace": trace, "torch": torch.__version__, "device": about_engine["device"], "seed": seed}
         if self.job.shard is not None:
             header["shard"] = str(self.job.shard)
-            header["options_hash"] = options_hash(self.job.selection, self.job.plan)
         about = {
             "time": self._began.isoformat(timespec="seconds"),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "trace_hash": source_of(trace).fingerprint(trace),
+            OPTIONS: options_hash(self.job.selection, self.job.plan),
         }
         distilled = self.loaded.trace.header.get(FIELD)
         stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}

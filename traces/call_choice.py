@@ -12,7 +12,7 @@ from opgrip.traces.call_source import selected
 from opgrip.traces.errors import UserError
 from opgrip.traces.number_set import NumberSet
 from opgrip.traces.reader import TraceReader
-from opgrip.traces.records import Record, Scope, Signature, Thread
+from opgrip.traces.records import PHASES, Record, Scope, Signature, Thread
 from opgrip.traces.step_starts import StepStarts, find_step_starts
 
 
@@ -73,7 +73,11 @@ def choice_of(
 ) -> Choice | None:
     """The choice of what is asked for, None for all calls; for steps, which a file does not mark, it is read before."""
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
+    if phases and not any(_matches(name, phases) for name in PHASES):
+        raise UserError(f"there is no phase {', '.join(map(str, phases))}", f"there are {', '.join(PHASES)}")
     if steps is not None:
+        if not isinstance(steps, int | range):
+            raise UserError(f"steps are {steps!r}", "give a number, or a range as in range(3, 5)")
         chosen = range(steps, steps + 1) if isinstance(steps, int) else steps
         return Choice(phases, modules, ops, (chosen, _starts_of(reader, chosen)))
     return Choice(phases, modules, ops) if phases or modules or ops else None

@@ -156,7 +156,7 @@ def _call_line(facts: dict[str, Any]) -> str:
         for name, value in facts.items()
         if name in ("device_ns", "stream", "page_faults", "perturbed")
     )
-    where = f"{facts['module'] or '(root)'} {facts['phase']}"
+    where = f"{shortened(facts['module'], MOST) or '(root)'} {facts['phase']}"
     return f"{'call':<12} {times}  thread {facts['thread']}  {facts['op']} #{facts['signature']}  {where}{extra}"
 
 

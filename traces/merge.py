@@ -67,10 +67,14 @@ def merge(
 
     Raises
     ------
-    UserError : for a file that is no trace, is named twice, or is cut and `partial` is false; nothing is written then
+    UserError : for a file that is no trace, is merged already, is named twice, or is cut and `partial` is false;
+        nothing is written then
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]
+    for path, header in zip(paths, headers, strict=True):
+        if "processes" in header:
+            raise UserError(f"{path} is merged already", "merge the traces of all processes at once")
     starts = [_started(header) for header in headers]
     known_starts = [start for start in starts if start is not None]
     merged = headers[0] | {"processes": headers}

@@ -17,6 +17,8 @@ EXTENSION = "extension"
 COMPILED = "compiled"
 FUNCTION = "function"
 KINDS = (OPERATOR, EXTENSION, COMPILED, FUNCTION)
+PHASES = ("forward", "backward", "optimizer")
+"""Of a step, as captures name them."""
 
 HIGHER_ORDER = "torch.ops.higher_order:"
 """What the names of operators that take functions begin with: their calls are those of a `function`."""

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.errors import shortened
 from opgrip.traces.names import tensor_outline
 from opgrip.traces.records import FUNCTION
 from opgrip.traces.trace import Trace
@@ -24,6 +25,8 @@ MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
 PROCESS = 1
 """Number of the process of a trace that holds one only."""
 
+DEEPEST, LONGEST = 64, 400
+"""Modules inside of each other that are told apart, and characters of a name: a stranger's file may repeat any."""
 BATCH = 1 << 15
 """Calls whose events are made at a time."""
 
@@ -148,14 +151,16 @@ class _Nesting:
             scope = self._stack.pop()
             name = scope.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), scope.name])
             kind = MODULE if self._stack else PHASE
-            yield _slice(name, kind, scope.start_ns, self._end_ns - scope.start_ns, self.pid, self.tid, {})
+            yield _slice(
+                shortened(name, LONGEST), kind, scope.start_ns, self._end_ns - scope.start_ns, self.pid, self.tid, {}
+            )
         self._stack += [_Open(name, start_ns) for name in path[shared:]]
         self._end_ns = max(self._end_ns, end_ns)
 
 
 def _path(row: dict[Any, Any]) -> tuple[str, ...]:
     module = "" if pd.isna(row["module"]) else str(row["module"])
-    return (str(row["phase"]), *(module.split(".") if module else ()))
+    return (str(row["phase"]), *(module.split(".", DEEPEST) if module else ()))
 
 
 def _facts(row: dict[Any, Any], shapes: dict[int, str]) -> dict[str, Any]:

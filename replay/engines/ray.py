@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
+import socket
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job, Loaded
     from opgrip.traces.progress import Reporter
 
+REACH_S = 10.0
+"""Time in which the head of a cluster answers."""
 OBJECT_STORE_BYTES = 128 << 20
 """Of a cluster that starts itself: it holds traces and rows."""
 QUIET = {
@@ -241,6 +245,18 @@ def _unpacked(message: bytes) -> Any:
     return said
 
 
+def _check_reachable(address: str | None) -> None:
+    """Raise `UserError` where nobody listens there: Ray itself tries for minutes."""
+    match = re.fullmatch(r"(?:ray://)?\[?([^]/]+)\]?:([0-9]{1,5})", address or "")
+    if match is None:
+        return
+    try:
+        socket.create_connection((match[1], min(int(match[2]), 65535)), timeout=REACH_S).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"there is no Ray cluster at {address}: {reason}", "see ray status") from error
+
+
 @engines.register("ray")
 @contextmanager
 def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayEngine]:
@@ -264,6 +280,7 @@ def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator
 
 @contextmanager
 def _connected(options: EngineOptions, processors: int) -> Iterator[Any]:
+    _check_reachable(options.address)
     quiet = {} if options.address else QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: os.environ.get(name) for name in quiet}
     # they are read when ray is imported

@@ -261,9 +261,11 @@ class Pool:
         chosen = [kind for kind in kinds if pattern is None or fnmatchcase(kind, pattern)]
         if not kinds:
             raise self._nobody()
+        there = "; ".join(sorted(kinds))
+        if not chosen:
+            raise UserError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
         if len(chosen) != 1:
-            there = "; ".join(sorted(kinds))
-            problem = f"the cluster has machines of {len(kinds)} kinds ({there}), and {len(chosen)} are asked for"
+            problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
             raise UserError(problem, "name one by --machine-kind: times of two do not mix")
         self._kind = chosen[0]
         for slot in list(self._slots):

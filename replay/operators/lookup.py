@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, import_trusted
-from opgrip.replay.operators.nameable import refusal
+from opgrip.replay.operators.nameable import BETWEEN_PROCESSES, NO_OTHERS, refusal
 from opgrip.replay.operators.triton_kernels import kernel_in, launcher
 from opgrip.traces.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
@@ -88,6 +88,8 @@ def is_view(signature: Signature) -> bool:
 
 
 def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
+    if name.partition(".")[0] in BETWEEN_PROCESSES:
+        raise Unsupported(f"{name} {NO_OTHERS}")
     match = _OPERATOR.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not an operator's name")

@@ -31,6 +31,7 @@ BETWEEN_PROCESSES = frozenset(
     }
 )
 """Namespaces of what works with other processes, their memory included."""
+NO_OTHERS = "works with other processes, of which a replay has none"
 
 OF_TORCH_ITSELF = frozenset(
     {
@@ -73,7 +74,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     schema = function._schema
     namespace, _, name = schema.name.partition("::")
     if namespace in BETWEEN_PROCESSES:
-        return "works with other processes, of which a replay has none"
+        return NO_OTHERS
     if namespace not in COMPUTING and namespace not in {module.partition(".")[0] for module in extensions}:
         if namespace in OF_TORCH_ITSELF:
             return "is for torch's own compilers and runtimes"

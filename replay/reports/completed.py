@@ -15,6 +15,8 @@ from opgrip.traces.errors import UserError
 OF_CASE = ("case", "op", "count", "mode", "values", "direction", "threads", "batch_scale", "streams")
 """Columns that options and the trace set, and no measurement."""
 OF_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
+OPTIONS = "options_hash"
+"""What a header says of the options, how often cases run among them."""
 
 
 def read_completed(
@@ -42,6 +44,8 @@ def read_completed(
     if path.suffix == ".json":
         stored = json.loads(path.read_text(encoding="utf-8"))
         is_same &= all(stored.get(name) == header[name] for name in OF_HEADER)
+        # those of earlier versions do not say it
+        is_same &= stored.get(OPTIONS) in (None, header[OPTIONS])
     if not is_same:
         raise UserError(f"{path} holds other results", "choose another name, or replace it with --force")
     return rows

@@ -9,13 +9,12 @@ from typing import Any
 from opgrip.replay.measuring.machines import MachineColumns, names_of
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results
+from opgrip.replay.reports.completed import OPTIONS
 from opgrip.replay.workers.shards import MOST_SHARDS
 from opgrip.traces.errors import UserError
 
 SHARD = "shard"
 """What a header says of the parts that it is of: `3/16`, or `1,2,5/16` of several; nothing where that is all."""
-OPTIONS = "options_hash"
-"""What a header says of the options that decide which cases are in which shard, and what their rows are."""
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:

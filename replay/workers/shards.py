@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from opgrip.traces.errors import UserError
+
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.measuring.settings import Settings
@@ -74,9 +76,16 @@ class Shard:
 
 
 def settle_shard(args: argparse.Namespace) -> None:
-    """Fill the shard into the name of the output; under torchrun let this process see its own GPU alone."""
+    """Fill the shard into the name of the output; under torchrun let this process see its own GPU alone.
+
+    Raises
+    ------
+    UserError : where the name asks for a shard and there is none
+    """
     part: Shard | None = args.shard
     if part is None:
+        if args.output is not None and PLACEHOLDER in args.output.name:
+            raise UserError(f"{PLACEHOLDER} in the name of {args.output} stands for a shard", "add --shard")
         return
     if args.output is not None:
         args.output = args.output.with_name(args.output.name.replace(PLACEHOLDER, part.slug))
@@ -136,8 +145,13 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 def _checked(number: int, count: int, text: str) -> Shard:
     if not 1 <= number <= count <= MOST_SHARDS:
-        raise argparse.ArgumentTypeError(f"there is no shard {text}: the first of 16 is 1/16, the last 16/16")
+        raise argparse.ArgumentTypeError(f"there is no shard {text}: {_shards_of(count)}")
     return Shard(number, count)
+
+
+def _shards_of(count: int) -> str:
+    count = min(max(count, 1), MOST_SHARDS)
+    return f"of {count} the first is 1/{count}, the last {count}/{count}"
 
 
 def take_shard(cases: Sequence[Case], settings: Settings, part: Shard) -> list[Case]:

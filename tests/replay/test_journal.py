@@ -95,9 +95,16 @@ def test_rows_of_another_torch_are_not_gone_on_with(tmp_path: Path, job: Job, mo
         Journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 
-@pytest.mark.parametrize("fact", ["torch", "trace_hash"])
+@pytest.mark.parametrize("fact", ["torch", "trace_hash", "options_hash"])
 def test_results_that_are_whole_are_of_one_torch_and_one_file(tmp_path: Path, fact: str) -> None:
-    header = {"trace": "t.jsonl", "trace_hash": "00", "torch": "2.13.0", "device": "cpu", "seed": 0}
+    header = {
+        "trace": "t.jsonl",
+        "trace_hash": "00",
+        "torch": "2.13.0",
+        "device": "cpu",
+        "seed": 0,
+        "options_hash": "1",
+    }
     row = made_row(0, [1.0])
     Results([row], header).save(tmp_path / "r.json")
     assert read_completed(tmp_path / "r.json", [row], ["cpu"], [], header) == [row]
@@ -117,6 +124,8 @@ def test_results_that_are_whole_are_gone_on_with_by_the_same_replay_alone(tmp_pa
         (row.case, row.values, row.median_us) for row in rows
     ]
     others: list[dict[str, Any]] = [{"values": "recorded"}, {"op": []}, {"threads": "1"}, {"cache": "cold"}]
+    # a table does not say how often a case was run
+    others += [{"iterations": 2}] if suffix == ".json" else []
     for changes in others:
         with pytest.raises(UserError, match=f"r{suffix} holds other results: choose another name, or replace it"):
             replay(trace, **(same | changes), resume=True)

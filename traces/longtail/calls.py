@@ -34,7 +34,7 @@ class MadeCall:
     Attributes
     ----------
     number : in the trace's table
-    place : the function; None for calls that no function of the program made
+    place : the function; None for calls that no function of the program made, and for those with other processes
     module : path of the module that it worked for
     duration_ns : on the host
     host_ns : the same, of a call that the capture perturbed as the trace has it
@@ -67,6 +67,7 @@ class MadeCalls:
         self._operations = operations
         self._places = _places(trace)
         self._kept: list[tuple[Thread, MadeCall]] | None = None
+        self._kept_of: dict[Thread, list[MadeCall]] = {}
         self.threads: list[Thread] = list(dict.fromkeys(thread for thread, _ in self._made()))
 
     def __iter__(self) -> Iterator[MadeCall]:
@@ -75,6 +76,8 @@ class MadeCalls:
 
     def of(self, thread: Thread) -> Iterator[MadeCall]:
         """Those of a thread, in their order."""
+        if self._kept is not None:
+            return iter(self._kept_of.get(thread, ()))
         return (call for own, call in self._made(thread) if own == thread)
 
     def distinct(self) -> pd.DataFrame:
@@ -88,6 +91,8 @@ class MadeCalls:
             return
         if self._trace.call_count <= KEPT_CALLS:
             self._kept = [item for calls, memory in self._parts() for item in self._calls(_own(calls), memory)]
+            for own_thread, call in self._kept:
+                self._kept_of.setdefault(own_thread, []).append(call)
             yield from self._kept
             return
         for calls, memory in self._parts():
@@ -114,10 +119,11 @@ class MadeCalls:
                 continue
             takes, gives = operation.interface.memory_of(tuple(memory[first : first + count]))
             device_ns = None if isnan(device) else device
+            place = None if operation.exchanges else self._places.get(scope)
             yield (
                 thread,
                 MadeCall(
-                    *(number, operation, self._places.get(scope), str(module), scope, line, signature),
+                    *(number, operation, place, str(module), scope, line, signature),
                     *(start, duration, host, perturbed, device_ns, takes, gives),
                 ),
             )

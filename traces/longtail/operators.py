@@ -7,6 +7,7 @@ from math import prod
 
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.interfaces import Interface, interface_of
+from opgrip.traces.ranks.operators import namespace_of
 from opgrip.traces.records import OPERATOR, Signature
 from opgrip.traces.written import schema_of, written
 
@@ -35,6 +36,7 @@ class Operation:
     extents : bytes of each argument from the start of its memory to its end
     moves : whether it reads or writes elements; a view does not
     dense : whether it has a kernel of its own for much work: see `is_dense`
+    exchanges : whether it works with other processes, or waits for them, in whose time no kernel can do anything
     """
 
     op: str
@@ -46,6 +48,7 @@ class Operation:
     extents: tuple[int, ...]
     moves: bool
     dense: bool
+    exchanges: bool
 
 
 def operation_of(signature: Signature) -> Operation:
@@ -62,6 +65,7 @@ def operation_of(signature: Signature) -> Operation:
         tuple(spec.extent for spec in takes),
         not _is_view(signature),
         is_dense(signature),
+        namespace_of(signature) is not None,
     )
 
 

@@ -20,14 +20,16 @@ from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from opgrip.traces.integer_text import Integers
 from opgrip.traces.longtail.calls import MadeCall, MadeCalls
 from opgrip.traces.runs import in_runs
 from opgrip.traces.weighted import COUNT
 
 Step: TypeAlias = tuple[int, str, int, str]
 """From one call to the next: scope and operator of both."""
+Gaps: TypeAlias = NDArray[np.int64 | np.uint32]
+LONGEST_NS = (1 << 32) - 1
 
 FEWEST = 20
 """Gaps without a call that was new, from which on their typical one stands for those never seen without one."""
@@ -104,7 +106,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
     for thread in calls.threads:
         for before, after in pairs_in_runs(calls.of(thread)):
             gaps.note(before, after)
-    clean_by_step = {step: round(_low(items)) for step, items in gaps.clean.items()}
+    clean_by_step = {step: round(_low(np.array(items))) for step, items in gaps.clean.items()}
     return Times(cost, host_times, device_times, clean_by_step, round(_low(gaps.typical())))
 
 
@@ -126,6 +128,7 @@ class _Gaps:
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
+        # a gap of seconds is above any low quantile, whatever it is cut to: four bytes do
         self.clean: dict[Step, array[int]] = {}
         self._looked_at = looked_at
         self._earlier_pairs: set[tuple[int, int, int, int]] = set()
@@ -142,7 +145,7 @@ class _Gaps:
             number in self._looked_at and self._calls_by_signature[number] <= SETTLED for number in pair[::2]
         )
         if not new and not after.perturbed:
-            self.clean.setdefault(step_of(before, after), array("q")).append(gap_ns)
+            self.clean.setdefault(step_of(before, after), array("I")).append(min(gap_ns, LONGEST_NS))
             self._clean_count += 1
         self._earlier_pairs.add(pair)
         self._calls_by_signature[after.signature] += 1
@@ -151,10 +154,10 @@ class _Gaps:
             if not after.perturbed:
                 self._quiet.append(gap_ns)
 
-    def typical(self) -> array[int] | Integers:
+    def typical(self) -> Gaps:
         """The gaps that stand for those of which no clean one is known."""
         if self._clean_count < FEWEST:
-            return self._quiet or self._all
+            return np.array(self._quiet or self._all)
         return np.concatenate([np.asarray(items) for items in self.clean.values()])
 
 
@@ -178,5 +181,10 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
     return (before.scope, before.operation.op, after.scope, after.operation.op)
 
 
-def _low(times: array[int] | Integers) -> float:
-    return float(np.sort(np.asarray(times))[int(LOW * len(times))]) if len(times) else 0
+def _low(times: Gaps) -> float:
+    """The low quantile of times, whose order it changes: there are as many as calls."""
+    if not len(times):
+        return 0
+    place = int(LOW * len(times))
+    times.partition(place)
+    return float(times[place])

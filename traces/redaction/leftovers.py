@@ -16,7 +16,7 @@ from opgrip.traces.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, Json
 from opgrip.traces.errors import UserError
 from opgrip.traces.labels import STEP_LABEL
 from opgrip.traces.record_forms import to_json
-from opgrip.traces.records import KINDS, Calls, DeviceTimes, Record
+from opgrip.traces.records import KINDS, PHASES, Calls, DeviceTimes, Record
 from opgrip.traces.redaction.names import ALPHABET, MADE_UP, OPTIMIZER_LABEL, SALTED, is_word_of_python
 from opgrip.traces.redaction.policy import FILES, FUNCTIONS, LABELS, MODEL, MODULES, SCALARS, Policy
 from opgrip.traces.redaction.public_words import (
@@ -27,7 +27,6 @@ from opgrip.traces.redaction.public_words import (
     LIMIT,
     OWN_PLACES,
     OWN_PLACES_OF,
-    PHASES,
     REDUCTIONS,
     REGION,
     RUNS,

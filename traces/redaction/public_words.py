@@ -38,7 +38,6 @@ OPAQUE_TYPES = frozenset(
 )
 """Types of what a trace cannot hold."""
 NOT_RECORDED = "not recorded"
-PHASES = frozenset(("forward", "backward", "optimizer"))
 OWN_PLACES = frozenset(
     ("module scope", "optimizer scope", "autocast scope", "compiled region", "values on a device", "a Triton kernel")
 )

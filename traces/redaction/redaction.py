@@ -12,6 +12,7 @@ from typing import Any
 from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.records import (
     FUNCTION,
+    PHASES,
     THINNED,
     Calls,
     Context,
@@ -35,7 +36,7 @@ from opgrip.traces.redaction.headers import redact_accelerator, redact_devices, 
 from opgrip.traces.redaction.models import Redacted, redact_model
 from opgrip.traces.redaction.names import Names
 from opgrip.traces.redaction.policy import VALUES, Policy
-from opgrip.traces.redaction.public_words import LIMIT, PHASES, REGION, is_public_operator
+from opgrip.traces.redaction.public_words import LIMIT, REGION, is_public_operator
 from opgrip.traces.tensor_specs import map_values
 from opgrip.traces.values import ValueModel
 
