@@ -90,7 +90,12 @@ def share(text: str) -> float:
 def percent(text: str) -> float:
     """A share as `5%`, or a number above 0 and up to 1."""
     stripped = text.strip()
-    return share(str(_number(stripped[:-1]) / 100)) if stripped.endswith("%") else share(stripped)
+    if not stripped.endswith("%"):
+        return share(stripped)
+    try:
+        return share(str(_number(stripped[:-1]) / 100))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 5%, above 0% and up to 100%") from error
 
 
 def seconds(text: str) -> float:
@@ -124,7 +129,8 @@ def byte_count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
     count = int(float(match[1]) * UNITS[match[2]])
     if count < LEAST_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is {count} bytes, which hold no case: give a unit, as in 8GB")
+        least = f"{LEAST_BYTES >> 20} MiB is the least"
+        raise argparse.ArgumentTypeError(f"{text!r} is {count:,} bytes, and {least}: give more, with a unit, as in 8GB")
     return count
 
 

@@ -43,7 +43,7 @@ MOST_FAILURES = 100
 END_S = 10.0
 """For a recording to be written when the program ends."""
 PAUSE_S = 0.1
-"""After the system had no room for a conversation, until the next one is waited for."""
+"""Between two tries, as after the system had no room for a conversation."""
 
 
 class Agent:
@@ -78,6 +78,11 @@ class Agent:
             self._listener.close()
             raise
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether a recording runs, or waits for its first step."""
+        return self._session is not None
+
     def start(self) -> None:
         """Listen from now on."""
         threading.Thread(target=self._serve, name="opgrip-agent", daemon=True).start()
@@ -94,6 +99,7 @@ class Agent:
         UserError : where it cannot be done
         """
         asked_ns = time.perf_counter_ns()
+        _wait_for_torch(request.wait_s)
         from opgrip.capture.on_demand.session import Session
         from opgrip.traces.errors import UserError
 
@@ -121,7 +127,7 @@ class Agent:
         """What this process is."""
         from opgrip.capture.on_demand.about import describe
 
-        own = {"name": self.settings.name, "recordings": self.recordings, "recording": self._session is not None}
+        own = {"name": self.settings.name, "recordings": self.recordings, "recording": self.is_recording}
         return describe() | own | {"agent_started_unix": self._started_s, "failures": dict(self.failures)}
 
     def close(self) -> None:
@@ -232,6 +238,22 @@ class Agent:
             self.failures[_in_a_line(error)] += 1
 
 
+def _wait_for_torch(most_s: float) -> None:
+    """Return when the program has loaded torch: two threads that load it at once get modules that are half done.
+
+    Raises
+    ------
+    UserError : where it has not by then
+    """
+    until_s = time.monotonic() + most_s
+    while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
+        if time.monotonic() >= until_s:
+            from opgrip.traces.errors import UserError
+
+            raise UserError(f"process {os.getpid()} has not loaded torch yet", "ask again when it has")
+        time.sleep(PAUSE_S)
+
+
 def _stop_when_left(session: Session, link: socket.socket, over: threading.Event) -> None:
     """Stop a recording that is not over when who asked for it goes away."""
     with suppress(OSError):
@@ -268,8 +290,8 @@ def request_of(message: Mapping[str, Any]) -> Request:
     for name, value in values.items():
         if not isinstance(value, kinds[name]) or isinstance(value, bool):
             raise ValueError(f"{name} cannot be {value!r:.40}")
-        if isinstance(value, int | float) and value < 0:
-            raise ValueError(f"{name} cannot be negative")
+        if isinstance(value, int | float) and not value >= 0:
+            raise ValueError(f"{name} cannot be negative, or no number")
     if values.get("steps") == 0:
         raise ValueError("steps cannot be 0")
     return Request(**values)

@@ -89,7 +89,9 @@ def _by_debugger(pid: int) -> str:
 
 def _run_debugger(gdb: str, pid: int) -> str:
     """What gdb says; one that does not come back in time takes out of the process what it has put there."""
-    command = [gdb, "-nx", "-batch", "-p", str(pid), "-x", str(GDB_SCRIPT)]
+    # the process stands still while gdb reads symbols: of torch's libraries that takes many seconds
+    quick = ["-iex", "set auto-solib-add off"]
+    command = [gdb, "-nx", "-batch", *quick, "-p", str(pid), "-x", str(GDB_SCRIPT)]
     env = os.environ | {"OPGRIP_ATTACHED_FILE": str(ATTACHED), "DEBUGINFOD_URLS": ""}
     with subprocess.Popen(
         command,

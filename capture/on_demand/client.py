@@ -223,8 +223,16 @@ def _runs(pid: int) -> bool:
     return True
 
 
+def _user_of(pid: int) -> int | None:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}").stat().st_uid
+    return None
+
+
 def _advice(word: str, everyone: Sequence[Process]) -> str:
     if word.isdecimal() and _runs(int(word)):
+        if _user_of(int(word)) not in (None, os.geteuid()):
+            return "it is another user's: ask as its user, with the TMPDIR and XDG_RUNTIME_DIR that it has"
         return f"it runs without an agent: opcapture attach {word} starts one, where the system allows it"
     if everyone:
         return f"these can: {listed([f'{item.pid} ({printable(item.name)})' for item in everyone])}"

@@ -5,6 +5,8 @@ Where to is said by the variables of OpenTelemetry itself: `OTEL_EXPORTER_OTLP_E
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,9 @@ from opgrip.traces.errors import UserError, one_line
 
 MOST_OPERATORS = 100
 """Whose times are sent, those that took longest."""
-TIMEOUT_MS = 10_000
+TIMEOUT_S = 5.0
+TIMEOUTS = ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+NOT_SENT = "the trace is there, but its summary could not be sent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +86,17 @@ def export(result: Mapping[str, Any], process: Mapping[str, Any]) -> None:
         counter = meter.create_counter(metric.name, metric.unit, metric.description)
         counter.add(metric.value, dict(metric.attributes))
     data = reader.get_metrics_data()
-    exporter = OTLPMetricExporter()
+    timed = any(name in os.environ for name in TIMEOUTS)
+    exporter = OTLPMetricExporter(timeout=None if timed else TIMEOUT_S)
+    # what it says of each try is said in one line below
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL + 1)
     try:
-        sent = data is not None and exporter.export(data, TIMEOUT_MS) is MetricExportResult.SUCCESS
+        sent = data is not None and exporter.export(data) is MetricExportResult.SUCCESS
     except Exception as error:
-        raise UserError("the summary could not be sent", one_line(error)) from error
+        raise UserError(NOT_SENT, one_line(error)) from error
     finally:
         exporter.shutdown()
         provider.shutdown()
     if not sent:
-        raise UserError("the summary could not be sent", "OTEL_EXPORTER_OTLP_ENDPOINT names who receives it")
+        hint = "OTEL_EXPORTER_OTLP_ENDPOINT, set for the command that asks, names who receives it; else localhost:4318"
+        raise UserError(NOT_SENT, hint)

@@ -18,6 +18,9 @@ WAITING = re.compile(
 LOCKS = re.compile(r"lll_lock|malloc|free|calloc|_dl_|dlopen|mutex_lock")
 """What is in the names of those that hold, or wait for, a lock of the C library."""
 FRAMES = 6
+LIBRARIES = (r"/libc[-.]", "/libpthread", "/libpython")
+"""Of which gdb is to know the functions."""
+SIGNALS = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGTERM SIGCHLD SIGWINCH SIGPROF SIGVTALRM SIGIO SIGPIPE"
 
 
 def waits(thread: Any) -> bool:
@@ -37,6 +40,10 @@ def run_file(path: str) -> None:
     """Let the first thread that waits run a Python file."""
     import gdb
 
+    for name in LIBRARIES:
+        gdb.execute(f"sharedlibrary {name}")
+    # what comes meanwhile is for the program
+    gdb.execute(f"handle {SIGNALS} nostop noprint pass")
     thread = next(
         (item for item in sorted(gdb.selected_inferior().threads(), key=lambda item: item.num) if waits(item)), None
     )

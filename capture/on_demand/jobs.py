@@ -163,17 +163,20 @@ class _Round:
         self._hear_all(monotonic() + END_S)
 
     def _ask(self, item: Process) -> None:
-        answer: Any = UserError(f"process {item.pid} ended before its recording did")
+        answer: Any = {}
+        file = ""
         try:
             for answer in converse(item, RECORD, **self._request):
                 if answer.get("answer") == ARMED:
+                    file = printable(answer.get("file", ""))
                     self._answers.put((item, answer))
         except UserError as error:
             answer = error
         except Exception as error:
             answer = UserError(f"process {item.pid} cannot be asked", one_line(error))
         if isinstance(answer, dict) and answer.get("answer") != DONE:
-            answer = UserError(f"process {item.pid} ended before its recording did")
+            hint = f"what it has written is {file}, or the .part beside it, to be read with --partial" if file else ""
+            answer = UserError(f"process {item.pid} ended before its recording did", hint)
         self._answers.put((item, answer))
 
     def _look_at(self, item: Process, answer: Mapping[str, Any]) -> None:

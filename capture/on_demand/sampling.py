@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 import threading
 from contextlib import suppress
@@ -35,6 +37,9 @@ class Sampler:
     def _run(self) -> None:
         settings, pause = self._agent.settings, threading.Event()
         while not pause.wait(settings.every_s):
+            if self._agent.is_recording:
+                # somebody asked, and has it
+                continue
             try:
                 # a step that does not begin by the next time is not waited for any more
                 result = self._agent.record(Request(wait_s=settings.every_s or 1.0, sampled=True))
@@ -67,7 +72,11 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
     """Remove the oldest recordings that processes of this pattern made by themselves, but for the last; gives them."""
     from opgrip.traces.tensor_file import values_path
 
-    files = [path for path in folder_of(pattern).iterdir() if is_of_pattern(path.name, pattern) and is_sampled(path)]
+    files = [
+        path
+        for path in folder_of(pattern).iterdir()
+        if is_of_pattern(path.name, pattern) and is_own(path) and is_sampled(path)
+    ]
     files.sort(key=_changed_ns)
     sizes = {path: sum(_size(file) for file in (path, values_path(path))) for path in files}
     removed = []
@@ -81,12 +90,20 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
     return removed
 
 
+def is_own(path: Path) -> bool:
+    """Whether it is a file of this user, and no link: others may write to the folder too."""
+    with suppress(OSError):
+        about = path.lstat()
+        return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
+    return False
+
+
 def is_sampled(path: Path) -> bool:
     """Whether a file is a recording that a process made by itself, as its first line says."""
     from opgrip.traces.streams import Damage, read_chunks
 
     line = b""
-    with suppress(OSError, ValueError, UserError, Damage):
+    with suppress(OSError, ValueError, RecursionError, UserError, Damage):
         for chunk in read_chunks(path):
             start, end, _ = chunk.partition(b"\n")
             line += start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import socket
 import sys
@@ -15,7 +16,11 @@ from opgrip.capture.ranks import rank
 from opgrip.traces.differences.days import SUFFIX, read_day, write_day
 from opgrip.traces.differences.side import Side
 from opgrip.traces.errors import UserError
+from opgrip.traces.output import cannot_be_written, open_ordinary
 from opgrip.traces.trace import load
+
+LOCK_S = 10.0
+"""For another process of the service to count its recording in."""
 
 
 class Seen:
@@ -49,7 +54,7 @@ class Seen:
             path = self.day_file()
             day = self._day(path)
             if day is None:
-                if path.exists():
+                if os.path.lexists(path):
                     path.replace(path.with_name(f"{path.name}.unread"))
                 day = Side()
             self._look_at_others(path)
@@ -71,6 +76,8 @@ class Seen:
     def _day(self, path: Path) -> Side | None:
         """What a day's file counts; None where there is none, or it cannot be read, which is said once."""
         try:
+            if path.is_symlink():
+                raise UserError(f"{path} is a link", "no service makes one")
             return read_day(path) if path.exists() else None
         except UserError as error:
             if path not in self._told:
@@ -80,6 +87,18 @@ class Seen:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self._folder / f".{self._stem}.lock").open("a", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        path, until_s = self._folder / f".{self._stem}.lock", time.monotonic() + LOCK_S
+        try:
+            file = open_ordinary(path)
+        except OSError as error:
+            raise cannot_be_written(path, error) from error
+        with file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= until_s:
+                        raise UserError(f"{path} is held by another process", "end what holds it") from error
+                    time.sleep(LOCK_S / 100)
             yield

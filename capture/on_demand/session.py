@@ -151,6 +151,8 @@ class Session:
             return f"no step could be recorded: {'; '.join(self._recording.refused)}"
         if self._stopping.is_set():
             return "it was stopped before a step had begun"
+        if self.step_module is not None:
+            return f"no module of a class {self.step_module} was called within {self.request.wait_s:g} s"
         are = " or ".join(source.name for source in self._sources)
         return (
             f"no step began within {self.request.wait_s:g} s: steps are {are} here; name others with --step-module, "

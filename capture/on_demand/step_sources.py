@@ -24,7 +24,7 @@ from opgrip.capture.on_demand.step_capture import ThreadStep
 from opgrip.capture.patches import Patches
 from opgrip.capture.torch_private import MODULE_CALLS
 
-PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules", "steps of an optimizer"
+PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not train", "steps of an optimizer"
 
 
 class StepSource(ABC):

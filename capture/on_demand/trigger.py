@@ -72,6 +72,10 @@ def trigger(
     ------
     UserError : where this process can have no agent, or no thread that records
     """
+    # what a recording needs is loaded here: two threads that load torch at once get modules that are half done
+    from opgrip.capture.on_demand import session
+
+    session.load()
     agent = start_agent(Settings(program_name(), str(Path(DEFAULT).absolute())))
     path = None if output is None else str(Path(output).absolute())
     triggered = Triggered()

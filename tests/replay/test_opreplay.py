@@ -129,7 +129,10 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["t.jsonl", "--iterations", "0"], "argument --iterations: '0' is not a whole number from 1"),
         (["t.jsonl", "--top", "many"], "argument --top"),
         (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not a whole number from 1"),
-        (["t.jsonl", "--memory-limit", "8"], "'8' is 8 bytes, which hold no case: give a unit, as in 8GB"),
+        (
+            ["t.jsonl", "--memory-limit", "8"],
+            "'8' is 8 bytes, and 1 MiB is the least: give more, with a unit, as in 8GB",
+        ),
         (["t.jsonl", "--start", "9"], "no case is left from --start 9: there are "),
         (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known form: end its name in .csv, .json, .md"),

@@ -88,7 +88,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
     numbers = count()
     between = lambda: storages.of(f"\0{next(numbers)}")  # noqa: E731
     for item in graph.node:
-        op = item.op_type[:100] if item.domain in OWN_DOMAINS else f"{item.domain}::{item.op_type}"[:100]
+        # what is no UTF-8 comes as bytes
+        op = str(item.op_type)[:100] if item.domain in OWN_DOMAINS else f"{item.domain}::{item.op_type}"[:100]
         if op == "Constant":
             continue
         try:
