@@ -104,7 +104,10 @@ def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
             outcome, reason = receive(answers, timeout)
             if reason == ENDED:
                 process.join()
-                lines = (Path(folder) / SAID).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+                said = Path(folder) / SAID
+                # a process that ended before it could say anything has made no file
+                text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+                lines = text.splitlines() or [""]
                 reason = f"{ENDED} with status {process.exitcode}: {told(lines[-1])}"
         finally:
             process.kill()

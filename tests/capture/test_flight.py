@@ -416,7 +416,7 @@ def test_the_command_keeps_the_last_calls_of_a_script_that_fails(tmp_path: Path)
     assert "the last calls before something happened, to fails.jsonl" in done.stderr
     told = run_command("opgrip", "trace", "info", "fails.jsonl", cwd=tmp_path).stdout
     assert "the last 4 calls, written for IndexError" in told
-    assert "calls before" in told
+    assert "forgotten   " in told
 
 
 @pytest.mark.slow

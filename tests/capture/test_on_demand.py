@@ -172,12 +172,22 @@ def test_what_is_not_there_is_said_in_a_line(server: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_comes_by_no_step_is_said_to_have_none(tmp_path: Path) -> None:
+    (tmp_path / "quiet.py").write_text("import time, torch; print('ready'); time.sleep(100)", encoding="utf-8")
+    with running(tmp_path, *on_demand("--", "quiet.py")):
+        done = ask(tmp_path, "trigger", "quiet", "--wait", "0.2s")
+        other = ask(tmp_path, "trigger", "quiet", "--wait", "0.2s", "--step-module", "Net*")
+    assert (done.returncode, other.returncode) == (2, 2)
+    assert "no step began within 0.2 s" in done.stderr
+    assert "no module of a class Net* was called within 0.2 s" in other.stderr
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+def test_a_program_without_torch_is_waited_for_and_said_to_have_none(tmp_path: Path) -> None:
     (tmp_path / "quiet.py").write_text("import time; print('ready'); time.sleep(100)", encoding="utf-8")
     with running(tmp_path, *on_demand("--", "quiet.py")):
         done = ask(tmp_path, "trigger", "quiet", "--wait", "0.2s")
     assert done.returncode == 2
-    assert "no step began within 0.2 s" in done.stderr
-    assert not list(tmp_path.glob("*.jsonl"))
+    assert "has not loaded torch yet: ask again when it has" in done.stderr
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         written = f", written for {flight['reason']}" if "reason" in flight else ", which nobody wrote down: a crash"
         yield "flight", f"the last {counted(flight['last'], 'call')}{written}"
         if _is_count(flight.get("before")):
-            yield "before", f"{counted(flight['before'], 'call')}, not in the trace"
+            yield "forgotten", f"{counted(flight['before'], 'call')}, not in the trace"
     functions = calls[calls["kind"] == FUNCTION]
     are_higher_order = functions["op"].astype(str).str.startswith(HIGHER_ORDER)
     functions, higher_order = functions[~are_higher_order], functions[are_higher_order]
