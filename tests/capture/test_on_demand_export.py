@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from optional import needs
-from programs import run_python, train_tiny_net
-from services import ask, python, running
+from programs import program_path, run_python, train_tiny_net
+from services import ask, environment, python, running
 
 from opgrip.capture.on_demand.export import export
 from opgrip.traces import load
@@ -76,6 +78,21 @@ def test_without_its_package_one_line_says_so() -> None:
     code = "import sys; sys.modules['opentelemetry'] = None\n"
     code += "from opgrip.capture.command import main; main(['trigger', '1', '--otlp'])"
     assert "--otlp needs opentelemetry" in run_python("-c", code).stderr
+
+
+@pytest.mark.slow
+@needs("gdb")
+def test_a_signal_that_comes_while_a_debugger_attaches_reaches_the_program(tmp_path: Path) -> None:
+    program = "import time, torch\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
+    (tmp_path / "loop.py").write_text(program, encoding="utf-8")
+    for wait_s in (0.2, 0.35, 0.5):
+        with running(tmp_path, *python("loop.py")) as process:
+            command = [program_path("opcapture"), "attach", str(process.pid)]
+            attach = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment(tmp_path))
+            time.sleep(wait_s)
+            process.terminate()
+            attach.wait(60)
+            assert process.wait(10) == -signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from programs import ROOT, run_command
 
 from opgrip.replay.sequences.ranks.collectives import is_exchange
@@ -249,6 +250,15 @@ def test_a_mistake_is_told_once(two_ranks: Path) -> None:
         "opreplay: error: 2 ranks are in the trace, and 3 were started: start at most 2: --nproc-per-node 2"
     ]
     assert done.returncode != 0
+
+
+def test_what_every_process_would_refuse_is_a_line(two_ranks: Path) -> None:
+    device = "cuda:99" if torch.cuda.is_available() else "cuda"
+    done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", device)
+    assert len([line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]) == 1
+    assert "AttributeError" not in done.stderr
+    done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--top", "1")
+    assert "each of 2 processes would replay the same: add --shard auto, or --sequence for a step" in done.stderr
 
 
 def test_options_of_ranks_are_refused_without_them(two_ranks: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 from collections import Counter
 from contextlib import suppress
@@ -20,6 +21,7 @@ from several_traces import small_trace
 
 from opgrip.replay.engines.options import EngineOptions
 from opgrip.replay.engines.processors import Processors
+from opgrip.replay.engines.ray import start_ray
 from opgrip.replay.engines.ray_pool import LOSSES, Task
 from opgrip.replay.outcome import Results, read_run
 from opgrip.traces.errors import UserError
@@ -190,6 +192,14 @@ def test_options_of_a_cluster_are_refused_without_one() -> None:
     with pytest.raises(UserError, match="--machine-kind is for workers of a cluster: add --engine ray"):
         EngineOptions(machine_kind="x").check()
     EngineOptions(engine="ray", workers=2).check()
+
+
+@needs("ray")
+def test_a_cluster_that_nobody_serves_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(UserError, match=rf"there is no Ray cluster at 127\.0\.0\.1:{port}: connection refused"):
+        start_ray(EngineOptions(engine="ray", address=f"127.0.0.1:{port}")).__enter__()
 
 
 def test_an_engine_that_there_is_not_is_named() -> None:

@@ -129,6 +129,12 @@ def test_under_torchrun_each_process_sees_its_own_gpu(monkeypatch: pytest.Monkey
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
 
 
+def test_a_name_that_asks_for_a_shard_needs_one() -> None:
+    args = argparse.Namespace(shard=None, output=Path("zoo-{shard}.json"))
+    with pytest.raises(UserError, match=r"stands for a shard: add --shard"):
+        settle_shard(args)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")

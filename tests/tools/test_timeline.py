@@ -13,6 +13,8 @@ from example_trace import write
 from programs import run_command
 
 from opgrip.traces import load
+from opgrip.traces.records import Calls, End, Record, Scope, Signature
+from opgrip.traces.timeline import timeline_lines
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -72,3 +74,12 @@ def test_a_header_that_names_its_model_in_another_form_is_passed_over(tmp_path: 
     done = run_command("opgrip", "trace", "timeline", path)
     assert done.returncode == 0, done.stderr
     assert '"name": "capture"' in done.stdout
+
+
+def test_modules_that_are_deep_and_have_long_names_take_little_of_a_timeline(tmp_path: Path) -> None:
+    deep = [".".join([word] * 8000) for word in ("a", "b")]
+    scopes: list[Record] = [Scope(number, name, "Net", "forward") for number, name in enumerate(deep)]
+    signature = Signature(0, "operator", "aten.add.Tensor", (), {})
+    calls = Calls(0, [0] * 100, [0, 1] * 50, list(range(0, 1000, 10)), [5] * 100)
+    path = write(tmp_path / "t.jsonl", [*scopes, signature, calls, End(100, 1, 1000)])
+    assert sum(map(len, timeline_lines(load(path)))) < 4 << 20

@@ -199,9 +199,18 @@ def _memory(trace: Trace, calls: pd.DataFrame) -> list[list[int]]:
 
 
 def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
-    for steps, problem in ((range(3, 5), "there is no step 3"), (range(0), "no steps"), (-1, "no steps")):
+    strange: Any = [0, 2]
+    refused = [
+        (range(3, 5), "there is no step 3"),
+        (range(0), "no steps"),
+        (-1, "no steps"),
+        (strange, "give a number"),
+    ]
+    for steps, problem in refused:
         with pytest.raises(UserError, match=problem):
             load(SHIPPED, steps=steps)
+    with pytest.raises(UserError, match="there is no phase bakward: there are forward, backward, optimizer"):
+        load(SHIPPED, phase="bakward")
     with pytest.raises(UserError, match="how many steps"):
         load(tiny_trace, steps=1)
 

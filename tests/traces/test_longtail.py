@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from opgrip.capture import Capture
 from opgrip.capture.own_cost import own_cost
 from opgrip.traces import Trace, load
+from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.ceilings.bandwidth import bandwidth, bandwidth_of
 from opgrip.traces.ceilings.ceilings import Ceilings, Level, keep
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import LongTail, LongTailFunction, find_longtail
 from opgrip.traces.longtail.commands import grip_command
+from opgrip.traces.records import Calls, End, Scope, Signature
 
 SPEED = 1e10
 
@@ -92,6 +94,20 @@ def test_operators_and_calls_of_a_function_are_counted(tmp_path: Path) -> None:
     assert (item.calls, item.launches, item.backward_launches) == (9, 9 * each, 0)
     assert item.pattern.endswith("test_longtail:centers")
     assert "doubled" not in found
+
+
+def test_waiting_for_other_processes_is_no_long_tail(tmp_path: Path) -> None:
+    vector = TensorSpec((4,), (1,), torch.float32, "cpu")
+    scope = Scope(0, "", "", "forward", function="wait_for_all", file="/a/waits.py", line=3)
+    names = ("aten.mul.Tensor", "_c10d_functional.wait_tensor.default")
+    signatures = [Signature(place, "operator", name, (vector,), {}, vector) for place, name in enumerate(names)]
+    order = [0, 0, 1, 0, 0] * 4
+    starts = [1_000_000 * place for place in range(len(order))]
+    durations = [900_000 if number else 1000 for number in order]
+    calls = Calls(0, order, [0] * len(order), starts, durations)
+    path = write(tmp_path / "t.jsonl", [scope, *signatures, calls, End(len(order), 2, 20_000_000)])
+    item = by_name(find(load(path)))["wait_for_all"]
+    assert item.operator_ns == 16 * 1000
 
 
 def test_functions_of_one_dense_kernel_are_no_long_tail(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from several_traces import small_trace
 
 from opgrip.replay.cases.cases import make_cases
@@ -11,6 +12,7 @@ from opgrip.traces import load
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.errors import UserError
 from opgrip.traces.merge import merge
 
 
@@ -35,3 +37,11 @@ def test_calls_of_threads_that_are_not_declared_stay_their_process_own(tmp_path:
     calls = load(tmp_path / "all.jsonl").calls
     assert calls.groupby("process")["thread"].nunique().to_dict() == {0: 1, 1: 1}
     assert calls.groupby("process").size().to_dict() == {0: 4, 1: 4}
+
+
+def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
+    paths = [small_trace(tmp_path / f"{name}.jsonl") for name in ("first", "second", "third")]
+    merge(paths[:2], tmp_path / "two.jsonl")
+    with pytest.raises(UserError, match=r"two\.jsonl is merged already: merge the traces of all processes at once"):
+        merge([tmp_path / "two.jsonl", paths[2]], tmp_path / "all.jsonl")
+    assert not (tmp_path / "all.jsonl").exists()
