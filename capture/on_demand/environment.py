@@ -56,6 +56,10 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
     options = {"private": True} if values.pop("private", False) else {}
     if options and values.get("new_only"):
         raise UserError("OPGRIP_NEW_ONLY with OPGRIP_PRIVATE needs names that stay alike", "use opcapture --salt-file")
+    if "every_s" not in values:
+        alone = next((name for name in ("OPGRIP_NEW_ONLY", "OPGRIP_MAX_DISK") if values.get(VARIABLES[name][0])), None)
+        if alone is not None:
+            raise UserError(f"{alone} without OPGRIP_EVERY", "recordings that are asked for stay")
     if "seconds" in values:
         values.setdefault("steps", None)
     return Settings(program_name(), str(Path(pattern).absolute()), options=options, **values)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 
 from opgrip.capture.ranks import rank
 from opgrip.traces.differences.days import SUFFIX, read_day, write_day
@@ -87,7 +88,7 @@ class Seen:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        path, until_s = self._folder / f".{self._stem}.lock", time.monotonic() + LOCK_S
+        path, until_s = self._folder / f".{self._stem}.lock", monotonic() + LOCK_S
         try:
             file = open_ordinary(path)
         except OSError as error:
@@ -98,7 +99,7 @@ class Seen:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError as error:
-                    if time.monotonic() >= until_s:
+                    if monotonic() >= until_s:
                         raise UserError(f"{path} is held by another process", "end what holds it") from error
-                    time.sleep(LOCK_S / 100)
+                    sleep(LOCK_S / 100)
             yield

@@ -84,6 +84,8 @@ def test_variables_say_what_a_recording_is() -> None:
     assert Path(settings.output).is_absolute()
     with pytest.raises(UserError, match="KILL is no signal"):
         settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})
+    with pytest.raises(UserError, match="OPGRIP_NEW_ONLY without OPGRIP_EVERY"):
+        settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_NEW_ONLY": "1"})
 
 
 @pytest.mark.slow
