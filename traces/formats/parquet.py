@@ -18,6 +18,7 @@ import numpy as np
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.call_blocks import NONE, CallBlock
 from opgrip.traces.call_forms import FAR_AWAY, NEGATIVE, counts_by_place
+from opgrip.traces.errors import one_line
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.parquet_files import MAGIC, MARK, batches_of, footer_of, open_parquet
 from opgrip.traces.formats.parquet_table import ALONE, NUMBERS, RECORDS, STORAGES, ParquetTable
@@ -73,7 +74,11 @@ def _records(file: ForeignFile, content: Any, alone: bytes) -> Iterator[Record |
         places = np.flatnonzero(batch.column(RECORDS).is_valid().to_numpy(zero_copy_only=False)).tolist()
         for first, stop in _parts(places, batch.num_rows):
             rows = batch.slice(first, stop - first)
-            text = rows.column(RECORDS)[0].as_py()
+            try:
+                text = rows.column(RECORDS)[0].as_py()
+            except ValueError as error:
+                # it is no UTF-8
+                raise file.damage(one_line(error)) from error
             if text is not None:
                 if block is not None:
                     raise block.too_short()

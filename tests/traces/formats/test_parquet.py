@@ -230,6 +230,18 @@ def test_a_file_that_repeats_one_row_for_ever_is_refused(tmp_path: Path) -> None
         list(TraceReader(tmp_path / "t.parquet"))
 
 
+def test_a_text_that_is_no_unicode_is_damage(tmp_path: Path) -> None:
+    path = write(BLOCKS, tmp_path / "t.parquet")
+    table = parquet.read_table(path)
+    place = table.schema.get_field_index("records")
+    texts = pyarrow.array([b"\x81", *[None] * (table.num_rows - 1)], pyarrow.binary()).cast(
+        pyarrow.string(), safe=False
+    )
+    parquet.write_table(table.set_column(place, table.schema.field(place), texts), path)
+    with pytest.raises(UserError, match=r"t\.parquet cannot be read"):
+        list(TraceReader(path))
+
+
 def test_a_large_text_in_rows_far_from_each_other_counts_in_each(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), pyarrow.array(["x" * (1 << 14)]))
