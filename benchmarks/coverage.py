@@ -30,6 +30,8 @@ from covering.table import page, print_summary
 from covering.trial import SAID, STAGES, run_in_process, told
 from rich.console import Console
 
+from opgrip.traces.errors import UserError
+
 PROCESSES = multiprocessing.get_context("forkserver")
 """Each trial has one, forked from one that has the packages loaded, which takes a third of a trial's time."""
 LOADED = {"mmdet": ("mmdet.models", "mmdet.testing"), "mmseg": ("mmseg.models",), "transformers": ("transformers",)}
@@ -82,15 +84,24 @@ def main() -> None:
 
 
 def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
-    """What came of a model: with the first size of images that it runs with."""
-    outcome: dict[str, Any] = {}
-    for size in subject.sizes or ("",):
-        about = {"model": subject.model, "run": subject.run, "size": size, "cfg_options": subject.cfg_options}
+    """What came of a model: of the first config and setting that it runs natively with, else of the first of all."""
+    names = {"library": subject.library, "name": subject.name, "run": subject.run}
+    first: dict[str, Any] = {}
+    unbuilt: set[str] = set()
+    for about in subject.attempts():
+        model = about["model"]
+        if model in unbuilt:
+            continue
         outcome = run_trial(about, timeout)
+        settings = {name: about[name] for name in ("size", "batch_size") if name in about}
+        came = {**names, "model": Path(model).name, **settings, **outcome}
         if outcome.get("failed") != "native":
-            break
-    names = {"library": subject.library, "name": subject.name, "run": subject.run, "model": Path(subject.model).name}
-    return {**names, "size": size, **outcome}
+            return came
+        if outcome["reason"].startswith(UserError.__name__):
+            # it cannot be built, whatever it is given
+            unbuilt.add(model)
+        first = first or came
+    return first
 
 
 def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:

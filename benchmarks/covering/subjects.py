@@ -1,16 +1,27 @@
-"""The models that are tried: one config of each folder of mmdet and mmseg, each architecture of transformers."""
+"""The models that are tried: a config of each folder of mmdet and mmseg, each architecture of transformers."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 LIBRARIES = ("mmdet", "mmseg", "transformers")
 RUNS = ("predict", "train")
-SIZES = ("160x160", "320x320")
-"""Of images: the next one, where a model does not run with the one before."""
+CONFIGS = 4
+"""Of a folder: the next one, where a model does not run natively with the one before."""
+SETTINGS = (
+    {"size": "160x160"},
+    {"size": "320x320"},
+    # batch normalization of one value a channel has none
+    {"size": "320x320", "batch_size": 2},
+    # the config's own: weights of positions are as many as those of its images
+    {"size": ""},
+)
+"""Of images: the next one, where a model does not run natively with the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +31,27 @@ class Subject:
     Attributes
     ----------
     name : the folder of its config, or its architecture
-    model : as `opcapture --model` takes it
+    models : as `opcapture --model` takes them, tried in turn
     cfg_options : as `opcapture` takes them
-    sizes : of images, tried in turn; empty where the model has its own
+    settings : of inputs, tried in turn
     """
 
     library: str
     name: str
-    model: str
+    models: tuple[str, ...]
     run: str
     cfg_options: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = SIZES
+    settings: tuple[dict[str, Any], ...] = SETTINGS
 
     @property
     def key(self) -> str:
         """What its result is found by."""
         return f"{self.library}/{self.name} {self.run}"
+
+    def attempts(self) -> Iterator[dict[str, Any]]:
+        """What a trial is told, of each model with each of the settings."""
+        for model, settings in product(self.models, self.settings):
+            yield {"model": model, "run": self.run, "cfg_options": self.cfg_options, **settings}
 
 
 def subjects(libraries: tuple[str, ...]) -> Iterator[Subject]:
@@ -47,8 +63,8 @@ def subjects(libraries: tuple[str, ...]) -> Iterator[Subject]:
                 yield Subject(library, *subject[:2], run, *subject[2:])
 
 
-def _configs(library: str) -> Iterator[tuple[str, str]]:
-    """One config of each folder."""
+def _configs(library: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Some configs of each folder, the simplest first."""
     package = importlib.util.find_spec(library)
     if package is None or package.origin is None:
         return
@@ -56,7 +72,8 @@ def _configs(library: str) -> Iterator[tuple[str, str]]:
         configs = [path for path in folder.rglob("*.py") if "_base_" not in str(path)]
         if folder.name != "_base_" and configs:
             ranked = sorted(configs, key=_cost)
-            yield folder.name, str(next(filter(_has_model, ranked), ranked[0]))
+            of_models = islice(filter(_has_model, ranked), CONFIGS)
+            yield folder.name, tuple(map(str, of_models)) or (str(ranked[0]),)
 
 
 def _has_model(path: Path) -> bool:
@@ -75,10 +92,10 @@ def _cost(path: Path) -> tuple[bool, bool, int, str]:
     return "r50" not in path.name, "1x" not in path.name, len(path.name), path.name
 
 
-def _architectures(library: str) -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+def _architectures(library: str) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], tuple[dict[str, Any], ...]]]:
     if importlib.util.find_spec(library) is None:
         return
     from opgrip.capture.models.transformers_configs import architectures
 
     for name in architectures():
-        yield name, f"transformers:{name}", ("small",), ()
+        yield name, (f"transformers:{name}",), ("small",), ({"size": ""},)

@@ -14,8 +14,9 @@ HEADER = """\
 # Which models it is right for
 
 Written by `python benchmarks/coverage.py --write docs/coverage.md`, which says how. Models of one config of each folder
-that mmdet and mmseg carry, and of the architectures of transformers in a small size; random weights, one step, images
-of 160x160 where a model takes these and 320x320 else. *Whole* is a capture that has each operator that an independent
+that mmdet and mmseg carry, the first of four that runs natively here, and of the architectures of transformers in a
+small size; random weights, one step, one image of 160x160 where a model takes it, else of 320x320, two of them, or
+those of its config. *Whole* is a capture that has each operator that an independent
 mode counts as often as that, and whose results and model are bit for bit those of a step that nobody watched.
 *Replayed* is the share of its cases that are ok. Those that do not stand here have not been tried yet.
 
@@ -78,7 +79,8 @@ def _row(item: Outcome) -> tuple[object, ...]:
     share = f"{replayed['ok']}/{replayed['cases']}" if replayed else "-"
     whole = "-" if captured is None else "yes" if is_whole(item) else "no"
     calls = f"{captured['calls']:,}" if captured else "-"
-    return item["name"], item["run"], item["size"] or "-", calls, whole, share, "; ".join(_reasons(item))
+    size = " x ".join(filter(None, (item.get("batch_size") and str(item["batch_size"]), item["size"]))) or "-"
+    return item["name"], item["run"], size, calls, whole, share, "; ".join(_reasons(item))
 
 
 def _reasons(item: Outcome) -> Iterator[str]:

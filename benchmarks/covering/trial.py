@@ -54,6 +54,7 @@ class Trial:
         self._options = ModelOptions(
             run=about["run"],
             input_size=image_size(size) if size else None,
+            batch_size=about.get("batch_size"),
             cfg_options=tuple(about.get("cfg_options", ())),
         )
         self._model = about["model"]

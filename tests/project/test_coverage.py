@@ -47,6 +47,32 @@ def test_a_crash_is_of_the_stage_that_ran_and_what_came_before_stays(
     assert is_whole(outcome)
 
 
+def test_a_model_is_tried_with_the_next_config_and_setting_until_one_runs_natively(
+    coverage: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, str, int | None]] = []
+
+    def run(about: dict[str, Any], timeout: int) -> dict[str, Any]:
+        tried.append((about["model"], about["size"], about.get("batch_size")))
+        if about["model"] == "configs/unbuilt.py":
+            return {"failed": "native", "reason": "UserError: unbuilt.py cannot be built"}
+        if about.get("batch_size") != 2:
+            return {"failed": "native", "reason": "ValueError: Expected more than 1 value per channel"}
+        return {"native": {}, "failed": "captured", "reason": "RuntimeError: of a capture"}
+
+    monkeypatch.setattr(coverage, "run_trial", run)
+    models = ("configs/unbuilt.py", "configs/built.py", "configs/other.py")
+    outcome = coverage.attempt(coverage.Subject("mmseg", "fcn", models, "train"), 600)
+    built = [
+        ("configs/built.py", size, batch) for size, batch in (("160x160", None), ("320x320", None), ("320x320", 2))
+    ]
+    assert tried == [("configs/unbuilt.py", "160x160", None), *built]
+    assert (outcome["model"], outcome["size"], outcome["batch_size"]) == ("built.py", "320x320", 2)
+    assert outcome["failed"] == "captured"
+    of_unbuilt = coverage.attempt(coverage.Subject("mmseg", "fcn", models[:1], "train"), 600)
+    assert of_unbuilt["reason"].startswith("UserError")
+
+
 def test_a_trial_that_takes_too_long_is_of_the_stage_that_ran(coverage: ModuleType) -> None:
     answers, questions = multiprocessing.Pipe(duplex=False)
     with answers, questions:
