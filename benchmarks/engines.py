@@ -11,6 +11,7 @@ then.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -30,9 +31,11 @@ def waits(task):
     return Program(function)
 """
 SECONDS = 0.03
+MODES = {"waits": 10, "compile": 1}
+"""How often each case runs under each."""
 
 
-def package(folder: Path) -> dict[str, str]:
+def with_mode(folder: Path) -> dict[str, str]:
     """The environment of a process that has the mode, and keeps nothing of what is compiled."""
     (folder / "waiting_mode.py").write_text(MODE.format(seconds=SECONDS))
     information = folder / "waiting_mode-1.0.dist-info"
@@ -44,14 +47,33 @@ def package(folder: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": own, "OPGRIP_STORE": ""} | cache
 
 
-def measure(trace: Path, mode: str, workers: int, iterations: int) -> None:
-    """Print how many cases a second such workers do."""
+def make_trace(path: Path, cases: int) -> None:
+    """Capture so many operators, each of a shape of its own."""
+    import torch
+
+    from opgrip.capture import Capture
+
+    with Capture(path):
+        for size in range(1, cases + 1):
+            torch.ones(size + 1, 4).sin()
+
+
+def rate(trace: Path, mode: str, workers: int, environment: dict[str, str]) -> tuple[float, float]:
+    """How many cases a second such workers do in a process of its own, and seconds until they had started."""
+    command = [sys.executable, __file__, "--one", str(trace), mode, str(workers)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    cases_per_s, started_s = json.loads(done.stdout.splitlines()[-1])
+    return cases_per_s, started_s
+
+
+def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
+    """What `rate` gives, by workers of this process."""
     from opgrip.replay.engines.options import EngineOptions
     from opgrip.replay.engines.ray import start_ray
     from opgrip.replay.options import job_with
     from opgrip.traces.progress import QuietReporter
 
-    job = job_with(trace, mode=mode, cache="warm", iterations=iterations, warmup=0, threads=1, jobs=1)
+    job = job_with(trace, mode=mode, cache="warm", iterations=MODES[mode], warmup=0, threads=1, jobs=1)
     loaded = job.load()
     # no worker may wait for processors that it does not need
     with start_ray(EngineOptions(engine="ray", workers=workers, processors=0), processors=workers) as engine:
@@ -63,12 +85,12 @@ def measure(trace: Path, mode: str, workers: int, iterations: int) -> None:
         compiled = perf_counter()
         times = [perf_counter() for _ in runner.run((), cached)]
     if cached:
-        rate = len(cached) / (compiled - started)
+        cases_per_s = len(cached) / (compiled - started)
     else:
         # the first and the last rows are of a time when not all workers were at work
         first, last = len(times) // 4, 3 * len(times) // 4
-        rate = (last - first) / (times[last] - times[first])
-    print(f"{mode:8} {workers} workers: {rate:8.2f} cases/s (workers started in {started - begin:.0f} s)", flush=True)
+        cases_per_s = (last - first) / (times[last] - times[first])
+    return cases_per_s, started - begin
 
 
 def main() -> None:
@@ -77,28 +99,22 @@ def main() -> None:
     parser.add_argument("--workers", default="1,4", help="numbers of workers (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=160, help="that wait (default: %(default)s)")
     parser.add_argument("--compiled", type=int, default=8, help="cases that compile (default: %(default)s)")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        trace, mode, workers, iterations = args.one
-        measure(Path(trace), mode, int(workers), int(iterations))
+        trace, mode, workers = args.one
+        print(json.dumps(measure(Path(trace), mode, int(workers))))
         return
     with tempfile.TemporaryDirectory() as folder:
-        import torch
-
-        from opgrip.capture import Capture
-
-        environment = package(Path(folder))
+        environment = with_mode(Path(folder))
         print(f"{len(os.sched_getaffinity(0))} processors")
-        for mode, cases, iterations in (("waits", args.cases, 10), ("compile", args.compiled, 1)):
+        for mode, cases in (("waits", args.cases), ("compile", args.compiled)):
             trace = Path(folder) / f"{mode}.jsonl"
-            with Capture(trace):
-                for size in range(1, cases + 1):
-                    torch.ones(size + 1, 4).sin()
-            for workers in args.workers.split(","):
-                if cases:
-                    command = [__file__, "--one", str(trace), mode, workers, str(iterations)]
-                    subprocess.run([sys.executable, *command], env=environment, check=True)
+            make_trace(trace, cases)
+            for workers in map(int, args.workers.split(",") if cases else ()):
+                cases_per_s, started_s = rate(trace, mode, workers, environment)
+                told = f"{mode:8} {workers} workers: {cases_per_s:8.2f} cases/s"
+                print(f"{told} (workers started in {started_s:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import torch
 from figures.bounds import FEWEST_RUNS, Bound, Verdict, judge, lower, new_bound, read_bounds, write_bounds
 from figures.capture import CAPTURE
 from figures.commands import COMMANDS
+from figures.engines import ENGINES
 from figures.figure import Experiment, Figure, NotMeasuredError, Reading, Rounds, read_figure
 from figures.idle import SERVICE
 from figures.replay import REPLAY
@@ -36,7 +37,7 @@ from rich.table import Table
 
 from opgrip.traces.machine import processor
 
-EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *SERVICE, *COMMANDS)
+EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *SERVICE, *ENGINES, *COMMANDS)
 FIGURES = {figure.name: figure for experiment in EXPERIMENTS for figure in experiment.figures}
 
 

@@ -67,14 +67,15 @@ def merge(
 
     Raises
     ------
-    UserError : for a file that is no trace, is merged already, is named twice, or is cut and `partial` is false;
-        nothing is written then
+    UserError : for a file that is no trace, is merged already, is named twice or has a copy among the others, or is
+        cut and `partial` is false; nothing is written then
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]
     for path, header in zip(paths, headers, strict=True):
         if "processes" in header:
             raise UserError(f"{path} is merged already", "merge the traces of all processes at once")
+    _check_recorded_once(paths, headers)
     starts = [_started(header) for header in headers]
     known_starts = [start for start in starts if start is not None]
     merged = headers[0] | {"processes": headers}
@@ -118,6 +119,18 @@ def _check_once(paths: Sequence[Path]) -> None:
             same = "" if path_of_file[file] == path else f", as {path_of_file[file]} too"
             raise UserError(f"{path} is named twice{same}", "name each trace once: its calls would count twice")
         path_of_file[file] = path
+
+
+def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `UserError` where two files are of one recording: by one process, begun in the same nanosecond."""
+    path_of_recording: dict[tuple[int, int], Path] = {}
+    for path, header in zip(paths, headers, strict=True):
+        start, process = _started(header), header.get("pid")
+        if start is None or type(process) is not int:
+            continue
+        first = path_of_recording.setdefault((start, process), path)
+        if first != path:
+            raise UserError(f"{path} is of the same recording as {first}", "name one: its calls would count twice")
 
 
 _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from programs import train_tiny_net
 from several_traces import small_trace
 
 from opgrip.replay.cases.cases import make_cases
@@ -44,4 +45,12 @@ def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
     merge(paths[:2], tmp_path / "two.jsonl")
     with pytest.raises(UserError, match=r"two\.jsonl is merged already: merge the traces of all processes at once"):
         merge([tmp_path / "two.jsonl", paths[2]], tmp_path / "all.jsonl")
+    assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_a_copy_of_a_recording_is_not_merged_with_it(tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "rank.jsonl")
+    (tmp_path / "copy.jsonl").write_bytes((tmp_path / "rank.jsonl").read_bytes())
+    with pytest.raises(UserError, match=r"copy\.jsonl is of the same recording as \S*rank\.jsonl: name one"):
+        merge([tmp_path / "rank.jsonl", tmp_path / "copy.jsonl"], tmp_path / "all.jsonl")
     assert not (tmp_path / "all.jsonl").exists()
