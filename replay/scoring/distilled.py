@@ -13,7 +13,7 @@ from opgrip.replay.comparing.priors import SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import MOST_US, is_plain, unusual_in
+from opgrip.replay.scoring.baselines import MOST_US, Baseline, is_plain, unusual_in
 from opgrip.replay.scoring.scores import Score, TraceScore, score_traces, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.traces.command import printable
@@ -35,6 +35,16 @@ def times_of(results: Results) -> Times:
     for row in results:
         if is_plain_but_threads(row) and row.status == OK and row.median_us and row.key:
             times.setdefault((row.trace, row.key), []).append(row.median_us)
+    return {pair: median(values) for pair, values in times.items()}
+
+
+def times_of_baseline(baseline: Baseline) -> Times:
+    """The times that a baseline has; the median of those of cases that are called alike."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for name, trace in baseline.traces.items():
+        for (key, _), case in trace.cases.items():
+            if case.median_us is not None:
+                times.setdefault((name, key), []).append(case.median_us)
     return {pair: median(values) for pair, values in times.items()}
 
 

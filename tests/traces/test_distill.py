@@ -16,6 +16,7 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import distilled_scores
+from opgrip.replay.scoring.baselines import read_baselines
 from opgrip.replay.scoring.distilled import Check, check_of
 from opgrip.traces import Trace, load
 from opgrip.traces.corpus import read_corpus
@@ -99,6 +100,16 @@ def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None
     assert isinstance(timed.frame, pd.DataFrame)
     with pytest.raises(UserError, match="of none of the traces"):
         with_times(corpus, {})
+
+
+def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Path) -> None:
+    bench = tmp_path / "bench.jsonl"
+    options = ("--cases", "5", "--times", "baseline", "--check", "baseline", "-o", bench)
+    done = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (about,) = load(bench).header[FIELD]["traces"].values()
+    assert sum(about["us"]) == pytest.approx(read_baselines().traces["dcgan.predict"].total_us, rel=0.02)
+    assert "1 of 1 traces" in done.stdout
 
 
 def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path: Path) -> None:

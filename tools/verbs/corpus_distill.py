@@ -12,10 +12,13 @@ from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 
 CASES = 500
+BASELINE = "baseline"
+"""The name of the times that ship, where a run can be."""
 EXAMPLES = """\
 examples:
   opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
   opreplay bench.jsonl.zst                                       a score of all models, in ten minutes
+  opgrip corpus distill zoo --times baseline -o bench.jsonl.zst  beside the machine that opreplay zoo scores by
   opgrip corpus distill zoo --times one.parquet --check two.parquet -o bench.jsonl.zst
 
 --times takes results of a replay of these traces, whose times the weights then refer to; --check takes those of
@@ -33,13 +36,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--times",
         action="append",
         metavar="RUN",
-        help="results of opreplay of these traces (default: captured times); can be repeated for a replay in pieces",
+        help="results of opreplay of these traces, or baseline for those of the zoo that ship (default: captured "
+        "times); can be repeated for a replay in pieces",
     )
     parser.add_argument(
         "--check",
         action="append",
         metavar="RUN",
-        help="results of another replay, to hold the prediction against; can be repeated",
+        help="results of another replay, or baseline, to hold the prediction against; can be repeated",
     )
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
@@ -48,7 +52,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and hold against another replay."""
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring.distilled import Times, check_of, print_check, times_of
+    from opgrip.replay.scoring.baselines import read_baselines
+    from opgrip.replay.scoring.distilled import Times, check_of, print_check, times_of, times_of_baseline
     from opgrip.replay.store.store import Store
     from opgrip.traces.corpus import read_corpus
     from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
@@ -57,9 +62,14 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
 
+    def times_by(name: str) -> Times:
+        if name == BASELINE:
+            return times_of_baseline(read_baselines())
+        return times_of(read_run(Store().find(name)))
+
     def times_in(names: list[str]) -> Times:
         """Of the last of several results, where they have the same case."""
-        return dict(pair for name in names for pair in times_of(read_run(Store().find(name))).items())
+        return dict(pair for name in names for pair in times_by(name).items())
 
     times, check = (None if names is None else times_in(names) for names in (args.times, args.check))
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
