@@ -5,7 +5,7 @@ Each is built with random weights, steps once natively, once under an independen
 captured, once audited by torch's own record functions, and its trace is replayed. Held against each other: the bits of
 results and of the model's state, the operators one by one, the cases that are ok. Each trial is a process of its own.
 Some hours for all; what is done is kept in a file, which ships, and passed over the next time: empty it to try all
-again.
+again. Some models ask for more than `make openmmlab` installs: pip install lap motmetrics scikit-learn fairscale.
 
     python benchmarks/coverage.py [--library mmdet] [--name 'dino*'] [--write docs/coverage.md]
 """
