@@ -16,9 +16,9 @@ HEADER = """\
 Written by `python benchmarks/coverage.py --write docs/coverage.md`, which says how. Models of one config of each folder
 that mmdet and mmseg carry, the first of four that runs natively here, and of the architectures of transformers in a
 small size; random weights, one step, one image of 160x160 where a model takes it, else of 320x320, two of them, or
-those of its config. Beside what `make openmmlab` installs there were lap, motmetrics, scikit-learn and fairscale, which some
-of them ask for. *Whole* is a capture that has each operator that an independent
-mode counts as often as that, and whose results and model are bit for bit those of a step that nobody watched.
+those of its config. Beside what `make openmmlab` installs there were lap, motmetrics, scikit-learn and fairscale, which
+some of them ask for. *Whole* is a capture that has each operator that an independent mode counts as often as that, and
+whose results and model are bit for bit those of a step that nobody watched.
 *Replayed* is the share of its cases that are ok. Those that do not stand here have not been tried yet.
 
 """
