@@ -37,7 +37,7 @@ SMALL = {
     "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "2", "--cache": "warm"},
 }
 """What is said instead where no output is shown, so that it does not take long."""
-WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)zoo(?=\s|$)")
+WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)(?:zoo|trace:zoo_500)(?=\s|$)")
 PART_OF_ZOO = r"\1zoo:fast-scnn"
 """What stands for it where no output is shown."""
 FEWER = {"--repeats": "2", "--threads": "1,2"}

@@ -17,7 +17,7 @@ from torch import nn
 from opgrip.capture import Capture
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl*"))
+SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl"))
 
 
 def program_path(name: str) -> str:

@@ -24,6 +24,8 @@ from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.traces.corpus.choosing import choose
 from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_times
 from opgrip.traces.errors import UserError
+from opgrip.traces.reader import read_header
+from opgrip.traces.shipped import trace_file
 
 SHIPPED = SHIPPED_TRACES[0]
 
@@ -110,6 +112,14 @@ def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Pat
     (about,) = load(bench).header[FIELD]["traces"].values()
     assert sum(about["us"]) == pytest.approx(read_baselines().traces["dcgan.predict"].total_us, rel=0.02)
     assert "1 of 1 traces" in done.stdout
+
+
+def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() -> None:
+    field = read_header(trace_file("trace:zoo_500")).fields[FIELD]
+    assert len(field["keys"]) == 500
+    baseline = read_baselines()
+    for name, trace in baseline.traces.items():
+        assert sum(field["traces"][name]["us"]) == pytest.approx(trace.total_us, rel=0.02), name
 
 
 def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path: Path) -> None:
