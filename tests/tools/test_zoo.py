@@ -69,7 +69,7 @@ def test_what_the_zoo_has_is_told_without_loading_torch(monkeypatch: pytest.Monk
 
 
 def test_distinct_operators_are_counted_over_traces() -> None:
-    done = run_command("opgrip", "zoo", "list", "built-in_faster-rcnn", "--distinct")
+    done = run_command("opgrip", "zoo", "list", "built-in_faster-rcnn.predict", "--distinct")
     (trace,) = (trace for trace in read_manifest() if trace.name == "built-in_faster-rcnn.predict")
     assert trace.recording is not None
     assert done.stdout.startswith(f"{trace.recording.operators} operators, ")
