@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 from statistics import median
@@ -31,20 +31,28 @@ HELD = 0.1
 
 def times_of(results: Results) -> Times:
     """The times of results of several traces, of cases as they were recorded; the median of those that are alike."""
-    times: dict[tuple[str, str], list[float]] = {}
-    for row in results:
-        if is_plain_but_threads(row) and row.status == OK and row.median_us and row.key:
-            times.setdefault((row.trace, row.key), []).append(row.median_us)
-    return {pair: median(values) for pair, values in times.items()}
+    return _medians(
+        (row.trace, row.key, row.median_us)
+        for row in results
+        if is_plain_but_threads(row) and row.status == OK and row.median_us and row.key
+    )
 
 
 def times_of_baseline(baseline: Baseline) -> Times:
     """The times that a baseline has; the median of those of cases that are called alike."""
+    return _medians(
+        (name, key, case.median_us)
+        for name, trace in baseline.traces.items()
+        for (key, _), case in trace.cases.items()
+        if case.median_us is not None
+    )
+
+
+def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
+    """Of the times of each trace and key."""
     times: dict[tuple[str, str], list[float]] = {}
-    for name, trace in baseline.traces.items():
-        for (key, _), case in trace.cases.items():
-            if case.median_us is not None:
-                times.setdefault((name, key), []).append(case.median_us)
+    for trace, key, time_us in rows:
+        times.setdefault((trace, key), []).append(time_us)
     return {pair: median(values) for pair, values in times.items()}
 
 

@@ -26,6 +26,7 @@ from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_ti
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import read_header
 from opgrip.traces.shipped import trace_file
+from opgrip.traces.validation import validate
 
 SHIPPED = SHIPPED_TRACES[0]
 
@@ -120,6 +121,13 @@ def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() ->
     baseline = read_baselines()
     for name, trace in baseline.traces.items():
         assert sum(field["traces"][name]["us"]) == pytest.approx(trace.total_us, rel=0.02), name
+
+
+@pytest.mark.slow
+def test_nothing_is_wrong_with_the_distilled_set_that_ships() -> None:
+    validation = validate(trace_file("trace:zoo_500"))
+    assert not validation.findings
+    assert not validation.notes
 
 
 def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path: Path) -> None:
