@@ -23,6 +23,7 @@ from capture_overhead import (
     count_calls,
     watch_steps,
 )
+from others import measure_part
 from workloads import MISSING, WORKLOADS
 
 from figures.figure import Experiment, Figure, NotMeasuredError, Rounds, ratio_of_sums
@@ -69,7 +70,8 @@ def measure_captures(workload: str, references: Sequence[str], rounds: int) -> S
         path = Path(folder) / "trace.json"
         for _ in range(rounds):
             for observer in observers:
-                watches[observer].append(watch_steps(OBSERVERS[observer], step, STEPS, path))
+                watch = partial(watch_steps, OBSERVERS[observer], step, STEPS, path)
+                watches[observer].append(measure_part(watch).value)
                 if observer == OPGRIP:
                     sizes.append((float(path.stat().st_size), float(calls * STEPS)))
     added = [added_s(watches[name], watches[NATIVE], NEXT) for name in references]

@@ -39,10 +39,16 @@ def verdict(figure: Figure, rounds: Rounds, bound: float, when_set: float = 2.0)
     return judge(figure, read_figure(figure, rounds), Bound(figure.name, bound, when_set, "2025-01-01"))
 
 
-def run(held: ModuleType, monkeypatch: pytest.MonkeyPatch, bound: float, arguments: Sequence[str] = ()) -> int:
-    """The exit status of a run whose one figure is 2."""
+def run(
+    held: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    bound: float,
+    arguments: Sequence[str] = (),
+    later: Rounds = STEADY,
+) -> int:
+    """The exit status of a run whose one figure is 2; a whole run's rounds are `later`."""
     # built in, so that a fresh process can load it
-    measure = {3: [STEADY], 1: [STEADY]}.__getitem__
+    measure = {3: [later], 1: [STEADY]}.__getitem__
     monkeypatch.setattr(held, "EXPERIMENTS", (Experiment("made up", (COST,), measure, rounds=3, quick_rounds=1),))
     monkeypatch.setattr(held, "read_bounds", lambda: {"cost": Bound("cost", bound, bound, "2025-01-01")})
     monkeypatch.setattr(sys, "argv", ["held.py", *arguments])
@@ -56,8 +62,18 @@ def test_a_bound_that_is_planted_too_low_fails_the_run_and_the_table_says_which(
     assert "is held" in capsys.readouterr().out
     assert run(held, monkeypatch, bound=1.5, arguments=["--quick"]) == 1
     output = capsys.readouterr().out
+    assert "so 3 more are measured" in output
     assert "WORSE" in output
     assert "1 of 1 figures fail" in output
+
+
+def test_what_is_worse_is_measured_again_and_held_where_it_is_not_with_both_together(
+    held: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(held, monkeypatch, bound=1.5, arguments=["--quick"], later=[(1.0, 1.0)] * 9) == 0
+    output = capsys.readouterr().out
+    assert "made up: worse by 1 rounds, so 3 more are measured" in output
+    assert "is held" in output
 
 
 def test_a_figure_is_worse_only_where_all_of_its_interval_is() -> None:
