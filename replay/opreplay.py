@@ -57,6 +57,8 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     targets = targets_of(list(map(str, args.trace)))
     if targets is not None:
         return _replay_several(args, targets, output, words, reporter)
+    if from_arguments(ScoreOptions, args).baseline is not None:
+        raise UserError("--baseline is for several traces", "a distilled trace has its baseline in it")
     with start_engine(args) as engine:
         return _replay_one(Replay(args, reporter, engine=engine), is_done, words, reporter)
 

@@ -102,8 +102,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what passes, where tests are not only run for another process."""
-    if config.cache is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Passed(config.cache))
+    cache = getattr(config, "cache", None)
+    if cache is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Passed(cache))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,8 +18,9 @@ that mmdet and mmseg carry, the first of four that runs natively here, and of th
 small size; random weights, one step, one image of 160x160 where a model takes it, else of 320x320, two of them, or
 those of its config. Beside what `make openmmlab` installs there were lap, motmetrics, scikit-learn and fairscale, which
 some of them ask for. *Whole* is a capture that has each operator that an independent mode counts as often as that, and
-whose results and model are bit for bit those of a step that nobody watched.
-*Replayed* is the share of its cases that are ok. Those that do not stand here have not been tried yet.
+whose results and model are bit for bit those of a step that nobody watched, where two such steps have the same bits
+(*why not* says so where they have not). *Replayed* is the share of its cases that are ok; *why not* has what the others
+ended with, or what a model fails with by itself, before anything is captured.
 
 """
 

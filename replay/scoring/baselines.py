@@ -23,7 +23,8 @@ from opgrip.replay.measuring.origins import Origin, origin_of
 from opgrip.replay.measuring.results import OK, SKIPPED, UNUSUAL, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.spread import deviation_of
+from opgrip.replay.scoring.spread import MOST_DEVIATION, deviation_of
+from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.limits import check_nesting
 from opgrip.traces.output import whole_file
@@ -38,8 +39,6 @@ MOST_BYTES = 1 << 25
 """Of a baseline: a hundred traces have some five million, and each byte takes twenty in memory."""
 LEAST_US, MOST_US = 1e-6, 1e15
 """Between these are times and numbers of calls."""
-MOST_DEVIATION = 10.0
-"""Of a logarithm."""
 OF_MACHINE = ("machine", "processor", "processors", "threads", "system", "python", "versions")
 """What a baseline keeps of the environment of its results."""
 Key = tuple[str, int]
@@ -125,7 +124,8 @@ def baseline_of(results: Results) -> Baseline:
 
     Raises
     ------
-    UserError : where they have no such rows, or are of options that decide what times are
+    UserError : where they have no such rows, have times that no machine takes, or are of options that decide what times
+        are
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results are of {', '.join(unusual)}", "a baseline is of a replay without such options")
@@ -143,10 +143,14 @@ def baseline_of(results: Results) -> Baseline:
         trace_hash = about.get("trace_hash") if isinstance(about, Mapping) else None
         cases = {key: _case(row) for key, row in keyed(rows)}
         traces[name] = BaselineTrace(origin_of(rows[0]), str(trace_hash or ""), cases)
-    header, environment = results.header, results.header.get("environment", {})
+    return Baseline(about_of(results), traces)
+
+
+def about_of(results: Results) -> dict[str, Any]:
+    """What results say of the machine, the device and versions."""
+    header, environment = results.header, results.header.get("environment") or {}
     about = {name: environment[name] for name in OF_MACHINE if name in environment}
-    about |= {name: header[name] for name in ("time", "torch", "device", "accelerator") if name in header}
-    return Baseline(about, traces)
+    return about | {name: header[name] for name in ("time", "torch", "device", "accelerator") if name in header}
 
 
 def added(baseline: Baseline, more: Baseline) -> Baseline:
@@ -174,7 +178,11 @@ def is_plain(row: Result) -> bool:
 
 def _case(row: Result) -> BaselineCase:
     is_timed = row.status == OK and bool(row.median_us)
-    return BaselineCase(row.count, row.median_us if is_timed else None, deviation_of(row) if is_timed else 0.0)
+    try:
+        return _read_case(row.count, row.median_us if is_timed else None, deviation_of(row) if is_timed else 0.0)
+    except ValueError as error:
+        what = f"{printable(row.op)} of {printable(row.trace)} has a number of calls or a time that no machine has"
+        raise UserError(what, "replay it again") from error
 
 
 def read_baselines(path: Path | None = None) -> Baseline:
@@ -203,14 +211,22 @@ def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
         }
         for name, trace in baseline.traces.items()
     }
-    document = {"format": FORMAT, "about": baseline.about, "traces": traces}
-    lines = json.dumps(document, separators=(",", ":")).replace('"cases":[[', '"cases":[\n[').replace("],[", "],\n[")
+    head = json.dumps({"format": FORMAT, "about": baseline.about})[:-1]
+    text = f"{head},\n" + '"traces": {' + ",\n".join(_lines(traces)) + "}}\n"
     with whole_file(path, force) as file:
         sink = compress_to(file, path.name)
-        sink.write(lines.encode() + b"\n")
+        sink.write(text.encode())
         if sink is not file:
             sink.flush()
             sink.close()
+
+
+def _lines(traces: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Each trace, a line a case, which a tool that compares lines can follow."""
+    for name, about in traces.items():
+        facts = json.dumps({key: value for key, value in about.items() if key != "cases"})[:-1]
+        cases = ",\n".join(json.dumps(case, separators=(",", ":")) for case in about["cases"])
+        yield f'{json.dumps(name)}: {facts}, "cases": [\n{cases}]}}'
 
 
 def _digits(value: float | None, digits: int = 5) -> float | None:
@@ -254,7 +270,7 @@ def _read_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
     numbers: Sequence[Any] = [count, deviation or 0.0, 1.0 if median_us is None else median_us]
     if any(isinstance(item, bool) or not isinstance(item, int | float) for item in numbers):
         raise ValueError("no number")
-    if any(not isfinite(item) for item in numbers) or not 0 <= numbers[1] < MOST_DEVIATION:
+    if any(not isfinite(item) for item in numbers) or not 0 <= numbers[1] <= MOST_DEVIATION:
         raise ValueError("a number that is no measurement's")
     if not 0 <= count < MOST_US or not LEAST_US < numbers[2] < MOST_US:
         raise ValueError("a number that no time has")

@@ -9,12 +9,15 @@ from math import fsum, isfinite, sqrt
 from statistics import median
 from typing import IO, Any
 
+from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.comparing.priors import SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
+from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import MOST_US, Baseline, is_plain, unusual_in
-from opgrip.replay.scoring.scores import Score, TraceScore, score_traces, way_of
+from opgrip.replay.scoring.baselines import LEAST_US, MOST_US, Baseline, is_plain, unusual_in
+from opgrip.replay.scoring.scores import Score, TraceScore, check_ways, score_traces, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.traces.command import printable
 from opgrip.traces.corpus.corpus import Corpus
@@ -30,11 +33,21 @@ HELD = 0.1
 
 
 def times_of(results: Results) -> Times:
-    """The times of results of several traces, of cases as they were recorded; the median of those that are alike."""
+    """The times of results of several traces, of cases as they were recorded; the median of those that are alike.
+
+    Raises
+    ------
+    UserError : where options decided what the times are
+    """
+    if unusual := unusual_in(results):
+        raise UserError(f"these results are of {', '.join(unusual)}", "replay the traces without such options")
     return _medians(
-        (row.trace, row.key, row.median_us)
+        (row.trace, row.key, time_us)
         for row in results
-        if is_plain_but_threads(row) and row.status == OK and row.median_us and row.key
+        if is_plain_but_threads(row)
+        and row.status == OK
+        and row.key
+        and LEAST_US < (time_us := row.median_us or 0.0) < MOST_US
     )
 
 
@@ -58,7 +71,10 @@ def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
 
 def is_plain_but_threads(row: Result) -> bool:
     """Whether a row is of a case as it was recorded, on whatever threads and caches there are."""
-    return is_plain(row) or (row.mode == "eager" and row.direction == "forward" and row.batch_scale == row.streams == 1)
+    if is_plain(row):
+        return True
+    is_eager = row.mode == EAGER and row.direction == FORWARD
+    return is_eager and row.values == RECORDED and row.batch_scale == row.streams == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +93,11 @@ class Check:
 
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
     """Hold what is predicted of each trace against the sum of its cases' times in another replay."""
-    of_key: dict[str, list[float]] = {}
-    for (_, key), time in times.items():
-        of_key.setdefault(key, []).append(time)
-    chosen = {key: median(of_key[key]) for key in distilled.keys if key in of_key}
+    # a score knows of a case what it takes after the calls of the trace that it is written from
+    there = {key: times.get((trace, key)) for key, trace in distilled.sources.items()}
+    chosen = {key: time for key, time in there.items() if time is not None}
     checks = []
-    for name, rows in corpus.frame.groupby("trace", sort=False):
+    for name, rows in corpus.frame[corpus.frame["trace"].isin(list(distilled.weights_us))].groupby("trace", sort=False):
         timed = [(count, times.get((str(name), key)), us) for count, key, us in _columns(rows)]
         known_us = fsum(count * us for count, time, us in timed if time is not None)
         real_us = fsum(count * time for count, time, _ in timed if time is not None)
@@ -134,14 +149,19 @@ def _scores(results: Results, field: Mapping[str, Any]) -> list[Score]:
     for row in results:
         if row.direction == "forward" and row.batch_scale == 1 and row.streams == 1:
             ways.setdefault(way_of(row, unusual), {}).setdefault(row.key, row)
+    check_ways(len(ways), len(field["traces"]))
+    base = str(field.get("base") or CAPTURED)[:MOST_NAME]
     scores = []
     for way, rows in ways.items():
         traces = [_trace(name, about, field["keys"], rows) for name, about in field["traces"].items()]
-        scores.append(score_traces(way, traces, BASE, len(traces)))
+        scores.append(score_traces(way, traces, base, len(traces)))
     return scores
 
 
-BASE = "the times that the distilled cases have in their trace"
+CAPTURED = "the times that its cases were captured with"
+"""What distilled cases are held against that were not fitted to a replay."""
+MOST_NAME = 200
+"""Characters that are shown of a machine's name."""
 
 
 def _trace(name: str, about: Mapping[str, Any], keys: Sequence[str], rows: Mapping[str, Result]) -> TraceScore:
@@ -154,6 +174,7 @@ def _trace(name: str, about: Mapping[str, Any], keys: Sequence[str], rows: Mappi
     return TraceScore(
         origin,
         Counter(row.status for row, _ in pairs),
+        sum(row.is_slowed for row, _ in pairs),
         fsum(time for _, _, time in ok),
         len(ok),
         base_us=fsum(us for _, us in pairs),

@@ -18,6 +18,8 @@ from opgrip.replay.measuring.results import OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.baselines import Baseline, BaselineCase, BaselineTrace, keyed, unusual_in
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_mean, of_ratio, of_sum
+from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
 
 CHARGE = 2.0
 """Times the baseline's time, or what this machine would take at its pace, that a case costs which is not ok."""
@@ -27,6 +29,8 @@ RESAMPLES, SEED = 10_000, 0
 """Of the models, for the interval."""
 DRAWN_AT_ONCE = 1 << 20
 """Of them: a results file of a stranger can name any number of models."""
+MOST_SCORES = 20_000
+"""Of traces, in all ways in which they were run together."""
 UTMOST = 1e9
 """How many times as fast, or as slow, nothing is: times that say so are not a machine's."""
 Z = 1.96
@@ -40,6 +44,7 @@ class TraceScore:
     Attributes
     ----------
     statuses : rows by status
+    slowed : how many of them were run while others had the processors
     time_us : predicted here: of all calls of the cases that are ok, whether the baseline has them or not
     compared : cases that are ok in both
     base_us : the baseline's, of all selected cases that it has
@@ -53,6 +58,7 @@ class TraceScore:
 
     origin: Origin
     statuses: Counter[str] = field(default_factory=Counter)
+    slowed: int = 0
     time_us: float = 0.0
     compared: int = 0
     base_us: float = 0.0
@@ -142,7 +148,8 @@ class ModelScore:
     @property
     def uncertainty(self) -> Uncertainty:
         """Of the logarithm of its score."""
-        return of_mean((1 / len(self.scored), trace.uncertainty) for trace in self.scored)
+        scored = self.scored
+        return of_mean((1 / len(scored), trace.uncertainty) for trace in scored)
 
     @property
     def is_partial(self) -> bool:
@@ -225,7 +232,16 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
     problems = {**dict(_other_recordings(results, baseline, origins)), **dict(_problems(results))}
     origins |= {name: origin for name, (origin, _) in problems.items() if name not in origins}
     why = {name: problem for name, (_, problem) in problems.items()}
+    check_ways(len(rows_of), len(origins))
     return [_score(way, rows, origins, why, baseline) for way, rows in rows_of.items()]
+
+
+def check_ways(ways: int, traces: int) -> None:
+    """Raise `UserError` where so many ways of so many traces would take minutes, as a stranger's results can say."""
+    if ways * traces > MOST_SCORES:
+        raise UserError(
+            f"{counted(ways, 'way')} of running {counted(traces, 'trace')} are too many to score", "score a part"
+        )
 
 
 def is_counted(row: Result) -> bool:
@@ -308,7 +324,9 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
     time_us = fsum(max(row.count, 1) * (row.median_us or 0.0) for row in rows if row.status == OK)
     if not rows or base is None:
         why = problem or ("no baseline" if rows else "not replayed")
-        return TraceScore(origin, statuses, time_us, whole_us=0.0 if base is None else base.total_us, problem=why)
+        return TraceScore(
+            origin, statuses, time_us=time_us, whole_us=0.0 if base is None else base.total_us, problem=why
+        )
     # what fails in the program as well, and what the baseline itself cannot run, says nothing of this machine
     run = [row for row in rows if row.status != SKIPPED]
     joined = [(row, base.cases[key]) for key, row in keyed(run) if key in base.cases]
@@ -317,6 +335,7 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
     return TraceScore(
         origin,
         statuses,
+        sum(row.is_slowed for row in rows),
         time_us,
         len(ok),
         base_us=fsum(case.total_us for _, case in pairs),

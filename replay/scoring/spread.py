@@ -11,6 +11,9 @@ from opgrip.replay.comparing.estimates import estimate
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.measuring.results import Result
 
+MOST_DEVIATION = 10.0
+"""Of a logarithm: more is no measurement's."""
+
 
 def deviation_of(row: Result) -> float:
     """The standard deviation of the logarithm of a row's median.
@@ -23,7 +26,9 @@ def deviation_of(row: Result) -> float:
         return 0.0
     repeats = len(estimated.logs)
     variance, _ = USUAL[(row.median_us or 0.0) < SHORT_US].posterior(estimated.squares, repeats - 1)
-    return sqrt((variance + (estimated.within if repeats == 1 else 0.0)) / repeats)
+    deviation = sqrt((variance + (estimated.within if repeats == 1 else 0.0)) / repeats)
+    # also of what is no number
+    return deviation if deviation < MOST_DEVIATION else MOST_DEVIATION
 
 
 @dataclass(frozen=True, slots=True)

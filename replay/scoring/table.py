@@ -17,6 +17,8 @@ from opgrip.traces.words import counted
 NOTHING = "-"
 TOTAL = "total"
 PARTIAL = "*"
+MOST_SLOWED = 0.1
+"""Share of the rows from which on a score is told to be of a busy machine."""
 ALL = 0.9995
 """Share that is shown as 100 %."""
 
@@ -30,7 +32,9 @@ def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
 def score_line(score: Score) -> str:
     """The score with its spread, in a line."""
     if score.score is None:
-        return f"no score under {printable(score.way)}: no time of a baseline to hold these against"
+        has_base = any(trace.base_us for model in score.models for trace in model.traces)
+        why = "no case of the baseline is ok here" if has_base else "no time of a baseline to hold these against"
+        return f"no score under {printable(score.way)}: {why}"
     spread = f", ± {exp(Z * score.deviation) - 1:.1%} from replay to replay"
     models = ""
     if score.interval is not None:
@@ -92,6 +96,12 @@ def _remarks(score: Score) -> list[str]:
     if any(model.is_partial for model in score.scored) or (score.score is not None and score.is_partial):
         lines.append(
             f"{PARTIAL} partial: cases of less than {WHOLE:.0%} of the baseline's time are ok, or models have no score"
+        )
+    rows = sum(sum(model.statuses.values()) for model in score.models)
+    slowed = sum(trace.slowed for model in score.models for trace in model.traces)
+    if slowed >= MOST_SLOWED * max(rows, 1):
+        lines.append(
+            f"{slowed / rows:.0%} of the cases were slowed down by what else ran: measure again when it is quiet"
         )
     problems: dict[str, list[str]] = {}
     for model in score.models:
@@ -156,6 +166,7 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
         "ok": model.statuses[OK],
         "wrong": wrong,
         "not_run": not_run,
+        "slowed": sum(trace.slowed for trace in model.traces),
         "runs": [
             {"run": trace.origin.run, "trace": trace.origin.trace, "score": trace.score, "speed": trace.speed}
             | {"supported": trace.supported, "base_us": trace.base_us, "time_us": trace.time_us}

@@ -20,9 +20,9 @@ from pyarrow import parquet
 from opgrip.replay.comparing import compare
 from opgrip.replay.comparing.reports.files import FORMS
 from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.reports.formulas import quoted, unquoted
 from opgrip.tools.report import make_page
 from opgrip.traces.errors import UserError
+from opgrip.traces.formulas import quoted, unquoted
 
 STRANGE: list[Any] = [
     None,

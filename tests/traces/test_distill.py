@@ -21,7 +21,7 @@ from opgrip.replay.scoring.distilled import Check, check_of
 from opgrip.traces import Trace, load
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
-from opgrip.traces.corpus.choosing import choose
+from opgrip.traces.corpus.choosing import Points, choose
 from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_times
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import read_header
@@ -52,21 +52,30 @@ def results(run: Results) -> Results:
 
 def test_the_choice_is_what_trying_all_gains_gives() -> None:
     generator = np.random.default_rng(0)
-    features, weights = generator.normal(size=(40, 3)), generator.random(40)
-    groups = np.arange(40) % 3
-    likeness = np.exp(-np.linalg.norm(features[:, None] - features[None], axis=2)) * (groups[:, None] == groups)
+    points = Points(generator.normal(size=(40, 3)), generator.integers(0, 2, 40), apart=0.5)
+    weights, groups = generator.random(40), np.arange(40) % 3
+    squares = np.square(points.numbers[:, None] - points.numbers[None]).sum(axis=2)
+    squares += 0.25 * (points.kinds[:, None] != points.kinds)
+    likeness = np.exp(-np.sqrt(squares)) * (groups[:, None] == groups)
     best, expected = np.zeros(40), []
     for _ in range(12):
         gains = np.clip(likeness - best, 0, None) @ weights
         gains[expected] = -1.0
         expected.append(int(gains.argmax()))
         best = np.maximum(best, likeness[expected[-1]])
-    assert choose(features, groups, weights, 12) == expected
+    assert choose(points, groups, weights, 12) == expected
 
 
 def test_all_are_chosen_where_there_are_fewer_than_asked_for() -> None:
-    features = np.zeros((4, 1))
-    assert sorted(choose(features, np.array([0, 0, 1, 1]), np.ones(4), 10)) == [0, 1, 2, 3]
+    points = Points(np.zeros((4, 1)), np.zeros(4, np.int64))
+    assert sorted(choose(points, np.array([0, 0, 1, 1]), np.ones(4), 10)) == [0, 1, 2, 3]
+
+
+def test_of_very_many_fewer_may_be_chosen_so_that_what_is_kept_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opgrip.traces.corpus.choosing.MOST_PAIRS", 90)
+    points = Points(np.arange(30.0)[:, None], np.zeros(30, np.int64))
+    weights = np.arange(30.0)
+    assert sorted(choose(points, np.zeros(30, np.int64), weights, 10)) == [27, 28, 29]
 
 
 def test_each_trace_is_stood_for_whole(folder: Path) -> None:

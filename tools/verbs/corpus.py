@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.tools.verbs.corpus_notes import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive
-from opgrip.traces.errors import UserError, shortened
+from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import names
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
@@ -69,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
-    for note in corpus.notes[:10]:
-        reporter.say(shortened(note, 200))
-    if len(corpus.notes) > 10:
-        reporter.say(f"{len(corpus.notes) - 10:,} more files were left out; -o FILE.json names them")
+    say_notes(corpus.notes, reporter, "; -o FILE.json names them")
     if args.compare_sources:
         _compare(corpus, args)
     elif args.coverage:

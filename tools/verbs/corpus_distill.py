@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from opgrip.tools.verbs.corpus_notes import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive
 from opgrip.traces.output import check_writable
@@ -52,7 +53,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and hold against another replay."""
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring.baselines import read_baselines
+    from opgrip.replay.scoring.baselines import Baseline, about_of, read_baselines
     from opgrip.replay.scoring.distilled import Times, check_of, print_check, times_of, times_of_baseline
     from opgrip.replay.store.store import Store
     from opgrip.traces.corpus import read_corpus
@@ -62,27 +63,31 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
 
-    def times_by(name: str) -> Times:
-        if name == BASELINE:
-            return times_of_baseline(read_baselines())
-        return times_of(read_run(Store().find(name)))
+    def read(names: list[str]) -> tuple[str, Times]:
+        """Whose times they are, and these: of the last of several results, where they have the same case."""
+        machine, times = "", dict[tuple[str, str], float]()
+        for name in names:
+            if name == BASELINE:
+                baseline = read_baselines()
+                machine, own = baseline.machine, times_of_baseline(baseline)
+            else:
+                results = read_run(Store().find(name))
+                machine, own = Baseline(about_of(results)).machine, times_of(results)
+            times |= own
+        return machine, times
 
-    def times_in(names: list[str]) -> Times:
-        """Of the last of several results, where they have the same case."""
-        return dict(pair for name in names for pair in times_by(name).items())
-
-    times, check = (None if names is None else times_in(names) for names in (args.times, args.check))
+    base, times = read(args.times or [])
+    _, check = read(args.check or [])
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
-    for note in corpus.notes:
-        reporter.say(note)
+    say_notes(corpus.notes, reporter)
     corpus = named_by_files(corpus)
-    if times is not None:
+    if args.times:
         corpus = with_times(corpus, times)
     distilled = distill(corpus, args.cases)
-    fields = {FIELD: distilled.field(corpus)}
+    fields = {FIELD: distilled.field(corpus, base)}
     write_cases(corpus, distilled.keys, args.output, args.force, args.unbounded, reporter.reading, fields, IN_PROGRAM)
     print(f"{describe(distilled)}: {args.output}")
-    if check is not None:
+    if args.check:
         print_check(check_of(corpus, distilled, check), sys.stdout)
     return 0
 

@@ -211,6 +211,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "flight", f"the last {counted(flight['last'], 'call')}{written}"
         if _is_count(flight.get("before")):
             yield "forgotten", f"{counted(flight['before'], 'call')}, not in the trace"
+    yield from _distilled(header)
     functions = calls[calls["kind"] == FUNCTION]
     are_higher_order = functions["op"].astype(str).str.startswith(HIGHER_ORDER)
     functions, higher_order = functions[~are_higher_order], functions[are_higher_order]
@@ -240,6 +241,18 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
         yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
     yield from _losses(trace)
+
+
+def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What a trace stands for that was distilled of others."""
+    from opgrip.traces.corpus.distill import FIELD, chosen_numbers
+
+    cases = chosen_numbers(header)
+    if cases is not None:
+        traces, base = header[FIELD].get("traces"), header[FIELD].get("base")
+        standing = f" for {counted(len(traces), 'trace')}" if isinstance(traces, dict) else ""
+        against = f", by the times of {base}" if base else ""
+        yield "distilled", f"{counted(len(cases), 'case')} that stand{standing}{against}; other calls are around them"
 
 
 def _redacted(form: Mapping[str, Any]) -> str:

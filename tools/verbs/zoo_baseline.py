@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opgrip.tools.verbs.kept_runs import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
+from opgrip.traces.command import add_debug, printable
 from opgrip.traces.words import counted
 
 EXAMPLES = """\
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         baseline = added(read_baselines(args.add_to), baseline)
     write_baseline(baseline, args.output, args.force)
     cases = sum(len(trace.cases) for trace in baseline.traces.values())
-    print(f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, {baseline.machine}: {args.output}")
+    machine = printable(baseline.machine)
+    print(f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, {machine}: {args.output}")
     return 0
 
 

@@ -18,6 +18,7 @@ examples:
   opgrip zoo list mmdet two-stage       of that library or family
   opgrip zoo list '*.train'
   opgrip zoo list mmdet --distinct      how many operators and long-tail functions they have together
+  opgrip zoo list | sort -t$'\\t' -k5nr   in a pipe: name, library, family, calls, signatures, operators, longtail, bytes
 """
 NAMES = "a name, model, library or family, with wildcards"
 TEXTS = (("name", 30, 0), ("library", 12, 3), ("family", 12, 2))
@@ -40,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if args.distinct:
         print(_distinct(traces))
         return 0
-    rows = [(trace.name, trace.library, trace.family, *_numbers(trace)) for trace in traces]
-    if not sys.stdout.isatty():
+    is_terminal = sys.stdout.isatty()
+    rows = [(trace.name, trace.library, trace.family, *_numbers(trace, "," if is_terminal else "")) for trace in traces]
+    if not is_terminal:
         sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
         return 0
     cells = list(zip(*rows, strict=True))
@@ -68,10 +70,13 @@ def _distinct(traces: Sequence[ZooTrace]) -> str:
     )
 
 
-def _numbers(trace: ZooTrace) -> list[str]:
+def _numbers(trace: ZooTrace, comma: str) -> list[str]:
+    """Of its recording; the size in bytes without commas, else in kB."""
     if trace.recording is None:
         return ["-"] * len(NUMBERS)
     numbers = [int(getattr(trace.recording, name)) for name in NUMBERS]
+    if not comma:
+        return list(map(str, numbers))
     return [*(f"{number:,}" for number in numbers[:-1]), f"{numbers[-1] / 1e3:,.0f}"]
 
 

@@ -16,7 +16,7 @@ import torch
 from opgrip.traces.arguments import numbers_of, with_numbers
 from opgrip.traces.corpus.corpus import Corpus, Reading
 from opgrip.traces.corpus.members import Member
-from opgrip.traces.corpus.rows import contexts_of
+from opgrip.traces.corpus.rows import contexts_of, written_from
 from opgrip.traces.machine import page_size
 from opgrip.traces.records import (
     NO_STORAGE,
@@ -77,8 +77,7 @@ def write_cases(
     fields : of the header, besides its own
     """
     numbers = {key: number for number, key in enumerate(keys)}
-    frame = corpus.frame[corpus.frame["key"].isin(list(numbers))]
-    chosen = frame.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
+    chosen = written_from(corpus.frame, keys)
     facts = {"model": {"name": "corpus", "run": "cases"}, "torch": torch.__version__, "steps": 1}
     writer = TraceWriter(path, Header({**facts, "page_size": PAGE_BYTES, **(fields or {})}), force)
     numbering = _Numbering(len(keys))

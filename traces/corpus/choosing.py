@@ -9,6 +9,7 @@ maximizing submodular set functions", Optimization Techniques (1978) 234-243.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Any
 
@@ -18,24 +19,53 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
 MOST_CANDIDATES = 3000
-"""Of a group that may be chosen: the heaviest. Similarities of more would take gigabytes."""
+"""Of a group that may be chosen: the heaviest."""
+MOST_PAIRS = 250_000_000
+"""Of candidates and points whose likeness is kept, in 4 bytes each: of very many points fewer may be chosen."""
+AT_ONCE = 256
+"""Candidates that are compared with all points of their group at a time."""
 
 
-def choose(features: Floats, groups: Wholes, weights: Floats, count: int) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Points:
+    """What is chosen from.
+
+    Attributes
+    ----------
+    numbers : (N, D)
+    kinds : (N,)
+    apart : distance of two that are alike but for their kind
+    """
+
+    numbers: Floats
+    kinds: Wholes
+    apart: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, places: Any) -> Points:
+        return Points(self.numbers[places], self.kinds[places], self.apart)
+
+
+def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[int]:
     """The places of those that are chosen, the one that stands for most first.
 
     Parameters
     ----------
-    features : (N, D), points whose distance of 1 makes them 1/e alike
+    points : N of them, whose distance of 1 makes them 1/e alike
     groups : (N,); points of different groups are not alike at all
     weights : (N,)
-    count : as many are chosen, or all where there are fewer
+    count : as many are chosen, or all that may be where these are fewer
     """
-    parts = [_Part(np.flatnonzero(groups == group), features, weights) for group in np.unique(groups)]
+    most = max(1, min(MOST_CANDIDATES, MOST_PAIRS // max(len(points), 1)))
+    order = np.argsort(groups, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+    parts = [_Part(own, points, weights, most) for own in members if len(own)]
     heap = [(-gain, number, place, 0) for number, part in enumerate(parts) for place, gain in enumerate(part.gains())]
     heapify(heap)
     chosen: list[int] = []
-    while heap and len(chosen) < min(count, len(features)):
+    while heap and len(chosen) < min(count, len(points)):
         _, number, place, version = heap[0]
         part = parts[number]
         if place in part.chosen:
@@ -54,12 +84,15 @@ def choose(features: Floats, groups: Wholes, weights: Floats, count: int) -> lis
 class _Part:
     """A group's points, and what of them is stood for by now."""
 
-    def __init__(self, members: Wholes, features: Floats, weights: Floats) -> None:
-        heaviest = np.argsort(-weights[members], kind="stable")[:MOST_CANDIDATES]
+    def __init__(self, members: Wholes, points: Points, weights: Floats, most: int) -> None:
+        heaviest = np.argsort(-weights[members], kind="stable")[:most]
         self.candidates = members[heaviest]
         self.chosen: set[int] = set()
         self._weights = weights[members]
-        self._likeness: NDArray[Any] = np.exp(-distances(features[self.candidates], features[members])).astype("f4")
+        self._likeness: NDArray[Any] = np.empty((len(self.candidates), len(members)), "f4")
+        for first in range(0, len(self.candidates), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            self._likeness[some] = np.exp(-distances(points[self.candidates[some]], points[members]))
         self._best = np.zeros(len(members))
 
     def gains(self) -> list[float]:
@@ -77,8 +110,10 @@ class _Part:
         self._best = np.maximum(self._best, self._likeness[place])
 
 
-def distances(points: Floats, others: Floats) -> Floats:
+def distances(points: Points, others: Points) -> Floats:
     """(N, M), between each two."""
-    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None, :] - 2 * points @ others.T
+    own, theirs = points.numbers, others.numbers
+    squares = (own**2).sum(axis=1)[:, None] + (theirs**2).sum(axis=1)[None, :] - 2 * own @ theirs.T
+    squares += points.apart**2 * (points.kinds[:, None] != others.kinds[None, :])
     lengths: Floats = np.sqrt(np.clip(squares, 0, None))
     return lengths

@@ -10,13 +10,16 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.traces.command import printable
 from opgrip.traces.corpus.members import Member, members_of
 from opgrip.traces.corpus.rows import rows_of
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import UserError, shortened
 from opgrip.traces.trace import load
 from opgrip.traces.words import counted
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
+MOST_REASON = 200
+"""Characters that are shown of why a file was left out."""
 Reading = Callable[[Path], AbstractContextManager[object]]
 """Around the reading of each file, to tell of it."""
 
@@ -103,7 +106,8 @@ def read_corpus(
         members.append(told)
         tables.append(_with_member(rows, told))
     if not tables:
-        raise UserError("there are no calls in these files", "name traces of a model that ran")
+        why = f": {shortened(printable(notes[-1]), MOST_REASON)}" if notes else ""
+        raise UserError(f"there are no calls in these files{why}", "name traces of a model that ran")
     return Corpus(weighted(pd.concat(tables, ignore_index=True)), members, notes)
 
 

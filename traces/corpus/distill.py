@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.corpus.choosing import Floats, choose, distances
-from opgrip.traces.corpus.corpus import Corpus
+from opgrip.traces.corpus.choosing import Floats, Points, choose, distances
+from opgrip.traces.corpus.corpus import Corpus, weighted
+from opgrip.traces.corpus.rows import written_from
 from opgrip.traces.errors import UserError
 from opgrip.traces.words import counted
 from opgrip.traces.zoo import read_manifest
@@ -44,13 +45,15 @@ class Distilled:
     Attributes
     ----------
     keys : of the cases, those that stand for most first
-    times_us : of each, the time of one call that weights refer to
+    sources : of each, the trace that spends most time on it, whose calls are written
+    times_us : of each, the time of one call there, which weights refer to
     weights_us : by trace and case, the time of all calls of that trace that it stands for; a trace's time elsewhere is
         the sum over cases of that times the case's time there over its `times_us`
     likeness : how alike cases are to what stands for them, by time: 1 where each stands for itself
     """
 
     keys: list[str]
+    sources: dict[str, str]
     times_us: dict[str, float]
     weights_us: dict[str, dict[str, float]]
     likeness: float
@@ -62,8 +65,13 @@ class Distilled:
         whole, there = sum(weights.values()), sum(weight for weight, _ in timed)
         return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
 
-    def field(self, corpus: Corpus) -> dict[str, Any]:
-        """What the header of its trace says: the traces, and what each case stands for in them."""
+    def field(self, corpus: Corpus, base: str = "") -> dict[str, Any]:
+        """What the header of its trace says: the traces, and what each case stands for in them.
+
+        Parameters
+        ----------
+        base : whose times the weights are; empty for captured ones
+        """
         about = {member.name: member for member in corpus.members}
         place = {key: number for number, key in enumerate(self.keys)}
         traces = {}
@@ -73,7 +81,8 @@ class Distilled:
             pairs = sorted((place[key], weight) for key, weight in weights.items())
             cases, us = [number for number, _ in pairs], [float(f"{weight:.5g}") for _, weight in pairs]
             traces[name] = {**{word: value for word, value in words.items() if value}, "cases": cases, "us": us}
-        return {"method": "facility location", "keys": self.keys, "traces": traces}
+        facts = {"method": "facility location", **({"base": base} if base else {})}
+        return {**facts, "keys": self.keys, "traces": traces}
 
 
 def named_by_files(corpus: Corpus) -> Corpus:
@@ -102,7 +111,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
         raise UserError("these results are of none of the traces", "replay them: opreplay FOLDER -o results.parquet")
     frame = frame.assign(time_us=frame["count"] * frame["median_us"])
     frame["share"] = frame["time_us"] / frame.groupby("trace")["time_us"].transform("sum")
-    return Corpus(frame, corpus.members, corpus.notes)
+    return Corpus(weighted(frame), corpus.members, corpus.notes)
 
 
 def distill(corpus: Corpus, count: int) -> Distilled:
@@ -117,9 +126,10 @@ def distill(corpus: Corpus, count: int) -> Distilled:
         raise UserError("no call of these traces has a time", "give results of a replay with --times")
     cases = _cases(frame)
     weights = (1 - VARIETY) * cases["weight"].to_numpy() + VARIETY / len(cases)
-    features = _features(cases)
-    places = np.array(choose(features, pd.factorize(cases["op"])[0].astype(np.int64), weights, count))
-    nearest, likeness = _assign(features, pd.factorize(cases["op"])[0], places)
+    points = _points(cases)
+    ops = pd.factorize(cases["op"])[0].astype(np.int64)
+    places = np.array(choose(points, ops, weights, count))
+    nearest, likeness = _assign(points, ops, places)
     keys = cases.index.to_numpy()
     standing_for = dict(zip(keys, keys[places[nearest]], strict=True))
     sums = frame.assign(by=frame["key"].map(standing_for)).groupby(["trace", "by"], sort=False)["time_us"].sum()
@@ -127,8 +137,10 @@ def distill(corpus: Corpus, count: int) -> Distilled:
     for pair, time_us in zip(sums.index.tolist(), sums.tolist(), strict=True):
         weights_us.setdefault(pair[0], {})[pair[1]] = time_us
     chosen = [str(key) for key in keys[places]]
-    times = {key: float(cases.loc[key, "median_us"]) for key in chosen}  # type: ignore[arg-type]
-    return Distilled(chosen, times, weights_us, float((cases["weight"].to_numpy() * likeness).sum()))
+    written = written_from(frame, chosen).set_index("key")
+    sources = {str(key): str(trace) for key, trace in written["trace"].items()}
+    times = {str(key): float(time_us) for key, time_us in written["median_us"].items()}
+    return Distilled(chosen, sources, times, weights_us, float((cases["weight"].to_numpy() * likeness).sum()))
 
 
 def _cases(frame: pd.DataFrame) -> pd.DataFrame:
@@ -142,23 +154,23 @@ def _cases(frame: pd.DataFrame) -> pd.DataFrame:
     return cases.assign(weight=cases["weight"] / cases["weight"].sum())
 
 
-def _features(cases: pd.DataFrame) -> Floats:
-    """(cases, ...): the logarithms of the time and of the first tensors' sizes, and the dtypes."""
+def _points(cases: pd.DataFrame) -> Points:
+    """Of each case the logarithms of the time and of the first tensors' sizes, (cases, 1 + SHAPES), and the dtypes."""
     sizes = np.zeros((len(cases), SHAPES))
     for row, shapes in enumerate(cases["shapes"]):
         for column, shape in enumerate(SHAPE.findall(shapes)[:SHAPES]):
             sizes[row, column] = sum(np.log(max(float(size), 1.0)) for size in shape.split(",") if size)
-    dtypes = np.eye(cases["dtypes"].nunique())[pd.factorize(cases["dtypes"])[0]] * (OTHER_DTYPE / np.sqrt(2))
     times = np.log(cases["median_us"].to_numpy())[:, None]
-    return np.hstack([times, SIZES * sizes, dtypes])
+    dtypes = pd.factorize(cases["dtypes"])[0].astype(np.int64)
+    return Points(np.hstack([times, SIZES * sizes]), dtypes, OTHER_DTYPE)
 
 
-def _assign(features: Floats, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
+def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
     """For each case, which of the chosen ones stands for it, and how alike they are."""
-    nearest, likeness = np.zeros(len(features), dtype=int), np.zeros(len(features))
-    for first in range(0, len(features), 1000):
+    nearest, likeness = np.zeros(len(points), dtype=int), np.zeros(len(points))
+    for first in range(0, len(points), 1000):
         part = slice(first, first + 1000)
-        apart = distances(features[part], features[places])
+        apart = distances(points[part], points[places])
         apart += OTHER_OP * (ops[part][:, None] != ops[places][None, :])
         nearest[part] = apart.argmin(axis=1)
         likeness[part] = np.exp(-apart.min(axis=1))

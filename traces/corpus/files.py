@@ -16,6 +16,7 @@ from opgrip.traces.corpus.corpus import Corpus
 from opgrip.traces.corpus.summaries import Summary
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
+from opgrip.traces.formulas import quoted
 from opgrip.traces.output import whole_file
 
 WRITTEN = (".json", ".csv", ".md", ".parquet")
@@ -76,7 +77,7 @@ def _csv(table: pd.DataFrame) -> str:
     writer = csv.DictWriter(text, list(table.columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(
-        {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        {name: quoted(printable(cell)) if isinstance(cell, str) else cell for name, cell in row.items()}
         for row in records(table)
     )
     return text.getvalue()

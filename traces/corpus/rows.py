@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -17,6 +17,8 @@ from opgrip.traces.records import Signature
 from opgrip.traces.trace import Trace
 
 MOST_SHAPES = 120
+MOST_ELEMENTS = (1 << 63) - 1
+"""That a table counts: a stranger's shape may say any number."""
 """Characters of a signature's shapes."""
 
 
@@ -54,6 +56,12 @@ COLUMNS = (
 )
 
 
+def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Of each of some keys the row of the trace that spends most time on it."""
+    rows = frame[frame["key"].isin(list(keys))]
+    return rows.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
+
+
 def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
     """By signature, the settings that most of its calls ran under."""
     context_of = {scope.number: scope.context or 0 for scope in trace.scopes}
@@ -75,7 +83,7 @@ def _facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
         "shapes": shapes_text(specs),
         "dtypes": ",".join(dict.fromkeys(plain_name(spec.dtype) for spec in specs)),
         "device": next(iter(dict.fromkeys(spec.device for spec in specs)), ""),
-        "elements": max((prod(spec.shape) for spec in specs), default=0),
+        "elements": min(max((prod(spec.shape) for spec in specs), default=0), MOST_ELEMENTS),
     }
 
 

@@ -22,12 +22,12 @@ from opgrip.replay.comparing.reports.rows import (
 from opgrip.replay.comparing.reports.table import QUIET, columns_of
 from opgrip.replay.comparing.reports.words import advice, origin, summary, total_line
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.reports.formulas import quoted
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
 from opgrip.replay.reports.markdown import literal
 from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.folding import shorten
+from opgrip.traces.formulas import quoted
 from opgrip.traces.output import whole_file
 
 Gates = Sequence[Gate]
