@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 from dataclasses import replace
@@ -25,8 +26,10 @@ from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
+from opgrip.replay.scoring.distilled import times_of
 from opgrip.replay.scoring.scores import CHARGE, Score, Z, interval_of
-from opgrip.replay.scoring.table import score_line
+from opgrip.replay.scoring.spread import MOST_DEVIATION
+from opgrip.replay.scoring.table import print_scores, score_line
 from opgrip.replay.timing.options import TimingOptions
 from opgrip.traces.errors import UserError
 
@@ -134,6 +137,34 @@ def test_what_a_stranger_calls_things_does_not_reach_the_terminal() -> None:
     baseline = baseline_of(made_zoo())
     (score,) = score_of(made_zoo(), replace(baseline, about={"processor": "\x1b[31mred"}))
     assert "\x1b" not in score_line(score)
+
+
+@pytest.mark.parametrize("cells", [{"spread": 1e10}, {"times_us": (1e-150, 1.0, 1e149)}], ids=["spread", "times"])
+def test_spreads_that_no_machine_has_are_as_large_as_any_is(cells: dict[str, Any]) -> None:
+    score = only(changed(made_zoo(), "c.predict", 2, **cells), made_zoo())
+    assert score.deviation <= 2 * MOST_DEVIATION
+    assert math.isfinite(math.exp(Z * score.deviation))
+
+
+def test_a_score_of_a_busy_machine_says_so() -> None:
+    quiet, busy = made_zoo(), made_zoo(slowed=0.9)
+    for results, is_told in ((quiet, False), (busy, True)):
+        text = io.StringIO()
+        print_scores(score_of(results, baseline_of(quiet)), text)
+        assert ("100% of the cases were slowed down by what else ran" in text.getvalue()) == is_told
+
+
+def test_very_many_ways_of_very_many_traces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "MOST_SCORES", 7)
+    results = Results([*made_zoo().rows, *made_zoo(mode="jit").rows], HEADER)
+    with pytest.raises(UserError, match="2 ways of running 4 traces"):
+        score_of(results, baseline_of(made_zoo()))
+
+
+def test_a_score_of_which_nothing_is_ok_does_not_blame_the_baseline() -> None:
+    whole = made_zoo()
+    score = only(Results([replace(row, status=FAILED, median_us=None) for row in whole.rows], HEADER), whole)
+    assert "no case of the baseline is ok here" in score_line(score)
 
 
 def test_ratios_that_no_machine_has_are_no_score() -> None:
@@ -274,6 +305,27 @@ def test_a_baseline_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
     assert trace.origin == MODELS[1]
     assert [case.median_us for case in trace.cases.values()] == [10.0, 100.0, 1000.0]
     assert "torch 2.13.0" in again.machine
+
+
+def test_a_baseline_holds_names_that_look_like_its_own_form(tmp_path: Path) -> None:
+    strange = 'a],[b "x"\n'
+    results = changed(made_zoo(), "c.predict", 2, key=strange)
+    write_baseline(baseline_of(results), tmp_path / "b.json")
+    assert (strange, 0) in read_baselines(tmp_path / "b.json").traces["c.predict"].cases
+
+
+@pytest.mark.parametrize("cells", [{"count": -5}, {"median_us": 1e149}, {"median_us": -5.0}])
+def test_no_baseline_is_written_that_cannot_be_read(cells: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="a number of calls or a time that no machine has"):
+        baseline_of(changed(made_zoo(), "c.predict", 2, **cells))
+
+
+def test_times_are_of_cases_as_they_were_recorded() -> None:
+    assert len(times_of(made_zoo())) == len(times_of(made_zoo(threads=3)))
+    assert not times_of(made_zoo(values="random"))
+    assert ("c.predict", made_zoo().rows[-1].key) not in times_of(changed(made_zoo(), "c.predict", 2, median_us=1e149))
+    with pytest.raises(UserError, match="bfloat16"):
+        times_of(Results(made_zoo().rows, {**HEADER, "unusual": ["bfloat16"]}))
 
 
 def test_a_baseline_is_added_to_that_of_the_same_machine() -> None:

@@ -19,7 +19,7 @@ from opgrip.replay.scoring import distilled_scores
 from opgrip.replay.scoring.baselines import read_baselines
 from opgrip.replay.scoring.distilled import Check, check_of
 from opgrip.traces import Trace, load
-from opgrip.traces.corpus import read_corpus
+from opgrip.traces.corpus import Corpus, read_corpus
 from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.traces.corpus.choosing import Points, choose
 from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_times
@@ -100,6 +100,26 @@ def test_what_takes_twice_as_long_everywhere_is_predicted_to(folder: Path) -> No
     assert [item.error for item in checks] == pytest.approx([0.0] * 3)
 
 
+def test_a_check_goes_by_the_trace_that_a_case_is_written_from(folder: Path) -> None:
+    corpus = read_corpus([str(folder)])
+    distilled = distill(corpus, 2)
+    frame = corpus.frame
+    pairs = zip(frame["trace"], frame["key"], frame["median_us"], strict=True)
+    # elsewhere a case takes other times, which a replay of the distilled trace does not see
+    times = {(trace, key): us if distilled.sources.get(key, trace) == trace else 3 * us for trace, key, us in pairs}
+    for item in check_of(corpus, distilled, times):
+        assert item.predicted_us == pytest.approx(distilled.predicted_us(item.trace, distilled.times_us))
+
+
+def test_a_trace_without_times_is_left_out_of_a_check(folder: Path) -> None:
+    corpus = named_by_files(read_corpus([str(folder)]))
+    frame = corpus.frame
+    untimed = frame["trace"] == "other.predict"
+    partly = Corpus(frame.assign(median_us=frame["median_us"].mask(untimed, 0.0)), corpus.members)
+    times = dict.fromkeys(zip(frame["trace"], frame["key"], strict=True), 5.0)
+    assert len(check_of(partly, distill(partly, 2), times)) == 2
+
+
 def test_an_error_is_of_what_is_predicted() -> None:
     assert Check("a", 100.0, 90.0).error == pytest.approx(-0.1)
 
@@ -112,6 +132,14 @@ def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None
     assert isinstance(timed.frame, pd.DataFrame)
     with pytest.raises(UserError, match="of none of the traces"):
         with_times(corpus, {})
+
+
+def test_a_trace_without_other_times_takes_nothing_of_its_models_weight(folder: Path) -> None:
+    corpus = named_by_files(read_corpus([str(folder)]))
+    own = corpus.frame[corpus.frame["trace"] != "net.train"]
+    times = dict.fromkeys(zip(own["trace"], own["key"], strict=True), 1.0)
+    frame = with_times(corpus, times).frame
+    assert set(frame["weight"]) == {0.5}
 
 
 def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Path) -> None:
@@ -144,6 +172,10 @@ def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path
     done = run_command("opgrip", "corpus", "distill", folder, "--cases", "4", "-o", bench, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "4 cases stand for 3 traces" in done.stdout
+    assert "4 cases that stand for 3 traces" in run_command("opgrip", "trace", "info", bench, cwd=tmp_path).stdout
+    refused = run_command("opreplay", bench, "--baseline", "other.json", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--baseline is for several traces" in refused.stderr
     assert run_command("opgrip", "trace", "validate", bench, cwd=tmp_path).returncode == 0
     trace = load(bench)
     assert {signature.number for signature in trace.signatures} > {0, 1, 2, 3}

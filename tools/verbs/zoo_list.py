@@ -18,7 +18,7 @@ examples:
   opgrip zoo list mmdet two-stage       of that library or family
   opgrip zoo list '*.train'
   opgrip zoo list mmdet --distinct      how many operators and long-tail functions they have together
-  opgrip zoo list | sort -t$'\\t' -k5nr   in a pipe: name, library, family, calls, signatures, operators, longtail, bytes
+  opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe: name, library, family, and numbers
 """
 NAMES = "a name, model, library or family, with wildcards"
 TEXTS = (("name", 30, 0), ("library", 12, 3), ("family", 12, 2))

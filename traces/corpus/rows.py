@@ -34,7 +34,7 @@ def rows_of(trace: Trace) -> pd.DataFrame:
     rows = [
         {
             "signature": signature.number,
-            **_facts(signature, contexts.get(signature.number, {})),
+            **signature_facts(signature, contexts.get(signature.number, {})),
             "count": int(counts[signature.number]),
             "median_us": float(medians[signature.number]) / 1e3,
         }
@@ -73,7 +73,8 @@ def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
     return {int(signature): trace.contexts.get(int(context), {}) for signature, context in numbers}
 
 
-def _facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
+def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of a row that are of its signature alone, under the settings of most of its calls."""
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),

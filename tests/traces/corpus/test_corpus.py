@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,11 +15,12 @@ from programs import train_tiny_net
 
 from opgrip.capture import Capture
 from opgrip.traces import load
+from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.corpus import Corpus, members_of, read_corpus, summarize
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.corpus import weighted
 from opgrip.traces.corpus.files import write_summary, write_table
-from opgrip.traces.corpus.rows import contexts_of, rows_of
+from opgrip.traces.corpus.rows import MOST_ELEMENTS, contexts_of, rows_of, signature_facts
 from opgrip.traces.corpus.summaries import ALL
 from opgrip.traces.errors import UserError
 from opgrip.traces.identity import key_of_case
@@ -167,6 +169,16 @@ def test_a_table_for_a_document_keeps_its_cells(corpus: Corpus, tmp_path: Path) 
     assert rule.count("---") == len(table.columns)
     assert len(rows) == len(table)
     assert {row.replace("\\|", "").count("|") for row in (heads, rule, *rows)} == {len(table.columns) + 1}
+
+
+def test_a_cell_is_no_formula_and_a_number_fits_a_column(corpus: Corpus, tmp_path: Path) -> None:
+    write_table(summarize(corpus).table.assign(op="=cmd|calc"), tmp_path / "c.csv", False, {})
+    assert ",'=cmd" in "," + (tmp_path / "c.csv").read_text().splitlines()[1]
+    signature = load(corpus.members[0].path).signatures[-1]
+    endless = map_leaves(
+        lambda leaf: replace(leaf, shape=[2**40] * 2) if isinstance(leaf, TensorSpec) else leaf, signature.args
+    )
+    assert signature_facts(replace(signature, args=endless), {})["elements"] == MOST_ELEMENTS
 
 
 def test_signatures_are_written_once_with_their_keys_and_values(corpus: Corpus, tmp_path: Path) -> None:
