@@ -95,8 +95,11 @@ def _reasons(item: Outcome) -> Iterator[str]:
     if captured and not captured["is_same"]:
         yield "results differ" if item["counted"]["is_repeatable"] else "results differ from run to run by themselves"
     # what differs by itself differs from the audited step too
-    if item.get("audited", {}).get("unexplained") and item["counted"]["is_repeatable"]:
-        yield "audit: " + ", ".join(item["audited"]["unexplained"])
+    audited = item.get("audited", {}) if item.get("counted", {}).get("is_repeatable") else {}
+    if audited.get("unexplained"):
+        yield "audit: " + ", ".join(audited["unexplained"])
+    if audited.get("changed_by_modes"):
+        yield f"under any dispatch mode torch takes another way: {', '.join(audited['changed_by_modes'])}"
     yield from (reason[:160] for reason in item.get("replayed", {}).get("reasons", {}))
 
 

@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
@@ -105,9 +106,25 @@ class Trial:
         }
 
     def _audited(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Operators that torch and the trace count differently, apart from those that any dispatch mode changes."""
+        unexplained = self._differing(nullcontext())
+        changed: list[str] = []
+        if unexplained:
+            still = self._differing(Counting())
+            changed = [op for op in unexplained if op not in still]
+            unexplained = {op: calls for op, calls in unexplained.items() if op in still}
+        return {"unexplained": dict(list(unexplained.items())[:REASONS]), "changed_by_modes": changed[:REASONS]}
+
+    def _differing(self, watched: AbstractContextManager[object]) -> dict[str, list[int]]:
+        """By operator the calls that torch and the trace count, where nobody knows why they differ."""
         step, _ = self._prepared()
-        differences = [item for item in audit(self._trace, step) if item.explained is None]
-        return {"unexplained": {item.op: [item.torch_calls, item.trace_calls] for item in differences[:REASONS]}}
+
+        def run() -> None:
+            with watched:
+                step()
+
+        differences = audit(self._trace, run)
+        return {item.op: [item.torch_calls, item.trace_calls] for item in differences if item.explained is None}
 
     def _replayed(self, outcome: dict[str, Any]) -> dict[str, Any]:
         frame = replay(self._trace, iterations=1, warmup=0, cache="warm", budget=0.002).frame
