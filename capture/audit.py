@@ -125,6 +125,9 @@ PRINTING = "opgrip: a tensor is printed"
 MADE_OF_ITS_LIKE = frozenset({"aten::repeat_interleave"})
 """Operators with an overload that calls another overload."""
 
+MADE_OF_OTHERS = {"aten::where": "aten::nonzero_numpy"}
+"""Operators with an overload that is nothing but calls of others, and one that it then calls."""
+
 NOT_DISPATCHED = {
     "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
     "aten::detach": "torch.tensor() detaches what it makes past the dispatcher",
@@ -173,8 +176,10 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _stands_for_its_like(event: Any) -> bool:
-    """Whether it is an overload that is made of another, or casts its arguments by autocast and calls itself again."""
+    """Whether it is an overload that is made of others, or casts its arguments by autocast and calls itself again."""
     below = {child.name for child in event.cpu_children}
+    if MADE_OF_OTHERS.get(event.name) in below:
+        return True
     return event.name in below and (event.name in MADE_OF_ITS_LIKE or "aten::to" in below)
 
 

@@ -93,6 +93,18 @@ def test_what_an_operator_is_made_of_counts_where_the_trace_lacks_it(tmp_path: P
     assert audit(tmp_path / "t.jsonl", lambda: linear(x)) == []
 
 
+def test_an_overload_that_is_made_of_others_counts_as_these(tmp_path: Path) -> None:
+    x = torch.randn(6)
+
+    def step() -> None:
+        torch.where(x > 0, x, 0.0)
+        torch.where(x > 0)
+
+    with Capture(tmp_path / "t.jsonl"):
+        step()
+    assert [item for item in audit(tmp_path / "t.jsonl", step) if item.explained is None] == []
+
+
 def test_what_autograd_does_otherwise_under_a_dispatch_mode_is_explained(tmp_path: Path) -> None:
     weight = torch.rand(5, 4, requires_grad=True)
     factor = torch.rand(4, requires_grad=True)
