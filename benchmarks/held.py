@@ -94,16 +94,16 @@ def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, co
         rounds = experiment.quick_rounds if quick else experiment.rounds
         if figures and rounds:
             start = perf_counter()
-            outcomes = [item for item in run_experiment(experiment, rounds, bounds) if item.figure in figures]
-            if experiment.rounds > 1 and any(outcome.verdict is Verdict.WORSE for outcome in outcomes):
+            outcomes = run_experiment(experiment, rounds, bounds)
+            worse = [item.figure for item in outcomes if item.verdict is Verdict.WORSE]
+            if experiment.rounds > 1 and any(figure in figures for figure in worse):
                 # minutes in which a shared machine is another one make all of a few rounds worse
                 console.print(f"{experiment.name}: worse by {rounds} rounds, so {experiment.rounds} more are measured")
                 rounds += experiment.rounds
                 before = {outcome.figure: outcome.rounds for outcome in outcomes}
-                again = run_experiment(experiment, experiment.rounds, bounds, before)
-                outcomes = [item for item in again if item.figure in figures]
+                outcomes = run_experiment(experiment, experiment.rounds, bounds, before)
             console.print(f"{experiment.name}: {rounds} rounds in {perf_counter() - start:.0f} s")
-            yield from outcomes
+            yield from (outcome for outcome in outcomes if outcome.figure in figures)
 
 
 def run_experiment(

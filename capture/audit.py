@@ -122,11 +122,8 @@ OTHER_FORM = "the same number in all forms: autograd picks another form where a 
 
 PRINTING = "opgrip: a tensor is printed"
 
-MADE_OF_ITS_LIKE = frozenset({"aten::repeat_interleave"})
-"""Operators with an overload that calls another overload."""
-
-MADE_OF_OTHERS = {"aten::where": "aten::nonzero_numpy"}
-"""Operators with an overload that is nothing but calls of others, and one that it then calls."""
+MADE_OF = {"aten::repeat_interleave": "aten::repeat_interleave", "aten::where": "aten::nonzero_numpy"}
+"""Operators with an overload that is nothing but calls of others, and which one it then calls."""
 
 NOT_DISPATCHED = {
     "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
@@ -147,7 +144,7 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
     name = event.name
     if name == PRINTING:
         return
-    if form_of(name) in names and not _stands_for_its_like(event):
+    if form_of(name) in names and not _is_made_of_others(event):
         yield name
     elif event.cpu_children:
         for child in event.cpu_children:
@@ -175,12 +172,10 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
     return marked
 
 
-def _stands_for_its_like(event: Any) -> bool:
+def _is_made_of_others(event: Any) -> bool:
     """Whether it is an overload that is made of others, or casts its arguments by autocast and calls itself again."""
     below = {child.name for child in event.cpu_children}
-    if MADE_OF_OTHERS.get(event.name) in below:
-        return True
-    return event.name in below and (event.name in MADE_OF_ITS_LIKE or "aten::to" in below)
+    return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below
 
 
 def _is_operator(name: str) -> bool:

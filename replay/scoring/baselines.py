@@ -171,6 +171,11 @@ def unusual_in(results: Results) -> list[str]:
     return [str(word) for word in results.header.get(UNUSUAL) or ()]
 
 
+def is_of_program(row: Result) -> bool:
+    """Whether a program runs such a thing: no gradients alone, no other batch, no several at once."""
+    return row.direction == FORWARD and row.batch_scale == row.streams == 1
+
+
 def is_plain(row: Result) -> bool:
     """Whether a row is of a case as it was recorded: eager, on the usual threads, batch, values and caches."""
     return row.mode == EAGER and row.direction == FORWARD and not row.variant
@@ -179,7 +184,7 @@ def is_plain(row: Result) -> bool:
 def _case(row: Result) -> BaselineCase:
     is_timed = row.status == OK and bool(row.median_us)
     try:
-        return _read_case(row.count, row.median_us if is_timed else None, deviation_of(row) if is_timed else 0.0)
+        return _checked_case(row.count, row.median_us if is_timed else None, deviation_of(row) if is_timed else 0.0)
     except ValueError as error:
         what = f"{printable(row.op)} of {printable(row.trace)} has a number of calls or a time that no machine has"
         raise UserError(what, "replay it again") from error
@@ -261,12 +266,12 @@ def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
     seen: Counter[str] = Counter()
     cases: dict[Key, BaselineCase] = {}
     for key, count, median_us, deviation in plain["cases"]:
-        cases[str(key), seen[str(key)]] = _read_case(count, median_us, deviation)
+        cases[str(key), seen[str(key)]] = _checked_case(count, median_us, deviation)
         seen[str(key)] += 1
     return BaselineTrace(Origin(name, str(plain.get("model") or name), **words), str(plain.get("trace_hash")), cases)
 
 
-def _read_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
+def _checked_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
     numbers: Sequence[Any] = [count, deviation or 0.0, 1.0 if median_us is None else median_us]
     if any(isinstance(item, bool) or not isinstance(item, int | float) for item in numbers):
         raise ValueError("no number")

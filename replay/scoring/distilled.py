@@ -10,13 +10,12 @@ from statistics import median
 from typing import IO, Any
 
 from opgrip.replay.arguments.values import RECORDED
-from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.comparing.priors import SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import LEAST_US, MOST_US, Baseline, is_plain, unusual_in
+from opgrip.replay.scoring.baselines import LEAST_US, MOST_US, Baseline, is_of_program, unusual_in
 from opgrip.replay.scoring.scores import Score, TraceScore, check_ways, score_traces, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.traces.command import printable
@@ -71,10 +70,7 @@ def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
 
 def is_plain_but_threads(row: Result) -> bool:
     """Whether a row is of a case as it was recorded, on whatever threads and caches there are."""
-    if is_plain(row):
-        return True
-    is_eager = row.mode == EAGER and row.direction == FORWARD
-    return is_eager and row.values == RECORDED and row.batch_scale == row.streams == 1
+    return row.mode == EAGER and row.values == RECORDED and is_of_program(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +90,7 @@ class Check:
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
     """Hold what is predicted of each trace against the sum of its cases' times in another replay."""
     # a score knows of a case what it takes after the calls of the trace that it is written from
-    there = {key: times.get((trace, key)) for key, trace in distilled.sources.items()}
-    chosen = {key: time for key, time in there.items() if time is not None}
+    chosen = {key: times[trace, key] for key, trace in distilled.sources.items() if (trace, key) in times}
     checks = []
     for name, rows in corpus.frame[corpus.frame["trace"].isin(list(distilled.weights_us))].groupby("trace", sort=False):
         timed = [(count, times.get((str(name), key)), us) for count, key, us in _columns(rows)]
@@ -147,7 +142,7 @@ def _scores(results: Results, field: Mapping[str, Any]) -> list[Score]:
     unusual = unusual_in(results)
     ways: dict[str, dict[str, Result]] = {}
     for row in results:
-        if row.direction == "forward" and row.batch_scale == 1 and row.streams == 1:
+        if is_of_program(row):
             ways.setdefault(way_of(row, unusual), {}).setdefault(row.key, row)
     check_ways(len(ways), len(field["traces"]))
     base = str(field.get("base") or CAPTURED)[:MOST_NAME]

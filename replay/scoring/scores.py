@@ -10,14 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, fsum, log
 
-import numpy as np
-
-from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.origins import Origin, origin_of
 from opgrip.replay.measuring.results import OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import Baseline, BaselineCase, BaselineTrace, keyed, unusual_in
-from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_mean, of_ratio, of_sum
+from opgrip.replay.scoring.baselines import Baseline, BaselineCase, BaselineTrace, is_of_program, keyed, unusual_in
+from opgrip.replay.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
 from opgrip.traces.errors import UserError
 from opgrip.traces.words import counted
 
@@ -25,10 +22,6 @@ CHARGE = 2.0
 """Times the baseline's time, or what this machine would take at its pace, that a case costs which is not ok."""
 WHOLE = 0.95
 """Share of the baseline's time below which a score is partial."""
-RESAMPLES, SEED = 10_000, 0
-"""Of the models, for the interval."""
-DRAWN_AT_ONCE = 1 << 20
-"""Of them: a results file of a stranger can name any number of models."""
 MOST_SCORES = 20_000
 """Of traces, in all ways in which they were run together."""
 UTMOST = 1e9
@@ -246,7 +239,7 @@ def check_ways(ways: int, traces: int) -> None:
 
 def is_counted(row: Result) -> bool:
     """Whether a row enters a score: gradients alone, other batches and cases at once are not what a program runs."""
-    return bool(row.trace) and row.direction == FORWARD and row.batch_scale == 1 and row.streams == 1
+    return bool(row.trace) and is_of_program(row)
 
 
 def way_of(row: Result, unusual: Sequence[str]) -> str:
@@ -367,25 +360,6 @@ def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:
 def _family(model: ModelScore) -> tuple[str, str]:
     """A model of no family that is known is one of its own."""
     return (model.library, model.family) if model.family else ("", model.model)
-
-
-def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """A bootstrap's 95 % interval over models: the 2.5th and 97.5th percentile of the mean of models drawn with return.
-
-    Parameters
-    ----------
-    models : logarithm of the score and weight of each
-    """
-    if len(models) < 2:
-        return None
-    logs, weights = (np.array(column) for column in zip(*models, strict=True))
-    generator, means = np.random.default_rng(SEED), []
-    at_once = max(DRAWN_AT_ONCE // len(models), 1)
-    for first in range(0, RESAMPLES, at_once):
-        drawn = generator.integers(0, len(models), (min(at_once, RESAMPLES - first), len(models)))
-        means.append((logs[drawn] * weights[drawn]).sum(axis=1) / weights[drawn].sum(axis=1))
-    low, high = np.exp(np.quantile(np.concatenate(means), (0.025, 0.975)))
-    return float(low), float(high)
 
 
 def _credible(base_us: float, here_us: float) -> float | None:

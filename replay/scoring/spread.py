@@ -1,16 +1,22 @@
-"""How sure a replayed time is: of one case, and of the sum of many."""
+"""How sure a replayed time is: of one case, of the sum of many, and of a mean over models."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, sqrt
+
+import numpy as np
 
 from opgrip.replay.comparing.estimates import estimate
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.measuring.results import Result
 
+RESAMPLES, SEED = 10_000, 0
+"""Of the models, for the interval."""
+DRAWN_AT_ONCE = 1 << 20
+"""Of them: a results file of a stranger can name any number of models."""
 MOST_DEVIATION = 10.0
 """Of a logarithm: more is no measurement's."""
 
@@ -77,6 +83,25 @@ def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
     weighted = list(parts)
     own = _added((name, weight * moved) for weight, part in weighted for name, moved in part.own.items())
     return Uncertainty(own, fsum(weight * part.drift for weight, part in weighted))
+
+
+def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """A bootstrap's 95 % interval over models: the 2.5th and 97.5th percentile of the mean of models drawn with return.
+
+    Parameters
+    ----------
+    models : logarithm of the score and weight of each
+    """
+    if len(models) < 2:
+        return None
+    logs, weights = (np.array(column) for column in zip(*models, strict=True))
+    generator, means = np.random.default_rng(SEED), []
+    at_once = max(DRAWN_AT_ONCE // len(models), 1)
+    for first in range(0, RESAMPLES, at_once):
+        drawn = generator.integers(0, len(models), (min(at_once, RESAMPLES - first), len(models)))
+        means.append((logs[drawn] * weights[drawn]).sum(axis=1) / weights[drawn].sum(axis=1))
+    low, high = np.exp(np.quantile(np.concatenate(means), (0.025, 0.975)))
+    return float(low), float(high)
 
 
 def _added(parts: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:

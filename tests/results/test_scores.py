@@ -24,11 +24,11 @@ from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, write_baseline
+from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
 from opgrip.replay.scoring.distilled import times_of
-from opgrip.replay.scoring.scores import CHARGE, Score, Z, interval_of
-from opgrip.replay.scoring.spread import MOST_DEVIATION
+from opgrip.replay.scoring.scores import CHARGE, Score, Z
+from opgrip.replay.scoring.spread import MOST_DEVIATION, interval_of
 from opgrip.replay.scoring.table import print_scores, score_line
 from opgrip.replay.timing.options import TimingOptions
 from opgrip.traces.errors import UserError
@@ -179,7 +179,7 @@ def test_ratios_that_no_machine_has_are_no_score() -> None:
 def test_an_interval_over_many_models_needs_no_more_memory_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [(0.01 * number, 1.0) for number in range(30)]
     at_once = interval_of(models)
-    monkeypatch.setattr(scores, "DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr(spread, "DRAWN_AT_ONCE", 100)
     assert interval_of(models) == pytest.approx(at_once)
 
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print(_distinct(traces))
         return 0
     is_terminal = sys.stdout.isatty()
-    rows = [(trace.name, trace.library, trace.family, *_numbers(trace, "," if is_terminal else "")) for trace in traces]
+    rows = [(trace.name, trace.library, trace.family, *_numbers(trace, is_terminal)) for trace in traces]
     if not is_terminal:
         sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
         return 0
@@ -70,12 +70,12 @@ def _distinct(traces: Sequence[ZooTrace]) -> str:
     )
 
 
-def _numbers(trace: ZooTrace, comma: str) -> list[str]:
-    """Of its recording; the size in bytes without commas, else in kB."""
+def _numbers(trace: ZooTrace, is_terminal: bool) -> list[str]:
+    """Of its recording: with commas and the size in kB for a terminal, else plain and in bytes."""
     if trace.recording is None:
         return ["-"] * len(NUMBERS)
     numbers = [int(getattr(trace.recording, name)) for name in NUMBERS]
-    if not comma:
+    if not is_terminal:
         return list(map(str, numbers))
     return [*(f"{number:,}" for number in numbers[:-1]), f"{numbers[-1] / 1e3:,.0f}"]
 

@@ -17,9 +17,9 @@ from opgrip.traces.records import Signature
 from opgrip.traces.trace import Trace
 
 MOST_SHAPES = 120
+"""Characters of a signature's shapes."""
 MOST_ELEMENTS = (1 << 63) - 1
 """That a table counts: a stranger's shape may say any number."""
-"""Characters of a signature's shapes."""
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
