@@ -67,7 +67,7 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
     """Replay one trace, and print its table."""
     from opgrip.replay.reports.listing import list_cases
     from opgrip.replay.reports.table import print_results
-    from opgrip.replay.scoring import distilled_scores, print_scores
+    from opgrip.replay.scoring import check_distilled, distilled_scores, print_scores
 
     output = replay.output
     if is_done:
@@ -79,6 +79,7 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
         return 0
     if replay.is_sequence:
         return _replay_sequence(replay, output, reporter)
+    check_distilled(replay.loaded.trace.header)
     again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
     try:
         replayed = replay.run()
@@ -96,7 +97,7 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
     try:
         print_scores(distilled_scores(replayed.results), sys.stdout)
     finally:
-        # also where the trace's header says nonsense of what its cases stand for
+        # also where there are more scores than are told
         if not replayed.interrupted:
             _say_where(replay, replayed.results, reporter)
     for row in rows:

@@ -48,8 +48,12 @@ def is_completed(output: Output) -> bool:
         return False
     if output.output is None:
         raise UserError("--resume needs to know what it goes on with", "name the file with --output")
-    remains = journal_path(output.output), parts_folder(output.output)
-    return output.output.exists() and not any(path.exists() for path in remains) and not output.append
+    return output.output.exists() and not is_interrupted(output.output) and not output.append
+
+
+def is_interrupted(output: Path) -> bool:
+    """Whether there is something beside a file of results that `--resume` goes on with."""
+    return any(path.exists() for path in (journal_path(output), parts_folder(output)))
 
 
 def parts_folder(output: Path) -> Path:

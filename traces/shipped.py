@@ -49,4 +49,8 @@ def hint_for_missing(path: Path) -> str:
     if str(path) == "-":
         return ", and standard input is not read"
     name = path.name.partition(".")[0]
-    return f", and {PREFIX}{name} is one that ships" if name in shipped_traces() else ""
+    if name in shipped_traces():
+        return f", and {PREFIX}{name} is one that ships"
+    models = (trace.name for trace in read_manifest() if path.name in (trace.model, trace.name))
+    first = next(models, None)
+    return f", and {ZOO_PREFIX}{first} is one that ships" if first is not None else ""

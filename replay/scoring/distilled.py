@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 from statistics import median
@@ -132,8 +133,23 @@ def distilled_scores(results: Results) -> list[Score]:
     field = results.header.get(FIELD)
     if field is None:
         return []
-    try:
+    with _told_by_a_stranger():
         return _scores(results, field)
+
+
+def check_distilled(header: Mapping[str, Any]) -> None:
+    """Raise `UserError` where a trace's header says nonsense of what its cases stand for."""
+    field = header.get(FIELD)
+    if field is not None:
+        with _told_by_a_stranger():
+            for about in field["traces"].values():
+                _weights(about, len(field["keys"]))
+
+
+@contextmanager
+def _told_by_a_stranger() -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
         raise UserError("the trace does not say what its cases stand for", "write it again with distill") from error
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.outputs import is_interrupted
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import MissingPackageError
 from opgrip.traces.output import cannot_be_written
@@ -143,6 +144,8 @@ class Store:
             return found[0].path
         if found:
             raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "name one by more letters")
+        if _is_interrupted(name):
+            raise UserError(f"the replay that is to write {name} was interrupted", "go on with opreplay ... --resume")
         raise UserError(f"{name} is no file, and no run in {self.folder}", "see opgrip results list")
 
     def _named(self, name: str) -> list[Run]:
@@ -177,6 +180,13 @@ def usual_folder() -> Path | None:
     """Where results are kept when nothing is said; None where they are not."""
     name = os.environ.get(VARIABLE, FOLDER)
     return Path(name).expanduser() if name else None
+
+
+def _is_interrupted(name: str) -> bool:
+    try:
+        return is_interrupted(Path(name))
+    except (OSError, ValueError):
+        return False
 
 
 def _is_file(name: str) -> bool:

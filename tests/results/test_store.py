@@ -88,6 +88,12 @@ def test_a_run_is_found_by_what_only_it_begins_or_ends_with(kept: Path) -> None:
             store.find(name)
 
 
+def test_results_that_a_replay_has_not_written_yet_are_told(tmp_path: Path) -> None:
+    (tmp_path / "zoo.parquet.parts").mkdir()
+    with pytest.raises(UserError, match=r"was interrupted: go on with opreplay \.\.\. --resume"):
+        Store(tmp_path).find(str(tmp_path / "zoo.parquet"))
+
+
 @pytest.mark.slow
 def test_nothing_is_kept_where_nobody_asks(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, *FAST, cwd=tmp_path)

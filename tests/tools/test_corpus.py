@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from several_traces import small_trace
 
 from opgrip.capture import Capture
 from opgrip.tools.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
-from opgrip.tools.corpus.lacking import Trial, find_lacking
+from opgrip.tools.corpus.lacking import Trial, describe_lacking, find_lacking
 from opgrip.tools.corpus.sources import compare_sources
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
@@ -140,7 +141,9 @@ def test_what_a_mode_cannot_run_is_found_by_trying(folder: Path, tmp_path: Path,
 def test_a_trial_of_other_signatures_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
     trial = Trial(top=1, keep=tmp_path / "lacking.json")
     corpus, reporter = read_corpus([str(folder / "small.jsonl")]), QuietReporter("opgrip")
-    assert len(find_lacking(corpus, trial, reporter)) == 1
+    table = find_lacking(corpus, trial, reporter)
+    assert len(table) == 1
+    assert re.search(r"of 1 that were tried: 0.0% of the time, which take \d+\.\d% of it$", describe_lacking(table)[0])
     again = replace(trial, resume=True)
     assert len(find_lacking(corpus, again, reporter)) == 1
     with pytest.raises(UserError, match="are of another corpus, or of another part of it: leave out --resume"):

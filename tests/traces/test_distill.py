@@ -15,7 +15,7 @@ from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring import distilled_scores
+from opgrip.replay.scoring import check_distilled, distilled_scores
 from opgrip.replay.scoring.baselines import read_baselines
 from opgrip.replay.scoring.distilled import Check, check_of
 from opgrip.traces import Trace, load
@@ -245,6 +245,9 @@ def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(r
         results.header[FIELD] = {"keys": keys, "traces": {"a": {"cases": cases, "us": us}}}
         with pytest.raises(UserError, match="does not say what its cases stand for"):
             distilled_scores(results)
+        # before any of its cases is run
+        with pytest.raises(UserError, match="does not say what its cases stand for"):
+            check_distilled(results.header)
     for nonsense in ({}, [], {"keys": 3, "traces": 4}, {"keys": keys, "traces": {"a": None}}):
         results.header[FIELD] = nonsense
         with pytest.raises(UserError, match="does not say what its cases stand for"):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import SHIPPED_TRACES, run_command
+from programs import ROOT, SHIPPED_TRACES, run_command
 
 from opgrip.replay.options import EXAMPLES
 from opgrip.tools.verbs import verbs
@@ -22,13 +22,14 @@ def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
     fast = ("--iterations", "1", "--warmup", "0", "--op", "aten.relu*", "--top", "1", "-o", "r.json")
     done = run_command("opreplay", "trace:faster_rcnn", *fast, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(shipped_traces().values()) == set(SHIPPED_TRACES)
+    assert set(shipped_traces().values()) == {*SHIPPED_TRACES, ROOT / "traces" / "zoo_500.jsonl.gz"}
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
         ("trace:fster_rcnn", "no trace 'fster_rcnn' ships: did you mean faster_rcnn?"),
+        ("gpt2", "no such file or directory, and zoo:gpt2.generate is one that ships"),
         ("traces/faster_rcnn.jsonl", "no such file or directory, and trace:faster_rcnn is one that ships"),
     ],
 )

@@ -29,6 +29,8 @@ TRIED = "tried"
 OF_ANOTHER = "the files that were kept are of another corpus, or of another part of it"
 IN_EAGER = "in eager"
 """Status of what eager cannot run here either."""
+WHOLE = 0.9995
+"""Share of the time above which it is all of it, as it is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +143,20 @@ def _table(corpus: Corpus, rows: Sequence[Result], modes: Sequence[str]) -> pd.D
 
 
 def describe_lacking(table: pd.DataFrame) -> list[str]:
-    """A line a mode: `onnxruntime: 31 signatures of 12 models cannot run, of 200 that were tried: 3.2% of the time`."""
+    """A line a mode: `onnxruntime: 31 signatures of 12 models cannot run, of 200 that were tried: 3.2% of the time`.
+
+    Where what was tried is a part of the time, it says of how much.
+    """
     lines = []
     for mode, own in table.groupby("mode", sort=False):
         lacking = cannot_run(own)
         beside = int((own["status"] == IN_EAGER).sum())
         also = f"; {beside:,} more do not run in eager either" if beside else ""
+        tried = float(own["share"].sum())
+        of_all = f", which take {tried:.1%} of it" if tried < WHOLE else ""
         lines.append(
             f"{mode}: {counted(len(lacking), 'signature')} of {counted(len(_models(lacking)), 'model')} cannot run, of "
-            f"{len(own):,} that were tried: {lacking['share'].sum():.1%} of the time{also}"
+            f"{len(own):,} that were tried: {lacking['share'].sum():.1%} of the time{of_all}{also}"
         )
     return lines
 

@@ -11,7 +11,7 @@ from typing import Any
 from opgrip.traces.errors import MissingFileError, UserError
 from opgrip.traces.foreign import format_of, formats
 from opgrip.traces.records import FORMAT
-from opgrip.traces.shipped import trace_file
+from opgrip.traces.shipped import hint_for_missing, trace_file
 from opgrip.traces.streams import Damage, read_chunks
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 
@@ -178,7 +178,8 @@ def _is_ours(path: Path) -> bool:
 
 def _of_file(path: Path, is_named: bool) -> Member:
     if not path.exists():
-        raise MissingFileError(f"{path} is not there", f"name a trace, a folder of traces, or {ZOO}")
+        what = f"{path} is not there{hint_for_missing(path)}"
+        raise MissingFileError(what, f"name a trace, a folder of traces, or {ZOO}")
     return Member(path, path.name, is_named=is_named)
 
 
