@@ -29,16 +29,18 @@ PROGRAMS = (*PARSERS, "pytest", "torchrun")
 CONFIG = re.compile(r"[\w.-]+_coco\.py\b")
 """A config that mmdet carries."""
 STAND_IN = "builtin:faster_rcnn"
+SHIPPED, OF_SMALL_IMAGES = "traces/faster_rcnn.jsonl", "traces/small.jsonl"
+"""The trace that documents replay, and what is replayed for it where no output is shown: the built-in detector's."""
 FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")
 """What a line has that tells how a command is written."""
 SMALL = {
     "opcapture": {"--input-size": "96", "--batch-size": "1", "--warmup": "0", "--steps": "1"},
     # with warm caches, no calls of the program are run before each
-    "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "2", "--cache": "warm"},
+    "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "1", "--cache": "warm"},
 }
 """What is said instead where no output is shown, so that it does not take long."""
 WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)(?:zoo|trace:zoo_500)(?=\s|$)")
-PART_OF_ZOO = r"\1zoo:fast-scnn"
+PART_OF_ZOO = r"\1zoo:fast-scnn.predict"
 """What stands for it where no output is shown."""
 FEWER = {"--repeats": "2", "--threads": "1,2"}
 """What options have instead where they stand and no output is shown."""
@@ -166,12 +168,18 @@ def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
             block, first = [], 0
 
 
-def prepare_folder(folder: Path, name: str, text: str) -> None:
-    """Let a folder hold what a document's commands name."""
+def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> None:
+    """Let a folder hold what a document's commands name.
+
+    Parameters
+    ----------
+    detector_trace : of small images
+    """
     (folder / "traces").mkdir()
     (folder / "docs").mkdir()
     for trace in SHIPPED_TRACES:
         shutil.copy(trace, folder / "traces")
+    shutil.copy(detector_trace, folder / OF_SMALL_IMAGES)
     with gzip.open(folder / "traces" / "another.jsonl.gz", "wb") as packed:
         packed.write(SHIPPED_TRACES[0].read_bytes())
     own_files = OWN_FILES | files_in(text)
@@ -215,7 +223,7 @@ def in_small(pasted: Pasted) -> str:
 
     The built-in detector stands in for configs of mmdet.
     """
-    command = re.sub(r"\bTRACE\b", "traces/faster_rcnn.jsonl", pasted.command)
+    command = re.sub(r"\bTRACE\b", SHIPPED, pasted.command)
     if not is_installed("mmdet"):
         command = re.sub(r"--cfg-options \S+", "", CONFIG.sub(STAND_IN, command))
     command = re.sub(
@@ -229,6 +237,9 @@ def in_small(pasted: Pasted) -> str:
     command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
     name, _, rest = command.partition(" ")
     small = {} if pasted.shown else SMALL.get(name, {})
+    if name == "opreplay" and not pasted.shown and "--module" not in rest:
+        # whose modules have other names
+        rest = rest.replace(SHIPPED, OF_SMALL_IMAGES)
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
         # of samples of operators, two a dtype unless it says otherwise
         small = {"--per-dtype": "1"} if "opinfo:" in rest and not pasted.shown else {}

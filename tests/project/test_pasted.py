@@ -26,9 +26,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_commands_of_a_document_run_in_their_order(name: str, tmp_path: Path, cache: Path) -> None:
+def test_the_commands_of_a_document_run_in_their_order(
+    name: str, tmp_path: Path, cache: Path, detector_trace: Path
+) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    prepare_folder(tmp_path, name, text)
+    prepare_folder(tmp_path, name, text, detector_trace)
     problems, passed_over = [], []
     for pasted in commands_in(text):
         reason = why_not(name, pasted)
@@ -47,9 +49,9 @@ def test_the_commands_of_a_document_have_the_options_that_there_are(name: str) -
         parse_options(pasted)
 
 
-def test_what_the_readme_shows_first_runs(tmp_path: Path, cache: Path) -> None:
+def test_what_the_readme_shows_first_runs(tmp_path: Path, cache: Path, detector_trace: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    prepare_folder(tmp_path, "README.md", text)
+    prepare_folder(tmp_path, "README.md", text, detector_trace)
     commands = [pasted for pasted in commands_in(text) if pasted.command.startswith("opcapture -o")]
     assert commands
     assert [run_pasted(pasted, tmp_path, cache) for pasted in commands] == [""] * len(commands)
