@@ -19,7 +19,7 @@ import torch
 from busy import TimesDisagree, usage_now
 from forks import PROVING
 from others import MOST_BY_OTHERS, share_of_others
-from passed import ALL, IGNORANT, Passed, need_not_run_again
+from passed import ALL, IGNORANT, Passed, need_not_run_again, of_other_parts, part
 from programs import run_command, train_tiny_net
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
@@ -93,11 +93,12 @@ def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `.ci/run`, which runs the quick tests before it adds packages."""
+    """Add the options of `.ci/run`, which runs the quick tests before it adds packages."""
     told = (
         "without quick tests that passed in the last run and know none of the packages added since; all: of all rooms"
     )
     parser.addoption("--after-packages", nargs="?", const=IGNORANT, choices=(IGNORANT, ALL), help=told)
+    parser.addoption("--slow-part", type=part, metavar="K/N", help="of the slow tests only one part of N")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -109,11 +110,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest, which nobody would be left to share, and end with what waits for all others."""
-    which = config.getoption("--after-packages")
+    which, slow_part = config.getoption("--after-packages"), config.getoption("--slow-part")
+    left_out: set[pytest.Item] = set()
     if which is not None and config.cache is not None:
-        passed = need_not_run_again(items, config.cache, which == ALL)
-        config.hook.pytest_deselected(items=passed)
-        left_out = set(passed)
+        left_out |= {*need_not_run_again(items, config.cache, which == ALL)}
+    if slow_part is not None:
+        left_out |= {*of_other_parts(items, *slow_part)}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=place_of)
 

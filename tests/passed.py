@@ -1,10 +1,12 @@
-"""Quick tests that need not run again: they passed here before packages were added that their rooms know nothing of."""
+"""Tests that a run leaves out: quick ones that have passed before packages were added, slow ones of another part."""
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -60,4 +62,21 @@ def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache, of_all_roo
         if item.nodeid in passed
         and (of_all_rooms or item.path.relative_to(TESTS).parts[0] in ROOMS)
         and item.get_closest_marker("slow") is None
+    ]
+
+
+def part(text: str) -> tuple[int, int]:
+    """`K/N`: which of N parts, of which the parts 0 and N are one."""
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and int(parts)):
+        raise ArgumentTypeError(f"{text!r} is no part, as 2/3 is")
+    return int(number) % int(parts), int(parts)
+
+
+def of_other_parts(items: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
+    """Slow tests of all parts but one; which part a test is in, its name alone decides."""
+    return [
+        item
+        for item in items
+        if item.get_closest_marker("slow") is not None and crc32(item.nodeid.encode()) % parts != number
     ]

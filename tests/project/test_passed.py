@@ -1,13 +1,14 @@
-"""Quick tests are left out after packages were added only where they passed before, and nothing else changed."""
+"""Quick tests are left out after packages were added only where they passed before; slow ones are run in parts."""
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from types import SimpleNamespace
 from typing import Any
 
 import passed
 import pytest
-from passed import KEPT, TESTS, Passed, need_not_run_again
+from passed import KEPT, TESTS, Passed, need_not_run_again, of_other_parts, part
 
 INSTALLED = {"torch": "2.13.0", "numpy": "2.1.0"}
 
@@ -76,3 +77,16 @@ def test_where_a_package_went_or_changed_every_test_runs_again(
 
 def test_without_a_run_before_every_test_runs() -> None:
     assert need_not_run_again([item("traces/test_a.py::passes")], Cache()) == []  # type: ignore[arg-type]
+
+
+def test_each_slow_test_is_in_one_part() -> None:
+    items = [item(f"replay/test_a.py::test_{number}", "slow") for number in range(90)]
+    quick = item("replay/test_a.py::is_quick")
+    left_out = [of_other_parts([*items, quick], *part(f"{number}/3")) for number in (1, 2, 3)]
+    assert all(quick not in others for others in left_out)
+    taken = [test for others in left_out for test in items if test not in others]
+    assert sorted(test.nodeid for test in taken) == sorted(test.nodeid for test in items)
+    assert all(15 < len(items) - len(others) < 45 for others in left_out)
+    for text in ("1", "a/2", "1/0", "-1/3"):
+        with pytest.raises(ArgumentTypeError, match="is no part"):
+            part(text)
