@@ -20,8 +20,9 @@ those of its config. Beside what `make openmmlab` installs there were lap, motme
 some of them ask for. *Whole* is a capture that has each operator that an independent mode counts as often as that, and
 whose results and model are bit for bit those of a step that nobody watched, where two such steps have the same bits
 (*why not* says so where they have not). *Replayed* is the share of its cases that are ok; *why not* has what the others
-ended with, or what a model fails with by itself, before anything is captured. Models that do not stand here have not
-been tried yet.
+ended with, or what a model fails with by itself, before anything is captured; *audit*, what torch's record functions
+count differently: T5Gemma2's six are calls under `vmap` ([capture.md](capture.md#audit)). Models that do not stand here
+have not been tried yet.
 
 """
 
