@@ -237,9 +237,11 @@ def in_small(pasted: Pasted) -> str:
     command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
     name, _, rest = command.partition(" ")
     small = {} if pasted.shown else SMALL.get(name, {})
-    if name == "opreplay" and not pasted.shown and "--module" not in rest:
+    if not pasted.shown and name == "opreplay" and "--module" not in rest:
         # whose modules have other names
         rest = rest.replace(SHIPPED, OF_SMALL_IMAGES)
+    elif not pasted.shown and "--mode " in rest and rest.startswith("corpus"):
+        rest = re.sub(r"zoo(:\S+)?", OF_SMALL_IMAGES, rest)
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
         # of samples of operators, two a dtype unless it says otherwise
         small = {"--per-dtype": "1"} if "opinfo:" in rest and not pasted.shown else {}
