@@ -113,9 +113,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     which, slow_part = config.getoption("--after-packages"), config.getoption("--slow-part")
     left_out: set[pytest.Item] = set()
     if which is not None and config.cache is not None:
-        left_out |= {*need_not_run_again(items, config.cache, which == ALL)}
+        left_out.update(need_not_run_again(items, config.cache, which == ALL))
     if slow_part is not None:
-        left_out |= {*of_other_parts(items, *slow_part)}
+        left_out.update(of_other_parts(items, *slow_part))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

@@ -232,16 +232,11 @@ def in_small(pasted: Pasted) -> str:
         command,
     )
     if not pasted.shown:
-        command = WHOLE_ZOO.sub(PART_OF_ZOO, command)
+        command = of_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command))
     # the script may be another environment's
     command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
     name, _, rest = command.partition(" ")
     small = {} if pasted.shown else SMALL.get(name, {})
-    if not pasted.shown and name == "opreplay" and "--module" not in rest:
-        # whose modules have other names
-        rest = rest.replace(SHIPPED, OF_SMALL_IMAGES)
-    elif not pasted.shown and "--mode " in rest and rest.startswith("corpus"):
-        rest = re.sub(r"zoo(:\S+)?", OF_SMALL_IMAGES, rest)
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
         # of samples of operators, two a dtype unless it says otherwise
         small = {"--per-dtype": "1"} if "opinfo:" in rest and not pasted.shown else {}
@@ -256,6 +251,15 @@ def in_small(pasted: Pasted) -> str:
         rest = re.sub(rf"{option} \S+", "", rest)
         name += f" {option} {value}"
     return f"{name} {rest}"
+
+
+def of_small_images(command: str) -> str:
+    """A command that runs calls of a shipped trace with that of small images, unless it names modules."""
+    if command.startswith("opreplay ") and "--module" not in command:
+        return command.replace(SHIPPED, OF_SMALL_IMAGES)
+    if command.startswith("opgrip corpus ") and "--mode " in command:
+        return re.sub(r"zoo(:\S+)?", OF_SMALL_IMAGES, command)
+    return command
 
 
 def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:

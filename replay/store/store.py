@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -114,7 +114,7 @@ class Store:
 
     def holds(self, name: str) -> bool:
         """Whether a name is that of a run, or of several, and of no file."""
-        return LATEST.fullmatch(name) is not None or (not _is_file(name) and bool(self._named(name)))
+        return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
         """The file of a run.
@@ -128,7 +128,7 @@ class Store:
         ------
         UserError : where there is none, or several
         """
-        if _is_file(name):
+        if _holds(Path.is_file, name):
             return Path(name)
         runs = self.runs()
         match = LATEST.fullmatch(name)
@@ -144,7 +144,7 @@ class Store:
             return found[0].path
         if found:
             raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "name one by more letters")
-        if _is_interrupted(name):
+        if _holds(is_interrupted, name):
             raise UserError(f"the replay that is to write {name} was interrupted", "go on with opreplay ... --resume")
         raise UserError(f"{name} is no file, and no run in {self.folder}", "see opgrip results list")
 
@@ -182,18 +182,12 @@ def usual_folder() -> Path | None:
     return Path(name).expanduser() if name else None
 
 
-def _is_interrupted(name: str) -> bool:
+def _holds(question: Callable[[Path], bool], name: str) -> bool:
+    """Whether something is so of a file, whatever its name."""
     try:
-        return is_interrupted(Path(name))
+        return question(Path(name))
     except (OSError, ValueError):
-        return False
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except OSError:
-        # longer than a name can be, or where nobody may look
+        # longer than a name can be, where nobody may look, or no name of a file
         return False
 
 
