@@ -1,7 +1,8 @@
 """Whether figures that earlier work reached are still reached: each is measured, and held against a bound.
 
 A figure is a ratio of two quantities that were measured in turn, in this run; it fails where all of its interval is
-worse than its bound in benchmarks/figures/bounds.csv, and still is with the rounds of a second measurement. The exit
+worse than its bound, and still is with the rounds of a second measurement. Bounds stand in
+benchmarks/figures/bounds.csv, and in bounds-avx2.csv those of a processor without AVX-512. The exit
 status is 1 where one does.
 
     python benchmarks/held.py                                   # about ten minutes on two quiet cores
@@ -26,7 +27,7 @@ from time import perf_counter
 from types import MappingProxyType
 
 import torch
-from figures.bounds import FEWEST_RUNS, Bound, Verdict, judge, lower, new_bound, read_bounds, write_bounds
+from figures.bounds import FEWEST_RUNS, Bound, Verdict, bounds_on, judge, lower, new_bound, read_bounds, write_bounds
 from figures.capture import CAPTURE
 from figures.commands import COMMANDS
 from figures.engines import ENGINES
@@ -88,7 +89,7 @@ def main() -> int:
 
 def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
     """Of the figures that a pattern names, each experiment being run in a process of its own."""
-    bounds = read_bounds()
+    bounds = bounds_here()
     for experiment in experiments:
         figures = [figure for figure in experiment.figures if fnmatchcase(figure.name, pattern)]
         rounds = experiment.quick_rounds if quick else experiment.rounds
@@ -130,7 +131,7 @@ def run_experiment(
 
 def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     """One row a figure."""
-    bounds = read_bounds()
+    bounds = bounds_here()
     table = Table("figure", "bound", "now", "interval", "when set", "verdict")
     table.columns[0].no_wrap = True
     for column in table.columns[1:5]:
@@ -153,6 +154,11 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     console.print(
         f"{len(failing)} of {len(outcomes)} figures fail" if failing else "every figure that was measured is held"
     )
+
+
+def bounds_here() -> dict[str, Bound]:
+    """The bounds that hold on this machine's processor."""
+    return bounds_on(torch.backends.cpu.get_cpu_capability())
 
 
 def set_bounds(paths: Sequence[Path]) -> None:

@@ -104,6 +104,17 @@ def read_bounds(path: Path = TABLE) -> dict[str, Bound]:
     }
 
 
+def bounds_on(processor: str) -> dict[str, Bound]:
+    """What holds on a processor: the table, with the rows of its own table, if it has one, in place of its.
+
+    Parameters
+    ----------
+    processor : its widest vectors by `torch.backends.cpu.get_cpu_capability`
+    """
+    own = TABLE.with_name(f"bounds-{processor.lower()}.csv")
+    return read_bounds() | (read_bounds(own) if own.exists() else {})
+
+
 def write_bounds(bounds: Mapping[str, Bound], path: Path = TABLE) -> None:
     """Write the table; its remarks are those of `HEAD`."""
     with path.open("w", encoding="utf-8", newline="") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,14 +20,13 @@ from capture_overhead import (
     OPGRIP,
     STEPS,
     Watch,
-    added_s,
     count_calls,
     watch_steps,
 )
 from others import measure_part
 from workloads import MISSING, WORKLOADS
 
-from figures.figure import Experiment, Figure, NotMeasuredError, Rounds, ratio_of_sums
+from figures.figure import Experiment, Figure, NotMeasuredError, Rounds, ratio_of_added, ratio_of_sums
 
 PARTS = {
     "first step": (FIRST, "its first step"),
@@ -45,6 +45,7 @@ def capture_experiment(workload: str, references: Mapping[str, str], rounds: int
         Figure(
             f"capture of {workload}: {steps} over {reference}",
             f"time that a capture adds to {meaning} over what {observer} adds to a later step",
+            statistic=ratio_of_added,
         )
         for steps, (_, meaning) in PARTS.items()
         for reference, observer in references.items()
@@ -74,15 +75,21 @@ def measure_captures(workload: str, references: Sequence[str], rounds: int) -> S
                 watches[observer].append(measure_part(watch).value)
                 if observer == OPGRIP:
                     sizes.append((float(path.stat().st_size), float(calls * STEPS)))
-    added = [added_s(watches[name], watches[NATIVE], NEXT) for name in references]
+    later = {name: steps_s(watches[name], NEXT) for name in (NATIVE, *references)}
     return [
         *(
-            list(zip(added_s(watches[OPGRIP], watches[NATIVE], part), reference, strict=True))
+            list(zip(*own, later[name], later[NATIVE], strict=True))
             for part, _ in PARTS.values()
-            for reference in added
+            for own in [(steps_s(watches[OPGRIP], part), steps_s(watches[NATIVE], part))]
+            for name in references
         ),
         sizes,
     ]
+
+
+def steps_s(watches: Sequence[Watch], part: slice) -> list[float]:
+    """The mean step of a part, of each watch, in s."""
+    return [statistics.fmean(watch.step_s[part]) for watch in watches]
 
 
 CAPTURE = (

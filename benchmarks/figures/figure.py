@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-Rounds: TypeAlias = Sequence[tuple[float, float]]
-"""A quantity and the one that it is compared with, of each round."""
+Rounds: TypeAlias = Sequence[tuple[float, ...]]
+"""A quantity and the one that it is compared with, of each round; `ratio_of_added` takes each with its own base."""
 
 RESAMPLES = 2000
 INTERVAL = (0.05, 0.95)
+UNDISTURBED = 0.25
+"""Quantile of a time over rounds that some of them, disturbed, do not move."""
 
 
 class NotMeasuredError(Exception):
@@ -35,6 +37,21 @@ def ratio_of_medians(rounds: Array) -> Array:
     """
     quantity, reference = np.moveaxis(np.median(rounds, axis=-2), -1, 0)
     return np.where(reference > 0, quantity / np.where(reference > 0, reference, 1.0), np.inf)
+
+
+def ratio_of_added(rounds: Array) -> Array:
+    """What a quantity is above its base over what its reference is, each by its lower quartile: for times that add to
+    others, on a machine that others make half as fast for seconds.
+
+    A reference at or below its base, a difference lost in noise, gives infinity.
+
+    Parameters
+    ----------
+    rounds : (..., N, 4), each a quantity, its base, the reference and that one's base
+    """
+    quantity, base, reference, other_base = np.moveaxis(np.quantile(rounds, UNDISTURBED, axis=-2), -1, 0)
+    added = reference - other_base
+    return np.where(added > 0, (quantity - base) / np.where(added > 0, added, 1.0), np.inf)
 
 
 def ratio_of_sums(rounds: Array) -> Array:
@@ -132,7 +149,7 @@ class Reading:
 
 def read_figure(figure: Figure, rounds: Rounds) -> Reading:
     """The value of a figure's rounds, with the interval of a bootstrap over them."""
-    pairs = np.asarray(rounds, dtype=np.float64).reshape(-1, 2)
-    draws = np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))
-    low, high = np.quantile(figure.statistic(pairs[draws]), INTERVAL, method="nearest")
-    return Reading(float(figure.statistic(pairs)), float(low), float(high))
+    every = np.asarray(rounds, dtype=np.float64)
+    draws = np.random.default_rng(0).integers(len(every), size=(RESAMPLES, len(every)))
+    low, high = np.quantile(figure.statistic(every[draws]), INTERVAL, method="nearest")
+    return Reading(float(figure.statistic(every)), float(low), float(high))

@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 from figures import bounds as bounds_module
 from figures import times
-from figures.bounds import Bound, Verdict, judge, lower, new_bound, read_bounds, write_bounds
+from figures.bounds import Bound, Verdict, bounds_on, judge, lower, new_bound, read_bounds, write_bounds
 from figures.commands import read_time
-from figures.figure import Experiment, Figure, Rounds, offset_of_ratios, read_figure
+from figures.figure import Experiment, Figure, Rounds, offset_of_ratios, ratio_of_added, read_figure
 from programs import ROOT
 from rich.console import Console
 
@@ -50,7 +50,7 @@ def run(
     # built in, so that a fresh process can load it
     measure = {3: [later], 1: [STEADY]}.__getitem__
     monkeypatch.setattr(held, "EXPERIMENTS", (Experiment("made up", (COST,), measure, rounds=3, quick_rounds=1),))
-    monkeypatch.setattr(held, "read_bounds", lambda: {"cost": Bound("cost", bound, bound, "2025-01-01")})
+    monkeypatch.setattr(held, "bounds_here", lambda: {"cost": Bound("cost", bound, bound, "2025-01-01")})
     monkeypatch.setattr(sys, "argv", ["held.py", *arguments])
     return int(held.main())
 
@@ -118,6 +118,14 @@ def test_a_difference_that_is_lost_in_noise_bounds_nothing() -> None:
     assert lost.high == float("inf")
 
 
+def test_what_is_added_is_told_from_rounds_of_which_half_are_disturbed() -> None:
+    added = Figure("added", "", statistic=ratio_of_added)
+    quiet = [(3.0, 1.0, 2.0, 1.0)] * 4
+    slowed = [(6.0, 1.0, 2.0, 1.0), (3.0, 2.0, 4.0, 1.0), (3.0, 1.0, 4.0, 2.0), (6.0, 2.0, 2.0, 2.0)]
+    assert read_figure(added, quiet).value == read_figure(added, quiet + slowed).value == 2.0
+    assert read_figure(added, [(3.0, 1.0, 1.0, 1.0)]).value == float("inf")
+
+
 def test_an_offset_is_as_large_above_one_as_below() -> None:
     offset = Figure("offset", "", "", offset_of_ratios)
     assert read_figure(offset, [(1.1, 1.0)]).value == pytest.approx(read_figure(offset, [(0.9, 1.0)]).value)
@@ -152,6 +160,15 @@ def git(*arguments: str) -> str:
 
 def test_every_bound_names_a_figure_that_is_measured_and_every_figure_has_one(held: ModuleType) -> None:
     assert list(read_bounds()) == list(held.FIGURES)
+
+
+def test_a_processor_s_own_rows_are_of_figures_that_the_table_has_and_say_why() -> None:
+    common = read_bounds()
+    assert bounds_on("DEFAULT") == common
+    own = read_bounds(bounds_module.TABLE.with_name("bounds-avx2.csv"))
+    assert bounds_on("AVX2") == common | own
+    assert own.keys() <= common.keys()
+    assert all(bound.note for bound in own.values())
 
 
 def test_the_table_is_written_as_it_is_read(tmp_path: Path) -> None:
