@@ -27,7 +27,7 @@ from time import perf_counter
 from types import MappingProxyType
 
 import torch
-from figures.bounds import FEWEST_RUNS, Bound, Verdict, bounds_on, judge, lower, new_bound, read_bounds, write_bounds
+from figures.bounds import FEWEST_RUNS, Bound, Verdict, bounds_on, judge, lower_bounds, new_bound
 from figures.capture import CAPTURE
 from figures.commands import COMMANDS
 from figures.engines import ENGINES
@@ -41,6 +41,8 @@ from rich.table import Table
 from opgrip.traces.machine import processor
 
 EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *SERVICE, *ENGINES, *COMMANDS)
+VECTORS = torch.backends.cpu.get_cpu_capability()
+"""The widest of this processor, for which there may be bounds of its own."""
 FIGURES = {figure.name: figure for experiment in EXPERIMENTS for figure in experiment.figures}
 
 
@@ -83,13 +85,14 @@ def main() -> int:
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         rounds = {outcome.figure.name: outcome.rounds for outcome in outcomes if outcome.rounds}
-        args.output.write_text(json.dumps({"machine": machine, "rounds": rounds}, indent=1) + "\n", encoding="utf-8")
+        document = {"machine": machine, "processor": VECTORS, "rounds": rounds}
+        args.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return any(outcome.verdict.fails for outcome in outcomes)
 
 
 def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
     """Of the figures that a pattern names, each experiment being run in a process of its own."""
-    bounds = bounds_here()
+    bounds = bounds_on(VECTORS)
     for experiment in experiments:
         figures = [figure for figure in experiment.figures if fnmatchcase(figure.name, pattern)]
         rounds = experiment.quick_rounds if quick else experiment.rounds
@@ -131,7 +134,7 @@ def run_experiment(
 
 def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     """One row a figure."""
-    bounds = bounds_here()
+    bounds = bounds_on(VECTORS)
     table = Table("figure", "bound", "now", "interval", "when set", "verdict")
     table.columns[0].no_wrap = True
     for column in table.columns[1:5]:
@@ -156,21 +159,20 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     )
 
 
-def bounds_here() -> dict[str, Bound]:
-    """The bounds that hold on this machine's processor."""
-    return bounds_on(torch.backends.cpu.get_cpu_capability())
-
-
 def set_bounds(paths: Sequence[Path]) -> None:
     """Lower the bounds of the figures that every run has to the worst that these gave."""
-    runs = [json.loads(path.read_text(encoding="utf-8"))["rounds"] for path in paths]
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    processors = {document["processor"] for document in documents}
+    if len(processors) > 1:
+        sys.exit(f"held.py: these runs are of {' and '.join(sorted(processors))}: bounds are set by runs of one kind")
+    runs = [document["rounds"] for document in documents]
     day = date.today().isoformat()
     new = {
         name: new_bound(figure, [read_figure(figure, run[name]).value for run in runs], day)
         for name, figure in FIGURES.items()
         if all(name in run for run in runs)
     }
-    write_bounds(lower(FIGURES.values(), read_bounds(), new))
+    lower_bounds(FIGURES.values(), new, *processors)
 
 
 if __name__ == "__main__":

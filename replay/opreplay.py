@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     if targets is not None:
         return _replay_several(args, targets, output, words, reporter)
     if from_arguments(ScoreOptions, args).baseline is not None:
-        raise UserError("--baseline is for several traces", "a distilled trace has its baseline in it")
+        raise UserError("--baseline is for several traces", "name a folder, zoo or zoo:PATTERN")
     with start_engine(args) as engine:
         return _replay_one(Replay(args, reporter, engine=engine), is_done, words, reporter)
 
@@ -67,7 +67,7 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
     """Replay one trace, and print its table."""
     from opgrip.replay.reports.listing import list_cases
     from opgrip.replay.reports.table import print_results
-    from opgrip.replay.scoring import check_distilled, distilled_scores, print_scores
+    from opgrip.replay.scoring import distilled_scores, print_scores, standing_of
 
     output = replay.output
     if is_done:
@@ -79,7 +79,8 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
         return 0
     if replay.is_sequence:
         return _replay_sequence(replay, output, reporter)
-    check_distilled(replay.loaded.trace.header)
+    # what is refused is refused before it runs
+    standing_of(replay.loaded.trace.header)
     again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
     try:
         replayed = replay.run()
@@ -142,7 +143,11 @@ def _replay_several(
         outcome = several_replays(args, targets, reporter, engine).run()
     rows = list(outcome.results)
     if rows:
-        print_scores(score_of(outcome.results, baseline), sys.stdout)
+        try:
+            print_scores(score_of(outcome.results, baseline), sys.stdout)
+        except UserError as error:
+            # rows of hours are told and kept all the same
+            reporter.say(f"no score: {error}")
         print_reasons(rows, sys.stdout)
     for analysis in outcome.analyses:
         analysis.print(rows, sys.stdout)

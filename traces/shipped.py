@@ -53,4 +53,4 @@ def hint_for_missing(path: Path) -> str:
         return f", and {PREFIX}{name} is one that ships"
     models = (trace.name for trace in read_manifest() if path.name in (trace.model, trace.name))
     first = next(models, None)
-    return f", and {ZOO_PREFIX}{first} is one that ships" if first is not None else ""
+    return f", and {ZOO_PREFIX}{first} is one of the zoo" if first is not None else ""

@@ -22,6 +22,7 @@ FEWEST_RUNS = 3
 HEAD = """\
 # What no run of benchmarks/held.py may be worse than; docs/development.md says how a bound is set and lowered.
 # when_set: the figure's median over the runs that set its bound; a note says where that is not the worst of them.
+# Rows of bounds-X.csv stand in place of those of bounds.csv on a processor whose widest vectors are X.
 """
 
 
@@ -94,9 +95,9 @@ def lower(figures: Iterable[Figure], bounds: Mapping[str, Bound], new: Mapping[s
     return lowered
 
 
-def read_bounds(path: Path = TABLE) -> dict[str, Bound]:
-    """The table, by the figures' names."""
-    with path.open(encoding="utf-8", newline="") as file:
+def read_bounds(path: Path | None = None) -> dict[str, Bound]:
+    """A table, by default the common one, by the figures' names."""
+    with (path or TABLE).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return {
         row["figure"]: Bound(row["figure"], float(row["bound"]), float(row["when_set"]), row["set_on"], row["note"])
@@ -111,13 +112,27 @@ def bounds_on(processor: str) -> dict[str, Bound]:
     ----------
     processor : its widest vectors by `torch.backends.cpu.get_cpu_capability`
     """
-    own = TABLE.with_name(f"bounds-{processor.lower()}.csv")
+    own = table_of(processor)
     return read_bounds() | (read_bounds(own) if own.exists() else {})
 
 
-def write_bounds(bounds: Mapping[str, Bound], path: Path = TABLE) -> None:
-    """Write the table; its remarks are those of `HEAD`."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+def table_of(processor: str) -> Path:
+    """Where rows that hold on a processor alone stand, if there are any."""
+    return TABLE.with_name(f"bounds-{processor.lower()}.csv")
+
+
+def lower_bounds(figures: Iterable[Figure], new: Mapping[str, Bound], processor: str) -> None:
+    """Lower the bounds that hold on a processor, each in the table that it stands in."""
+    every, own = list(figures), table_of(processor)
+    rows = read_bounds(own) if own.exists() else {}
+    write_bounds(lower(every, read_bounds(), {name: row for name, row in new.items() if name not in rows}))
+    if rows:
+        write_bounds(lower(every, rows, {name: row for name, row in new.items() if name in rows}), own)
+
+
+def write_bounds(bounds: Mapping[str, Bound], path: Path | None = None) -> None:
+    """Write a table, by default the common one; its remarks are those of `HEAD`."""
+    with (path or TABLE).open("w", encoding="utf-8", newline="") as file:
         file.write(HEAD)
         writer = csv.DictWriter(file, [field.name for field in fields(Bound)], lineterminator="\n")
         writer.writeheader()

@@ -94,7 +94,7 @@ class Figure:
     name : in the table of bounds
     unit : empty for a plain ratio
     meaning : what over what
-    statistic : the figure of rounds `(..., N, 2)`
+    statistic : the figure of rounds `(..., N, 2)`, or as it says itself
     larger_is_better : whether a bound is the least that the figure may be; else it is the most
     """
 

@@ -9,7 +9,7 @@ from opgrip.replay.scoring.baselines import (
     read_baselines,
     write_baseline,
 )
-from opgrip.replay.scoring.distilled import check_distilled, distilled_scores
+from opgrip.replay.scoring.distilled import distilled_scores, standing_of
 from opgrip.replay.scoring.scores import ModelScore, Score, TraceScore, score_of
 from opgrip.replay.scoring.table import print_scores
 
@@ -22,10 +22,10 @@ __all__ = [
     "TraceScore",
     "added",
     "baseline_of",
-    "check_distilled",
     "distilled_scores",
     "print_scores",
     "read_baselines",
     "score_of",
+    "standing_of",
     "write_baseline",
 ]

@@ -2,7 +2,7 @@
 
 ::
 
-    {"format": 1, "machine": {...}, "traces": {"NAME": {"model": ..., "trace_hash": ..., "cases": [
+    {"format": 1, "about": {...}, "traces": {"NAME": {"model": ..., "trace_hash": ..., "cases": [
         ["<key>", <count>, <median_us>, <deviation of its logarithm>], ...]}}}
 
 A case without a time there has null in its place.

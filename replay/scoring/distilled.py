@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 from statistics import median
@@ -16,7 +15,7 @@ from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import LEAST_US, MOST_US, Baseline, is_of_program, unusual_in
+from opgrip.replay.scoring.baselines import LEAST_US, MOST_US, Baseline, about_of, is_of_program, unusual_in
 from opgrip.replay.scoring.scores import Score, TraceScore, check_ways, score_traces, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.traces.command import printable
@@ -37,10 +36,11 @@ def times_of(results: Results) -> Times:
 
     Raises
     ------
-    UserError : where options decided what the times are
+    UserError : where options decided what the times are, or they are of several threads or caches
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results are of {', '.join(unusual)}", "replay the traces without such options")
+    _variant_of(results)
     return _medians(
         (row.trace, row.key, time_us)
         for row in results
@@ -49,6 +49,23 @@ def times_of(results: Results) -> Times:
         and row.key
         and LEAST_US < (time_us := row.median_us or 0.0) < MOST_US
     )
+
+
+def machine_of(results: Results) -> str:
+    """Whose times results are, in a few words, with the threads and the cache that their rows have."""
+    about, variant = about_of(results), _variant_of(results)
+    if variant:
+        about.pop("threads", None)
+    return ", ".join(filter(None, (Baseline(about).machine, variant)))
+
+
+def _variant_of(results: Results) -> str:
+    """The threads and the cache of rows that are plain but for them; an error where these differ."""
+    variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
+    if len(variants) > 1:
+        ways = " and ".join(variant or "as in the program" for variant in variants[:2])
+        raise UserError(f"these results are of several ways to run: {ways}", "replay with one of --threads and --cache")
+    return variants[0] if variants else ""
 
 
 def times_of_baseline(baseline: Baseline) -> Times:
@@ -130,43 +147,56 @@ def distilled_scores(results: Results) -> list[Score]:
     ------
     UserError : where the trace, which may be a stranger's, does not say what its cases stand for
     """
-    field = results.header.get(FIELD)
-    if field is None:
+    standing = standing_of(results.header)
+    if standing is None:
         return []
-    with _told_by_a_stranger():
-        return _scores(results, field)
-
-
-def check_distilled(header: Mapping[str, Any]) -> None:
-    """Raise `UserError` where a trace's header says nonsense of what its cases stand for."""
-    field = header.get(FIELD)
-    if field is not None:
-        with _told_by_a_stranger():
-            for about in field["traces"].values():
-                _weights(about, len(field["keys"]))
-
-
-@contextmanager
-def _told_by_a_stranger() -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
-        raise UserError("the trace does not say what its cases stand for", "write it again with distill") from error
-
-
-def _scores(results: Results, field: Mapping[str, Any]) -> list[Score]:
     unusual = unusual_in(results)
     ways: dict[str, dict[str, Result]] = {}
     for row in results:
         if is_of_program(row):
             ways.setdefault(way_of(row, unusual), {}).setdefault(row.key, row)
-    check_ways(len(ways), len(field["traces"]))
-    base = str(field.get("base") or CAPTURED)[:MOST_NAME]
+    check_ways(len(ways), len(standing.weights_us))
     scores = []
     for way, rows in ways.items():
-        traces = [_trace(name, about, field["keys"], rows) for name, about in field["traces"].items()]
-        scores.append(score_traces(way, traces, base, len(traces)))
+        traces = [_trace(origin, weights_us, rows) for origin, weights_us in standing.weights_us.items()]
+        own = [rows[key] for key in standing.keys if key in rows]
+        scores.append(score_traces(way, traces, standing.base, len(traces), own))
     return scores
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a trace's header says that its cases stand for.
+
+    Attributes
+    ----------
+    base : whose times these are
+    weights_us : by trace, and by key of a case, the time that it stands for there
+    """
+
+    keys: Sequence[str]
+    base: str
+    weights_us: Mapping[Origin, Mapping[str, float]]
+
+
+def standing_of(header: Mapping[str, Any]) -> Standing | None:
+    """What a trace's cases stand for; None where it was not distilled.
+
+    Raises
+    ------
+    UserError : where the header, which may be a stranger's, says nonsense of it
+    """
+    field = header.get(FIELD)
+    if field is None:
+        return None
+    try:
+        keys = field["keys"]
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len({*keys}) < len(keys):
+            raise ValueError("no keys")
+        weights = {_origin(name, about): _weights_us(about, keys) for name, about in field["traces"].items()}
+        return Standing(keys, str(field.get("base") or CAPTURED)[:MOST_NAME], weights)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError("the trace does not say what its cases stand for", "write it again with distill") from error
 
 
 CAPTURED = "the times that its cases were captured with"
@@ -175,11 +205,14 @@ MOST_NAME = 200
 """Characters that are shown of a machine's name."""
 
 
-def _trace(name: str, about: Mapping[str, Any], keys: Sequence[str], rows: Mapping[str, Result]) -> TraceScore:
-    """A trace of which each case stands for some time; times are those of the rows' captured ones."""
+def _origin(name: str, about: Mapping[str, Any]) -> Origin:
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
-    origin = Origin(name, str(about.get("model") or name), **words)
-    weights = [(rows.get(keys[place]), us) for place, us in _weights(about, len(keys))]
+    return Origin(name, str(about.get("model") or name), **words)
+
+
+def _trace(origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result]) -> TraceScore:
+    """A trace of which each case stands for some time; times are those of the rows' captured ones."""
+    weights = [(rows.get(key), us) for key, us in weights_us.items()]
     pairs = [(row, us) for row, us in weights if row is not None and row.status != SKIPPED and row.captured_us]
     ok = [(row, us, us * row.median_us / row.captured_us) for row, us in pairs if row.status == OK and row.median_us]
     return TraceScore(
@@ -197,17 +230,16 @@ def _trace(name: str, about: Mapping[str, Any], keys: Sequence[str], rows: Mappi
     )
 
 
-def _weights(about: Mapping[str, Any], count: int) -> list[tuple[int, float]]:
-    """The places of cases, and what each stands for; a `ValueError` where these are none."""
-    weights = list(zip(about["cases"], about["us"], strict=True))
-    for place, us in weights:
-        if type(place) is not int or not 0 <= place < count:
-            raise ValueError("no place of a case")
+def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, float]:
+    """What each case stands for, by its key; a `ValueError` where that is nonsense."""
+    weights_us: dict[str, float] = {}
+    for place, us in zip(about["cases"], about["us"], strict=True):
+        if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
+            raise ValueError("no place of a case, or one twice")
         if type(us) not in (int, float) or not 0 <= us < MOST_US:
             raise ValueError("no time")
-    if len({place for place, _ in weights}) < len(weights):
-        raise ValueError("a case twice")
-    return weights
+        weights_us[keys[place]] = us
+    return weights_us
 
 
 def _problem(weights: Sequence[tuple[Result | None, float]], pairs: Sequence[tuple[Result, float]]) -> str:

@@ -6,7 +6,7 @@ docs/benchmark.md has the rules; each step of them is a function here.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, fsum, log
 
@@ -160,6 +160,7 @@ class Score:
     baseline : the machine that they are held against; empty where there are no times of one
     interval : in which the score is of other models such as these, with a probability of 95 %; None of a single one
     of_traces : how many the baseline has
+    slowed : share of the cases that were run while others had the processors
     """
 
     way: str
@@ -167,6 +168,7 @@ class Score:
     baseline: str = ""
     interval: tuple[float, float] | None = None
     of_traces: int = 0
+    slowed: float = 0.0
 
     @property
     def scored(self) -> list[ModelScore]:
@@ -232,9 +234,8 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
 def check_ways(ways: int, traces: int) -> None:
     """Raise `UserError` where so many ways of so many traces would take minutes, as a stranger's results can say."""
     if ways * traces > MOST_SCORES:
-        raise UserError(
-            f"{counted(ways, 'way')} of running {counted(traces, 'trace')} are too many to score", "score a part"
-        )
+        problem = f"{counted(ways, 'way')} of running {counted(traces, 'trace')} are too many to score"
+        raise UserError(problem, "score fewer traces or modes")
 
 
 def is_counted(row: Result) -> bool:
@@ -279,17 +280,21 @@ def _score(
         score_trace(origin, rows_of.get(name, ()), baseline.traces.get(name), problems.get(name, ""))
         for name, origin in origins.items()
     ]
-    return score_traces(way, traces, baseline.machine if baseline.traces else "", len(baseline.traces))
+    every = [row for rows in rows_of.values() for row in rows]
+    return score_traces(way, traces, baseline.machine if baseline.traces else "", len(baseline.traces), every)
 
 
-def score_traces(way: str, traces: Iterable[TraceScore], baseline: str, of_traces: int) -> Score:
-    """The score of traces that each have theirs, of so many that the baseline has."""
+def score_traces(
+    way: str, traces: Iterable[TraceScore], baseline: str, of_traces: int, rows: Collection[Result]
+) -> Score:
+    """The score of traces that each have theirs, of so many that the baseline has, by these rows."""
     models = _models_of(traces)
     # a model that cannot run at all is charged as one that is as fast as the others
     pace = Score(way, _weighed(models)).speed
     models = _weighed([replace(item, traces=[replace(trace, pace=pace) for trace in item.traces]) for item in models])
     interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
-    return Score(way, models, baseline, interval, of_traces)
+    slowed = sum(row.is_slowed for row in rows) / max(len(rows), 1)
+    return Score(way, models, baseline, interval, of_traces, slowed)
 
 
 def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:
@@ -313,12 +318,12 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
     rows : of it, run in one way
     base : None where the baseline has none of it
     """
-    statuses = Counter(row.status for row in rows)
+    statuses, slowed = Counter(row.status for row in rows), sum(row.is_slowed for row in rows)
     time_us = fsum(max(row.count, 1) * (row.median_us or 0.0) for row in rows if row.status == OK)
     if not rows or base is None:
         why = problem or ("no baseline" if rows else "not replayed")
         return TraceScore(
-            origin, statuses, time_us=time_us, whole_us=0.0 if base is None else base.total_us, problem=why
+            origin, statuses, slowed, time_us, whole_us=0.0 if base is None else base.total_us, problem=why
         )
     # what fails in the program as well, and what the baseline itself cannot run, says nothing of this machine
     run = [row for row in rows if row.status != SKIPPED]
@@ -328,7 +333,7 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
     return TraceScore(
         origin,
         statuses,
-        sum(row.is_slowed for row in rows),
+        slowed,
         time_us,
         len(ok),
         base_us=fsum(case.total_us for _, case in pairs),

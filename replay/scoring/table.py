@@ -32,9 +32,7 @@ def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
 def score_line(score: Score) -> str:
     """The score with its spread, in a line."""
     if score.score is None:
-        has_base = any(trace.base_us for model in score.models for trace in model.traces)
-        why = "no case of the baseline is ok here" if has_base else "no time of a baseline to hold these against"
-        return f"no score under {printable(score.way)}: {why}"
+        return f"no score under {printable(score.way)}: {_why_none(score)}"
     spread = f", ± {exp(Z * score.deviation) - 1:.1%} from replay to replay"
     models = ""
     if score.interval is not None:
@@ -45,6 +43,15 @@ def score_line(score: Score) -> str:
     fewer = f" over {score.traces} of the baseline's {score.of_traces} traces" if score.traces < score.of_traces else ""
     number = f"{score.score:.3f}{partial}{fewer}{selected} (95 %{models}{spread})"
     return f"score under {printable(score.way)}: {number} against {printable(score.baseline)}"
+
+
+def _why_none(score: Score) -> str:
+    traces = [trace for model in score.models for trace in model.traces]
+    if not any(trace.base_us for trace in traces):
+        return "no time of a baseline to hold these against"
+    if not any(trace.compared for trace in traces):
+        return "no case of the baseline is ok here"
+    return "no machine takes the times that these cases, or the baseline's, are said to take"
 
 
 def _print_score(score: Score, file: IO[str]) -> None:
@@ -97,11 +104,9 @@ def _remarks(score: Score) -> list[str]:
         lines.append(
             f"{PARTIAL} partial: cases of less than {WHOLE:.0%} of the baseline's time are ok, or models have no score"
         )
-    rows = sum(sum(model.statuses.values()) for model in score.models)
-    slowed = sum(trace.slowed for model in score.models for trace in model.traces)
-    if slowed >= MOST_SLOWED * max(rows, 1):
+    if score.slowed >= MOST_SLOWED:
         lines.append(
-            f"{slowed / rows:.0%} of the cases were slowed down by what else ran: measure again when it is quiet"
+            f"{score.slowed:.0%} of the cases were slowed down by what else ran: measure again when it is quiet"
         )
     problems: dict[str, list[str]] = {}
     for model in score.models:

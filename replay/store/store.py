@@ -145,7 +145,8 @@ class Store:
         if found:
             raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "name one by more letters")
         if _holds(is_interrupted, name):
-            raise UserError(f"the replay that is to write {name} was interrupted", "go on with opreplay ... --resume")
+            problem = f"the replay that is to write {name} has not ended"
+            raise UserError(problem, "wait for it, or where it was interrupted go on with opreplay ... --resume")
         raise UserError(f"{name} is no file, and no run in {self.folder}", "see opgrip results list")
 
     def _named(self, name: str) -> list[Run]:

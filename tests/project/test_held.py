@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def run(
     # built in, so that a fresh process can load it
     measure = {3: [later], 1: [STEADY]}.__getitem__
     monkeypatch.setattr(held, "EXPERIMENTS", (Experiment("made up", (COST,), measure, rounds=3, quick_rounds=1),))
-    monkeypatch.setattr(held, "bounds_here", lambda: {"cost": Bound("cost", bound, bound, "2025-01-01")})
+    monkeypatch.setattr(held, "bounds_on", lambda processor: {"cost": Bound("cost", bound, bound, "2025-01-01")})
     monkeypatch.setattr(sys, "argv", ["held.py", *arguments])
     return int(held.main())
 
@@ -171,10 +172,33 @@ def test_a_processor_s_own_rows_are_of_figures_that_the_table_has_and_say_why() 
     assert all(bound.note for bound in own.values())
 
 
-def test_the_table_is_written_as_it_is_read(tmp_path: Path) -> None:
+def test_runs_lower_the_rows_of_their_own_processor(
+    held: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bounds_module, "TABLE", tmp_path / "bounds.csv")
+    first, second = list(held.FIGURES)[:2]
+    rows = [Bound(name, 100.0, 99.0, "2025-01-01") for name in (first, second)]
+    write_bounds({row.figure: row for row in rows}, tmp_path / "bounds.csv")
+    write_bounds({second: rows[1]}, tmp_path / "bounds-avx2.csv")
+
+    def run_of(processor: str, number: int) -> Path:
+        path = tmp_path / f"{processor}{number}.json"
+        rounds = {name: [[2.0, 0.0, 1.0, 0.0]] for name in (first, second)}
+        path.write_text(json.dumps({"processor": processor, "rounds": rounds}))
+        return path
+
+    with pytest.raises(SystemExit, match="of AVX2 and AVX512: bounds are set by runs of one kind"):
+        held.set_bounds([run_of("AVX2", 0), run_of("AVX512", 0)])
+    held.set_bounds([run_of("AVX2", number) for number in range(3)])
+    assert [row.bound for row in bounds_on("AVX512").values()] == [2.0, 100.0]
+    assert [row.bound for row in bounds_on("AVX2").values()] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("table", [bounds_module.TABLE, bounds_module.table_of("AVX2")], ids=["common", "AVX2"])
+def test_a_table_is_written_as_it_is_read(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "bounds.csv"
-    write_bounds(read_bounds(), path)
-    assert path.read_text() == bounds_module.TABLE.read_text()
+    write_bounds(read_bounds(table), path)
+    assert path.read_text() == table.read_text()
 
 
 def test_the_time_of_a_command_is_kept_beside_that_of_an_import_of_torch(

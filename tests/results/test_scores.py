@@ -26,11 +26,12 @@ from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
-from opgrip.replay.scoring.distilled import times_of
+from opgrip.replay.scoring.distilled import distilled_scores, machine_of, times_of
 from opgrip.replay.scoring.scores import CHARGE, Score, Z
 from opgrip.replay.scoring.spread import MOST_DEVIATION, interval_of
 from opgrip.replay.scoring.table import print_scores, score_line
 from opgrip.replay.timing.options import TimingOptions
+from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.errors import UserError
 
 MODELS = (
@@ -152,6 +153,21 @@ def test_a_score_of_a_busy_machine_says_so() -> None:
         text = io.StringIO()
         print_scores(score_of(results, baseline_of(quiet)), text)
         assert ("100% of the cases were slowed down by what else ran" in text.getvalue()) == is_told
+
+
+def test_a_busy_machine_is_told_also_where_traces_have_no_baseline() -> None:
+    quiet, busy = made_zoo(), made_zoo(slowed=0.9)
+    rows = [quiet.rows[0], *(replace(row, trace=f"mine/{row.trace}") for row in busy.rows)]
+    (score,) = score_of(Results(rows, HEADER), baseline_of(quiet))
+    assert score.slowed == 12 / 13
+
+
+def test_a_case_that_was_slowed_down_is_one_of_the_distilled_ones_whatever_it_stands_for() -> None:
+    rows = [replace(row, trace=None, key=str(n), slowed=0.9 * (n == 0)) for n, row in enumerate(made_zoo().rows[:4])]
+    traces = {name: {"cases": [0], "us": [1.0]} for name in "abcdefgh"} | {"i": {"cases": [1, 2, 3], "us": [1.0] * 3}}
+    header = {**HEADER, FIELD: {"keys": [row.key for row in rows], "traces": traces}}
+    (score,) = distilled_scores(Results(rows, header))
+    assert score.slowed == 0.25
 
 
 def test_very_many_ways_of_very_many_traces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +342,16 @@ def test_times_are_of_cases_as_they_were_recorded() -> None:
     assert ("c.predict", made_zoo().rows[-1].key) not in times_of(changed(made_zoo(), "c.predict", 2, median_us=1e149))
     with pytest.raises(UserError, match="bfloat16"):
         times_of(Results(made_zoo().rows, {**HEADER, "unusual": ["bfloat16"]}))
+
+
+def test_times_are_of_one_number_of_threads_which_their_name_tells() -> None:
+    header = {**HEADER, "environment": {"processor": "P", "threads": 2}}
+    assert "2 threads" in machine_of(Results(made_zoo().rows, header))
+    of_three = machine_of(Results(made_zoo(threads=3).rows, header))
+    assert "3 threads" in of_three
+    assert "2 threads" not in of_three
+    with pytest.raises(UserError, match="several ways to run: as in the program and 3 threads"):
+        times_of(Results([*made_zoo().rows, *made_zoo(threads=3).rows], header))
 
 
 def test_a_baseline_is_added_to_that_of_the_same_machine() -> None:

@@ -90,7 +90,7 @@ def test_a_run_is_found_by_what_only_it_begins_or_ends_with(kept: Path) -> None:
 
 def test_results_that_a_replay_has_not_written_yet_are_told(tmp_path: Path) -> None:
     (tmp_path / "zoo.parquet.parts").mkdir()
-    with pytest.raises(UserError, match=r"was interrupted: go on with opreplay \.\.\. --resume"):
+    with pytest.raises(UserError, match=r"has not ended: wait for it, .* go on with opreplay \.\.\. --resume"):
         Store(tmp_path).find(str(tmp_path / "zoo.parquet"))
 
 

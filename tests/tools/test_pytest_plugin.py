@@ -154,7 +154,7 @@ def test_rows_that_a_test_no_longer_has_are_missing(run_here: Any, project: Path
 
 @pytest.mark.slow
 def test_workers_of_xdist_send_what_they_measured(run: Any, project: Path) -> None:
-    run("-n", "1", "--opgrip-save", "main").stdout.fnmatch_lines(["12 rows kept in *"])
+    run("-n", "2", "--opgrip-save", "main").stdout.fnmatch_lines(["12 rows kept in *"])
     change_times(project / ".opgrip" / "main.json", 0.25)
     done = run("-n", "1", "--opgrip-compare", "main", "--opgrip-compare-fail", "slower<=5%")
     done.assert_outcomes(failed=2)

@@ -15,7 +15,7 @@ from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring import check_distilled, distilled_scores
+from opgrip.replay.scoring import distilled_scores, standing_of
 from opgrip.replay.scoring.baselines import read_baselines
 from opgrip.replay.scoring.distilled import Check, check_of
 from opgrip.traces import Trace, load
@@ -152,6 +152,15 @@ def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Pat
     assert "1 of 1 traces" in done.stdout
 
 
+def test_times_of_two_machines_are_not_mixed(run: Results, tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    run.save(own)
+    options = ("--times", "baseline", "--times", own, "-o", tmp_path / "bench.jsonl")
+    done = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "name results of one machine" in done.stderr
+
+
 def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() -> None:
     field = read_header(trace_file("trace:zoo_500")).fields[FIELD]
     assert len(field["keys"]) == 500
@@ -195,6 +204,8 @@ def test_files_of_one_name_are_traces_of_their_own(folder: Path, tmp_path: Path)
     corpus = named_by_files(read_corpus([str(tmp_path / "a"), str(tmp_path / "b")]))
     distilled = distill(corpus, 10)
     assert distilled.weights_us.keys() == {"step", "step~2"}
+    of_rows = set(zip(corpus.frame["trace"], corpus.frame["model"], strict=True))
+    assert of_rows == {(member.name, member.model) for member in corpus.members}
     write_cases(corpus, distilled.keys, tmp_path / "bench.jsonl", fields={FIELD: distilled.field(corpus)})
     assert sorted(case.key for case in make_cases(load(tmp_path / "bench.jsonl"))) == sorted(distilled.keys)
 
@@ -247,8 +258,12 @@ def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(r
             distilled_scores(results)
         # before any of its cases is run
         with pytest.raises(UserError, match="does not say what its cases stand for"):
-            check_distilled(results.header)
-    for nonsense in ({}, [], {"keys": 3, "traces": 4}, {"keys": keys, "traces": {"a": None}}):
+            standing_of(results.header)
+    about = {"a": {"cases": [0], "us": [1.0]}}
+    for nonsense in (
+        *({}, [], {"keys": 3, "traces": 4}, {"keys": keys, "traces": {"a": None}}),
+        *({"keys": [["x"]], "traces": about}, {"keys": ["x", "x"], "traces": about}),
+    ):
         results.header[FIELD] = nonsense
         with pytest.raises(UserError, match="does not say what its cases stand for"):
             distilled_scores(results)

@@ -153,10 +153,10 @@ def describe_lacking(table: pd.DataFrame) -> list[str]:
         beside = int((own["status"] == IN_EAGER).sum())
         also = f"; {beside:,} more do not run in eager either" if beside else ""
         tried = float(own["share"].sum())
-        of_all = f", which take {tried:.1%} of it" if tried < WHOLE else ""
+        of_all = f", {tried:.1%} of the time" if tried < WHOLE else ""
         lines.append(
             f"{mode}: {counted(len(lacking), 'signature')} of {counted(len(_models(lacking)), 'model')} cannot run, of "
-            f"{len(own):,} that were tried: {lacking['share'].sum():.1%} of the time{of_all}{also}"
+            f"{len(own):,} that were tried{of_all}: {lacking['share'].sum():.1%} of the time{also}"
         )
     return lines
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from opgrip.tools.verbs.corpus_notes import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, positive
+from opgrip.traces.command import add_debug, add_reading, positive, printable
+from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 
@@ -53,8 +54,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and hold against another replay."""
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring.baselines import Baseline, about_of, read_baselines
-    from opgrip.replay.scoring.distilled import Times, check_of, print_check, times_of, times_of_baseline
+    from opgrip.replay.scoring.baselines import read_baselines
+    from opgrip.replay.scoring.distilled import Times, check_of, machine_of, print_check, times_of, times_of_baseline
     from opgrip.replay.store.store import Store
     from opgrip.traces.corpus import read_corpus
     from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
@@ -69,10 +70,14 @@ def run(args: argparse.Namespace) -> int:
         for name in names:
             if name == BASELINE:
                 baseline = read_baselines()
-                machine, own = baseline.machine, times_of_baseline(baseline)
+                own_machine, own = baseline.machine, times_of_baseline(baseline)
             else:
                 results = read_run(Store().find(name))
-                machine, own = Baseline(about_of(results)).machine, times_of(results)
+                own_machine, own = machine_of(results), times_of(results)
+            if machine not in ("", own_machine):
+                problem = f"{name} is of {own_machine}, the times before it of {machine}"
+                raise UserError(printable(problem), "name results of one machine")
+            machine = own_machine
             times |= own
         return machine, times
 

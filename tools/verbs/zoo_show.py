@@ -65,7 +65,7 @@ def _place(trace: ZooTrace) -> str:
     try:
         return str(zoo_file(trace))
     except MissingFileError:
-        return "not installed: pip install opgrip-zoo"
+        return "not installed: the package opgrip-zoo has it"
 
 
 verbs.register("zoo show")(

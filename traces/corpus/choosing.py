@@ -62,7 +62,7 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
     order = np.argsort(groups, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
     parts = [_Part(own, points, weights, most) for own in members if len(own)]
-    heap = [(-gain, number, place, 0) for number, part in enumerate(parts) for place, gain in enumerate(part.gains())]
+    heap = [(-gain, number, place, 0) for number, part in enumerate(parts) for place, gain in enumerate(part.gains)]
     heapify(heap)
     chosen: list[int] = []
     while heap and len(chosen) < min(count, len(points)):
@@ -82,7 +82,13 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
 
 
 class _Part:
-    """A group's points, and what of them is stood for by now."""
+    """A group's points, and what of them is stood for by now.
+
+    Attributes
+    ----------
+    candidates : the places of those that may be chosen
+    gains : what choosing each would add where none is chosen
+    """
 
     def __init__(self, members: Wholes, points: Points, weights: Floats, most: int) -> None:
         heaviest = np.argsort(-weights[members], kind="stable")[:most]
@@ -90,15 +96,13 @@ class _Part:
         self.chosen: set[int] = set()
         self._weights = weights[members]
         self._likeness: NDArray[Any] = np.empty((len(self.candidates), len(members)), "f4")
+        self.gains: list[float] = []
         for first in range(0, len(self.candidates), AT_ONCE):
             some = slice(first, first + AT_ONCE)
-            self._likeness[some] = np.exp(-distances(points[self.candidates[some]], points[members]))
+            likeness = np.exp(-distances(points[self.candidates[some]], points[members]))
+            self._likeness[some] = likeness
+            self.gains.extend((likeness @ self._weights).tolist())
         self._best = np.zeros(len(members))
-
-    def gains(self) -> list[float]:
-        """Of each candidate where none is chosen."""
-        gains: list[float] = (self._likeness @ self._weights).tolist()
-        return gains
 
     def gain(self, place: int) -> float:
         """What choosing a candidate would add now."""

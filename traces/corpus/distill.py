@@ -20,6 +20,7 @@ from opgrip.traces.zoo.names import name_of_file, told_apart
 
 FIELD = "distilled"
 """Of a trace's header: what its cases stand for. Readers that do not know it pass over it."""
+OF_MODEL = ("model", "run", "library", "family")
 VARIETY = 0.1
 """Share of the weight that all cases have alike, whatever their time."""
 SHAPE = re.compile(r"\[([\d,]*)\]")
@@ -77,7 +78,7 @@ class Distilled:
         traces = {}
         for name, weights in self.weights_us.items():
             member = about[name]
-            words = {word: getattr(member, word) for word in ("model", "run", "library", "family")}
+            words = {word: getattr(member, word) for word in OF_MODEL}
             pairs = sorted((place[key], weight) for key, weight in weights.items())
             cases, us = [number for number, _ in pairs], [float(f"{weight:.5g}") for _, weight in pairs]
             traces[name] = {**{word: value for word, value in words.items() if value}, "cases": cases, "us": us}
@@ -94,7 +95,10 @@ def named_by_files(corpus: Corpus) -> Corpus:
         replace(member, **({} if member.name in manifest else item._asdict()) | {"name": names[member.name]})
         for member, item in zip(corpus.members, told, strict=True)
     ]
-    return Corpus(corpus.frame.assign(trace=corpus.frame["trace"].map(names)), members)
+    traces = corpus.frame["trace"].map(names)
+    about = {member.name: member for member in members}
+    words = {word: traces.map({name: getattr(about[name], word) for name in about}) for word in OF_MODEL}
+    return Corpus(corpus.frame.assign(trace=traces, **words), members)
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
@@ -121,7 +125,8 @@ def distill(corpus: Corpus, count: int) -> Distilled:
     ------
     UserError : where no case has a time
     """
-    frame = corpus.frame[corpus.frame["median_us"] > 0]
+    # a model's weight is that of its traces that have times
+    frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
     if frame.empty:
         raise UserError("no call of these traces has a time", "give results of a replay with --times")
     cases = _cases(frame)

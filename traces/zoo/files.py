@@ -29,7 +29,7 @@ def zoo_file(trace: ZooTrace) -> Path:
             return file
     raise MissingFileError(
         f"the trace {trace.name} of the zoo is not installed",
-        "pip install opgrip-zoo, or opgrip zoo make " + trace.name,
+        "install the package opgrip-zoo (docs/zoo.md), or opgrip zoo make " + trace.name,
     )
 
 
