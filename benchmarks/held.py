@@ -93,21 +93,29 @@ def main() -> int:
 def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
     """Of the figures that a pattern names, each experiment being run in a process of its own."""
     bounds = bounds_on(VECTORS)
+    outcomes: dict[str, list[Outcome]] = {}
+    again = []
     for experiment in experiments:
-        figures = [figure for figure in experiment.figures if fnmatchcase(figure.name, pattern)]
         rounds = experiment.quick_rounds if quick else experiment.rounds
-        if figures and rounds:
+        if rounds and any(is_named(figure, pattern) for figure in experiment.figures):
             start = perf_counter()
-            outcomes = run_experiment(experiment, rounds, bounds)
-            worse = [item.figure for item in outcomes if item.verdict is Verdict.WORSE]
-            if experiment.rounds > 1 and any(figure in figures for figure in worse):
-                # minutes in which a shared machine is another one make all of a few rounds worse
-                console.print(f"{experiment.name}: worse by {rounds} rounds, so {experiment.rounds} more are measured")
-                rounds += experiment.rounds
-                before = {outcome.figure: outcome.rounds for outcome in outcomes}
-                outcomes = run_experiment(experiment, experiment.rounds, bounds, before)
+            outcomes[experiment.name] = run_experiment(experiment, rounds, bounds)
             console.print(f"{experiment.name}: {rounds} rounds in {perf_counter() - start:.0f} s")
-            yield from (outcome for outcome in outcomes if outcome.figure in figures)
+            worse = [item.figure for item in outcomes[experiment.name] if item.verdict is Verdict.WORSE]
+            if experiment.rounds > 1 and any(is_named(figure, pattern) for figure in worse):
+                again.append(experiment)
+    for experiment in again:
+        # after all others: minutes in which a shared machine is another one make all of a few rounds worse
+        console.print(f"{experiment.name}: worse, so {experiment.rounds} more rounds are measured")
+        before = {outcome.figure: outcome.rounds for outcome in outcomes[experiment.name]}
+        outcomes[experiment.name] = run_experiment(experiment, experiment.rounds, bounds, before)
+    for own in outcomes.values():
+        yield from (outcome for outcome in own if is_named(outcome.figure, pattern))
+
+
+def is_named(figure: Figure, pattern: str) -> bool:
+    """Whether a pattern names a figure."""
+    return fnmatchcase(figure.name, pattern)
 
 
 def run_experiment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.results import OK, summarize
@@ -21,6 +21,7 @@ from opgrip.traces.words import counted
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
     from opgrip.replay.replay import Replay
+    from opgrip.replay.scoring import Score
     from opgrip.replay.several.targets import Target
 
 
@@ -67,7 +68,7 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
     """Replay one trace, and print its table."""
     from opgrip.replay.reports.listing import list_cases
     from opgrip.replay.reports.table import print_results
-    from opgrip.replay.scoring import distilled_scores, print_scores, standing_of
+    from opgrip.replay.scoring import distilled_scores, standing_of
 
     output = replay.output
     if is_done:
@@ -95,12 +96,9 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
-    try:
-        print_scores(distilled_scores(replayed.results), sys.stdout)
-    finally:
-        # also where there are more scores than are told
-        if not replayed.interrupted:
-            _say_where(replay, replayed.results, reporter)
+    _print_scores(lambda: distilled_scores(replayed.results), reporter)
+    if not replayed.interrupted:
+        _say_where(replay, replayed.results, reporter)
     for row in rows:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -111,6 +109,16 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
         return INTERRUPTED
     reporter.say(summarize(rows))
     return 1 if output.strict and any(row.status != OK for row in rows) else 0
+
+
+def _print_scores(scores: Callable[[], Sequence[Score]], reporter: Reporter) -> None:
+    """Print them; of more than are told, say so: rows of hours are kept all the same."""
+    from opgrip.replay.scoring import print_scores
+
+    try:
+        print_scores(scores(), sys.stdout)
+    except UserError as error:
+        reporter.say(f"no score: {error}")
 
 
 def _say_where(replay: Replay, results: Results, reporter: Reporter) -> None:
@@ -130,7 +138,7 @@ def _replay_several(
     from opgrip.replay.outputs import is_completed
     from opgrip.replay.replay import keep, several_replays
     from opgrip.replay.reports.table import print_reasons
-    from opgrip.replay.scoring import print_scores, read_baselines, score_of
+    from opgrip.replay.scoring import read_baselines, score_of
 
     baseline = read_baselines(from_arguments(ScoreOptions, args).baseline)
     if is_completed(output):
@@ -143,11 +151,7 @@ def _replay_several(
         outcome = several_replays(args, targets, reporter, engine).run()
     rows = list(outcome.results)
     if rows:
-        try:
-            print_scores(score_of(outcome.results, baseline), sys.stdout)
-        except UserError as error:
-            # rows of hours are told and kept all the same
-            reporter.say(f"no score: {error}")
+        _print_scores(lambda: score_of(outcome.results, baseline), reporter)
         print_reasons(rows, sys.stdout)
     for analysis in outcome.analyses:
         analysis.print(rows, sys.stdout)

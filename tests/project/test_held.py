@@ -63,7 +63,7 @@ def test_a_bound_that_is_planted_too_low_fails_the_run_and_the_table_says_which(
     assert "is held" in capsys.readouterr().out
     assert run(held, monkeypatch, bound=1.5, arguments=["--quick"]) == 1
     output = capsys.readouterr().out
-    assert "so 3 more are measured" in output
+    assert "so 3 more rounds are measured" in output
     assert "WORSE" in output
     assert "1 of 1 figures fail" in output
 
@@ -73,7 +73,7 @@ def test_what_is_worse_is_measured_again_and_held_where_it_is_not_with_both_toge
 ) -> None:
     assert run(held, monkeypatch, bound=1.5, arguments=["--quick"], later=[(1.0, 1.0)] * 9) == 0
     output = capsys.readouterr().out
-    assert "made up: worse by 1 rounds, so 3 more are measured" in output
+    assert "made up: worse, so 3 more rounds are measured" in output
     assert "is held" in output
 
 
