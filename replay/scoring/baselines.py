@@ -171,6 +171,11 @@ def unusual_in(results: Results) -> list[str]:
     return [str(word) for word in results.header.get(UNUSUAL) or ()]
 
 
+def is_time(us: float | None) -> bool:
+    """Whether so many microseconds are a time that something takes: a stranger's file can say any number."""
+    return us is not None and LEAST_US < us < MOST_US
+
+
 def is_of_program(row: Result) -> bool:
     """Whether a program runs such a thing: no gradients alone, no other batch, no several at once."""
     return row.direction == FORWARD and row.batch_scale == row.streams == 1
@@ -277,6 +282,6 @@ def _checked_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
         raise ValueError("no number")
     if any(not isfinite(item) for item in numbers) or not 0 <= numbers[1] <= MOST_DEVIATION:
         raise ValueError("a number that is no measurement's")
-    if not 0 <= count < MOST_US or not LEAST_US < numbers[2] < MOST_US:
+    if not 0 <= count < MOST_US or not is_time(numbers[2]):
         raise ValueError("a number that no time has")
     return BaselineCase(int(count), None if median_us is None else float(median_us), float(deviation or 0.0))

@@ -15,7 +15,7 @@ from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import LEAST_US, MOST_US, Baseline, about_of, is_of_program, unusual_in
+from opgrip.replay.scoring.baselines import MOST_US, Baseline, about_of, is_of_program, is_time, unusual_in
 from opgrip.replay.scoring.scores import Score, TraceScore, check_ways, score_traces, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.traces.command import printable
@@ -44,10 +44,7 @@ def times_of(results: Results) -> Times:
     return _medians(
         (row.trace, row.key, time_us)
         for row in results
-        if is_plain_but_threads(row)
-        and row.status == OK
-        and row.key
-        and LEAST_US < (time_us := row.median_us or 0.0) < MOST_US
+        if is_plain_but_threads(row) and row.status == OK and row.key and is_time(time_us := row.median_us or 0.0)
     )
 
 
@@ -213,8 +210,9 @@ def _origin(name: str, about: Mapping[str, Any]) -> Origin:
 def _trace(origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result]) -> TraceScore:
     """A trace of which each case stands for some time; times are those of the rows' captured ones."""
     weights = [(rows.get(key), us) for key, us in weights_us.items()]
-    pairs = [(row, us) for row, us in weights if row is not None and row.status != SKIPPED and row.captured_us]
-    ok = [(row, us, us * row.median_us / row.captured_us) for row, us in pairs if row.status == OK and row.median_us]
+    pairs = [(row, us) for row, us in weights if row is not None and row.status != SKIPPED and is_time(row.captured_us)]
+    timed = [(row, us) for row, us in pairs if row.status == OK and is_time(row.median_us)]
+    ok = [(row, us, us * (row.median_us or 0.0) / row.captured_us) for row, us in timed]
     return TraceScore(
         origin,
         Counter(row.status for row, _ in pairs),

@@ -13,7 +13,15 @@ from math import exp, fsum, log
 from opgrip.replay.measuring.origins import Origin, origin_of
 from opgrip.replay.measuring.results import OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import Baseline, BaselineCase, BaselineTrace, is_of_program, keyed, unusual_in
+from opgrip.replay.scoring.baselines import (
+    Baseline,
+    BaselineCase,
+    BaselineTrace,
+    is_of_program,
+    is_time,
+    keyed,
+    unusual_in,
+)
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
 from opgrip.traces.errors import UserError
 from opgrip.traces.words import counted
@@ -319,7 +327,8 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
     base : None where the baseline has none of it
     """
     statuses, slowed = Counter(row.status for row in rows), sum(row.is_slowed for row in rows)
-    time_us = fsum(max(row.count, 1) * (row.median_us or 0.0) for row in rows if row.status == OK)
+    timed = [row for row in rows if row.status == OK and is_time(row.median_us)]
+    time_us = fsum(max(row.count, 1) * (row.median_us or 0.0) for row in timed)
     if not rows or base is None:
         why = problem or ("no baseline" if rows else "not replayed")
         return TraceScore(
@@ -329,7 +338,7 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
     run = [row for row in rows if row.status != SKIPPED]
     joined = [(row, base.cases[key]) for key, row in keyed(run) if key in base.cases]
     pairs = [(row, case) for row, case in joined if case.median_us is not None]
-    ok = [(row, case) for row, case in pairs if row.status == OK and row.median_us]
+    ok = [(row, case) for row, case in pairs if row.status == OK and is_time(row.median_us)]
     return TraceScore(
         origin,
         statuses,

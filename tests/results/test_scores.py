@@ -192,6 +192,17 @@ def test_ratios_that_no_machine_has_are_no_score() -> None:
     assert "no score" in score_line(score)
 
 
+@pytest.mark.parametrize("us", [1.6e293, 1e308, 5e-324, -1e308, math.inf, math.nan])
+@pytest.mark.parametrize("cell", ["median_us", "captured_us"])
+def test_times_that_no_machine_takes_are_none(cell: str, us: float) -> None:
+    rows = [replace(row, **{cell: us}) for row in made_zoo().rows]
+    score_of(Results(rows, HEADER), baseline_of(made_zoo()))
+    keys = list(dict.fromkeys(row.key for row in rows))
+    field = {"keys": keys, "traces": {"a": {"cases": [0, 1, 2], "us": [9e14] * 3}}}
+    (score,) = distilled_scores(Results([replace(row, trace=None) for row in rows], {**HEADER, FIELD: field}))
+    assert score.score is None
+
+
 def test_an_interval_over_many_models_needs_no_more_memory_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [(0.01 * number, 1.0) for number in range(30)]
     at_once = interval_of(models)
