@@ -76,15 +76,11 @@ def measure_captures(workload: str, references: Sequence[str], rounds: int) -> S
                 if observer == OPGRIP:
                     sizes.append((float(path.stat().st_size), float(calls * STEPS)))
     later = {name: steps_s(watches[name], NEXT) for name in (NATIVE, *references)}
-    return [
-        *(
-            list(zip(*own, later[name], later[NATIVE], strict=True))
-            for part, _ in PARTS.values()
-            for own in [(steps_s(watches[OPGRIP], part), steps_s(watches[NATIVE], part))]
-            for name in references
-        ),
-        sizes,
-    ]
+    rounds_by_figure: list[Rounds] = []
+    for part, _ in PARTS.values():
+        own, alone = steps_s(watches[OPGRIP], part), steps_s(watches[NATIVE], part)
+        rounds_by_figure += [list(zip(own, alone, later[name], later[NATIVE], strict=True)) for name in references]
+    return [*rounds_by_figure, sizes]
 
 
 def steps_s(watches: Sequence[Watch], part: slice) -> list[float]:

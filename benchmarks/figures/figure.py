@@ -36,6 +36,11 @@ def ratio_of_medians(rounds: Array) -> Array:
     rounds : (..., N, 2)
     """
     quantity, reference = np.moveaxis(np.median(rounds, axis=-2), -1, 0)
+    return _over(quantity, reference)
+
+
+def _over(quantity: Array, reference: Array) -> Array:
+    """Their ratio; infinity where the reference, a difference, is lost in noise."""
     return np.where(reference > 0, quantity / np.where(reference > 0, reference, 1.0), np.inf)
 
 
@@ -50,8 +55,7 @@ def ratio_of_added(rounds: Array) -> Array:
     rounds : (..., N, 4), each a quantity, its base, the reference and that one's base
     """
     quantity, base, reference, other_base = np.moveaxis(np.quantile(rounds, UNDISTURBED, axis=-2), -1, 0)
-    added = reference - other_base
-    return np.where(added > 0, (quantity - base) / np.where(added > 0, added, 1.0), np.inf)
+    return _over(quantity - base, reference - other_base)
 
 
 def ratio_of_sums(rounds: Array) -> Array:

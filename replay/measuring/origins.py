@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -43,6 +44,12 @@ class Origin:
     def plain(self) -> dict[str, Any]:
         """By the names of its fields, as headers of results have it."""
         return asdict(self)
+
+
+def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
+    """A trace by what a header or a file says of it, which may be a stranger's; see `Origin.plain`."""
+    words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
+    return Origin(trace, str(about.get("model") or trace), **words)
 
 
 def origin_of(row: Result) -> Origin:

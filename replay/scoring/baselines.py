@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.measuring.origins import Origin, origin_of
+from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
 from opgrip.replay.measuring.results import OK, SKIPPED, UNUSUAL, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
@@ -267,13 +267,12 @@ def _content(path: Path) -> bytes:
 
 
 def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
-    words = {key: str(plain.get(key) or "") for key in ("run", "library", "family")}
     seen: Counter[str] = Counter()
     cases: dict[Key, BaselineCase] = {}
     for key, count, median_us, deviation in plain["cases"]:
         cases[str(key), seen[str(key)]] = _checked_case(count, median_us, deviation)
         seen[str(key)] += 1
-    return BaselineTrace(Origin(name, str(plain.get("model") or name), **words), str(plain.get("trace_hash")), cases)
+    return BaselineTrace(origin_in(name, plain), str(plain.get("trace_hash")), cases)
 
 
 def _checked_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.comparing.priors import SHORT_US, USUAL
-from opgrip.replay.measuring.origins import Origin
+from opgrip.replay.measuring.origins import Origin, origin_in
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
@@ -190,7 +190,7 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
         keys = field["keys"]
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len({*keys}) < len(keys):
             raise ValueError("no keys")
-        weights = {_origin(name, about): _weights_us(about, keys) for name, about in field["traces"].items()}
+        weights = {origin_in(name, about): _weights_us(about, keys) for name, about in field["traces"].items()}
         return Standing(keys, str(field.get("base") or CAPTURED)[:MOST_NAME], weights)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("the trace does not say what its cases stand for", "write it again with distill") from error
@@ -200,11 +200,6 @@ CAPTURED = "the times that its cases were captured with"
 """What distilled cases are held against that were not fitted to a replay."""
 MOST_NAME = 200
 """Characters that are shown of a machine's name."""
-
-
-def _origin(name: str, about: Mapping[str, Any]) -> Origin:
-    words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
-    return Origin(name, str(about.get("model") or name), **words)
 
 
 def _trace(origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result]) -> TraceScore:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, fsum, log
 
-from opgrip.replay.measuring.origins import Origin, origin_of
+from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
 from opgrip.replay.measuring.results import OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.baselines import (
@@ -261,8 +261,7 @@ def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         if isinstance(about, Mapping) and about.get("problem"):
-            words = {key: str(about.get(key) or "") for key in ("run", "library", "family")}
-            yield str(name), (Origin(str(name), str(about.get("model") or name), **words), str(about["problem"]))
+            yield str(name), (origin_in(str(name), about), str(about["problem"]))
 
 
 def _other_recordings(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.corpus.choosing import Floats, Points, choose, distances
-from opgrip.traces.corpus.corpus import Corpus, weighted
+from opgrip.traces.corpus.corpus import OF_MEMBER, Corpus, weighted
 from opgrip.traces.corpus.rows import written_from
 from opgrip.traces.errors import UserError
 from opgrip.traces.words import counted
@@ -20,7 +20,8 @@ from opgrip.traces.zoo.names import name_of_file, told_apart
 
 FIELD = "distilled"
 """Of a trace's header: what its cases stand for. Readers that do not know it pass over it."""
-OF_MODEL = ("model", "run", "library", "family")
+OF_MODEL = OF_MEMBER[2:]
+"""What is known of a trace's model."""
 VARIETY = 0.1
 """Share of the weight that all cases have alike, whatever their time."""
 SHAPE = re.compile(r"\[([\d,]*)\]")
