@@ -39,6 +39,9 @@ SMALL = {
     "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "1", "--cache": "warm"},
 }
 """What is said instead where no output is shown, so that it does not take long."""
+SELECTS = re.compile(r"--(op|unit|sequence|module)\b")
+A_CONVOLUTION = "--op 'aten.convolution*'"
+"""What one case is of that nothing else selects: which one took longest is chance, and not each can be plotted."""
 WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)(?:zoo|trace:zoo_500)(?=\s|$)")
 PART_OF_ZOO = r"\1zoo:fast-scnn.predict"
 """What stands for it where no output is shown."""
@@ -256,7 +259,8 @@ def in_small(pasted: Pasted) -> str:
 def of_small_images(command: str) -> str:
     """A command that runs calls of a shipped trace with that of small images, unless it names modules."""
     if command.startswith("opreplay ") and "--module" not in command:
-        return command.replace(SHIPPED, OF_SMALL_IMAGES)
+        of_any = SELECTS.search(command)
+        return command.replace(SHIPPED, OF_SMALL_IMAGES if of_any else f"{OF_SMALL_IMAGES} {A_CONVOLUTION}")
     if command.startswith("opgrip corpus ") and "--mode " in command:
         return re.sub(r"zoo(:\S+)?", OF_SMALL_IMAGES, command)
     return command

@@ -42,11 +42,18 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; an argument that is not known is an error of the command or verb that it was given to."""
+        """Parse; an argument that is not known is an error of the command or verb that it was given to.
+
+        Files may stand before options and after them, where a command takes several.
+        """
         namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self._refuse(unknown[0])
-        return namespace, unknown
+        several = next((action for action in self._get_positional_actions() if action.nargs in {"*", "+"}), None)
+        for argument in unknown:
+            if several is None or argument.startswith("-"):
+                self._refuse(argument)
+            value = several.type(argument) if callable(several.type) else argument
+            setattr(namespace, several.dest, [*getattr(namespace, several.dest), value])
+        return namespace, []
 
     def _refuse(self, argument: str) -> NoReturn:
         if argument.startswith("-") and argument != "-":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,14 @@ def test_a_folder_without_samples_is_said_to_be_one_and_traces_in_it_are_replaye
     (tmp_path / "runs" / "a.jsonl.gz").touch()
     told = run_command("opreplay", "runs", cwd=tmp_path).stderr
     assert "a: not replayed: runs/a.jsonl.gz is not a trace" in told
+
+
+def test_files_stand_before_options_and_after_them(tmp_path: Path) -> None:
+    shutil.copy(TRACE, tmp_path / "a.jsonl")
+    shutil.copy(TRACE, tmp_path / "b.jsonl")
+    done = run_command("opgrip", "trace", "validate", "a.jsonl", "--unbounded", "b.jsonl", cwd=tmp_path)
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["a.jsonl", "b.jsonl"]
+    done = run_command("opgrip", "trace", "info", "a.jsonl", "--unbounded", "b.jsonl", cwd=tmp_path)
+    assert (done.returncode, "'b.jsonl' is one argument too many" in done.stderr) == (2, True)
+    done = run_command("opgrip", "trace", "validate", "a.jsonl", "--unbounded", "b.jsonl", "--jsn", cwd=tmp_path)
+    assert (done.returncode, "there is no option --jsn" in done.stderr) == (2, True)
