@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgrip.replay.engines.engine import engines
@@ -69,8 +70,19 @@ class EngineOptions:
         only=("single cases",),
     )
 
-    def check(self) -> None:
-        """Raise `UserError` where an option is for another engine."""
+    def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
+        """Raise `UserError` where an option is for another engine.
+
+        Parameters
+        ----------
+        devices, pin : names of those that are asked for, numbers of processors
+        """
+        if self.engine != PROCESSES:
+            if len(devices) > 1 or any(device.partition(":")[2] not in {"", "0"} for device in devices):
+                raise UserError(f"{self.engine} spreads cases over devices by itself", "give --device without a number")
+            if pin:
+                raise UserError("--pin is for this machine", "give workers their processors by --processors")
+            return
         for name in ("address", "workers", "processors", "machine_kind"):
-            if self.engine == PROCESSES and getattr(self, name) is not None:
+            if getattr(self, name) is not None:
                 raise UserError(f"{flag_of(name)} is for workers of a cluster", "add --engine ray")

@@ -55,7 +55,7 @@ class RayEngine:
     def runner(self, job: Job, loaded: Loaded, may_fork: bool) -> RayRunner:
         """What runs the cases of one replay."""
         self._replays += 1
-        return RayRunner(self._ray, self.pool, self._replays, job, loaded)
+        return RayRunner(self._ray, self._options, self.pool, self._replays, job, loaded)
 
     def pool(self, device: str) -> Pool:
         """Workers that have such a device; they start when they are asked for first."""
@@ -83,8 +83,9 @@ class RayRunner:
     number : of the replay: workers load its trace once
     """
 
-    def __init__(self, ray: Any, pool_of: Any, number: int, job: Job, loaded: Loaded) -> None:
-        self._ray, self._pool_of, self._number, self._job, self._loaded = ray, pool_of, number, job, loaded
+    def __init__(self, ray: Any, options: EngineOptions, pool_of: Any, number: int, job: Job, loaded: Loaded) -> None:
+        self._ray, self._options, self._pool_of = ray, options, pool_of
+        self._number, self._job, self._loaded = number, job, loaded
         self._homes: dict[int, str] = {}
         self._bundle: Any = None
         self._turns = 0
@@ -96,12 +97,8 @@ class RayRunner:
         return pool
 
     def check(self) -> None:
-        """Raise `UserError` for what is of this machine alone; workers look for the devices."""
-        plan = self._job.plan
-        if plan.inputs.is_spread or self._loaded.settings.device.partition(":")[2] not in ("", "0"):
-            raise UserError("Ray spreads cases over devices by itself", "give --device without a number")
-        if plan.points.pin:
-            raise UserError("--pin is for this machine", "give workers their processors by --processors")
+        """Raise `UserError` for a device of this machine alone, as a trace may name; workers look for theirs."""
+        self._options.check((self._loaded.settings.device,))
 
     def machine_kind(self) -> str:
         """That of the workers."""

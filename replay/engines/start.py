@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from opgrip.replay.arguments.options import InputOptions
+from opgrip.replay.cases.ways import Points
 from opgrip.replay.engines.engine import Engine, engines
 from opgrip.replay.engines.options import EngineOptions
 from opgrip.traces.options import from_arguments
@@ -20,7 +22,7 @@ def start_engine(args: argparse.Namespace) -> Iterator[Engine]:
     UserError : where it cannot be started, or options are not for it
     """
     options = from_arguments(EngineOptions, args)
-    options.check()
+    options.check(from_arguments(InputOptions, args).devices, from_arguments(Points, args).pin)
     start = engines.get(options.engine)
     assert start is not None, "one of its choices"
     with start(options) as engine:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -191,7 +192,21 @@ def test_processors_are_one_workers_alone_until_it_ends() -> None:
 def test_options_of_a_cluster_are_refused_without_one() -> None:
     with pytest.raises(UserError, match="--machine-kind is for workers of a cluster: add --engine ray"):
         EngineOptions(machine_kind="x").check()
-    EngineOptions(engine="ray", workers=2).check()
+    EngineOptions(engine="ray", workers=2).check(["cuda:0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--pin", "0"), "--pin is for this machine: give workers their processors by --processors"),
+        (("--device", "cuda:1"), "ray spreads cases over devices by itself: give --device without a number"),
+        (("--device", "cuda:0,cuda:1"), "ray spreads cases over devices by itself: give --device without a number"),
+    ],
+)
+def test_what_is_of_this_machine_alone_is_refused_before_a_cluster_starts(words: Sequence[str], told: str) -> None:
+    # nobody is at the port
+    done = run_command("opreplay", "trace:faster_rcnn", "--engine", "ray", "--address", "127.0.0.1:9", *words)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
 @needs("ray")
