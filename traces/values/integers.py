@@ -19,6 +19,8 @@ from opgrip.traces.values.tally import SORTED, Integers1D, estimate, is_narrow, 
 
 FREQUENT = 64
 """How many distinct values are kept with their counts."""
+SENTINELS = 4
+"""So many values below zero, beside more that are not, say something else than the others, as an `ignore_index`."""
 
 
 @value_models.register("integers")
@@ -26,8 +28,9 @@ FREQUENT = 64
 class Integers(Ordered):
     """Frequent values with their counts, and the range and number of the rest.
 
-    Frequent values carry what a range would lose: an `ignore_index` of -100 beside labels from 0 to 79, or the
-    few levels that indices into a pyramid take. Zero is one wherever the range holds it, for `nonzero`'s sake.
+    Frequent values carry what a range would lose: an `ignore_index` of -100 beside labels from 0 to 79, however seldom
+    it is, or the few levels that indices into a pyramid take. Zero is one wherever the range holds it, for `nonzero`'s
+    sake.
 
     Attributes
     ----------
@@ -65,7 +68,12 @@ class Integers(Ordered):
         scale = 1.0 if counted else len(flat) / int(counts.sum())
         frequent = _frequent(values, counts, complete=counted)
         if low <= 0 <= high and (len(frequent) < len(counts) or not counted):
-            frequent = _with_zero(frequent, int(counts[_places(values, [0])].sum()))
+            frequent = _with(frequent, [[0, int(counts[_places(values, [0])].sum())]])
+        below = int(np.searchsorted(values, 0))
+        if below <= min(SENTINELS, len(values) // 2):
+            frequent = _with(
+                frequent, [list(pair) for pair in zip(values[:below].tolist(), counts[:below].tolist(), strict=True)]
+            )
         frequent_values = [value for value, _ in frequent]
         rest = counts.copy()
         rest[_places(values, frequent_values)] = 1
@@ -138,7 +146,9 @@ class Integers(Ordered):
         kinds = max(1, self.distinct - sum(n > 0 for _, n in self.frequent))
         kinds = min(count, kinds if count == self.others else max(1, scaled(kinds, max(1, self.others), count)))
         bounds = torch.tensor([low, high][: min(kinds, 1 + (low < high))], dtype=torch.int64, device=generator.device)
-        inner = distinct(kinds + len(frequent), low + 1, high - 1, generator) if kinds > 2 else bounds[:0]
+        # not one is expected below zero: that which an old trace has there is such a value
+        least = 0 if 0 < -low * kinds < high - kinds - len(frequent) else low + 1
+        inner = distinct(kinds + len(frequent), least, high - 1, generator) if kinds > 2 else bounds[:0]
         inner = inner[~torch.isin(inner, frequent)][: kinds - len(bounds)]
         values = shuffled(torch.cat([bounds, inner]), generator)
         if not count:
@@ -163,11 +173,11 @@ def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[li
     return [list(pair) for pair in zip(values[places[:count]].tolist(), most[:count].tolist(), strict=True)]
 
 
-def _with_zero(frequent: list[list[int]], zeros: int) -> list[list[int]]:
-    """The values with zero among them, which was counted so often."""
-    if any(value == 0 for value, _ in frequent):
-        return frequent
-    return [*frequent[: FREQUENT - 1], [0, zeros]]
+def _with(frequent: list[list[int]], wanted: list[list[int]]) -> list[list[int]]:
+    """The values with some among them, which were counted so often."""
+    there = {value for value, _ in frequent}
+    added = [pair for pair in wanted if pair[0] not in there]
+    return [*frequent[: FREQUENT - len(added)], *added]
 
 
 def _places(values: Integers1D, queries: list[int]) -> Integers1D:
