@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import json
 import multiprocessing
 import os
@@ -37,7 +38,10 @@ PROCESSES = multiprocessing.get_context("forkserver")
 LOADED = {"mmdet": ("mmdet.models", "mmdet.testing"), "mmseg": ("mmseg.models",), "transformers": ("transformers",)}
 JOURNAL = Path(__file__).parent / "covering" / "outcomes.jsonl"
 """What came of each, as it ships: docs/coverage.md is drawn from it."""
+AVAILABLE = Path(__file__).parent / "covering" / "available.json"
+"""How many models each library has, tried or not, as the page says."""
 TIMEOUT_S = 900
+TOO_LONG = "it takes more than"
 ENDED = "the process ended"
 """Why nothing comes any more of a trial that has stages left."""
 
@@ -54,9 +58,10 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="the page that the table is written to")
     args = parser.parse_args()
     outcomes = read_journal(args.journal)
+    candidates = list(subjects(tuple(args.library or LIBRARIES)))
     selected = [
         subject
-        for subject in subjects(tuple(args.library or LIBRARIES))
+        for subject in candidates
         if fnmatch.fnmatch(subject.name, args.name) and args.run in (None, subject.run)
     ]
     # sums of one thread are the same each time
@@ -80,13 +85,25 @@ def main() -> None:
     chosen = [outcomes[subject.key] for subject in selected if subject.key in outcomes]
     print_summary(chosen)
     if args.write is not None:
-        args.write.write_text(page(list(outcomes.values())), encoding="utf-8")
+        available = json.loads(AVAILABLE.read_text()) | count_models(candidates)
+        AVAILABLE.write_text(json.dumps(available, indent=1) + "\n")
+        args.write.write_text(page(list(outcomes.values()), available), encoding="utf-8")
+
+
+def count_models(candidates: list[Subject]) -> dict[str, dict[str, Any]]:
+    """Of each library its version, and how many models could be tried."""
+    names = {library: {item.name for item in candidates if item.library == library} for library in LIBRARIES}
+    return {
+        library: {"version": importlib.import_module(library).__version__, "models": len(models)}
+        for library, models in names.items()
+        if models
+    }
 
 
 def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
-    """What came of a model: of the first config and setting that it runs natively with, else of the first of all."""
+    """What came of a model with the first config and setting that it runs natively with, else the failure to tell."""
     names = {"library": subject.library, "name": subject.name, "run": subject.run}
-    first: dict[str, Any] = {}
+    failures: list[dict[str, Any]] = []
     unbuilt: set[str] = set()
     for about in subject.attempts():
         model = about["model"]
@@ -97,11 +114,35 @@ def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
         came = {**names, "model": Path(model).name, **settings, **outcome}
         if outcome.get("failed") != "native":
             return came
-        if outcome["reason"].startswith(UserError.__name__):
-            # it cannot be built, whatever it is given
+        if not is_built(outcome):
+            # whatever it is given
             unbuilt.add(model)
-        first = first or came
-    return first
+        failures.append(came)
+    return {**most_telling(failures), "attempts": len(failures), "reasons": distinct_reasons(failures)}
+
+
+def is_built(outcome: dict[str, Any]) -> bool:
+    """Whether the model that failed natively could be built."""
+    return not outcome["reason"].startswith(UserError.__name__)
+
+
+def most_telling(failures: list[dict[str, Any]]) -> dict[str, Any]:
+    """The failure of the first config that can be built, with its own images, which are the last setting.
+
+    One that the time limit ended comes after all others.
+    """
+    built = [failure for failure in failures if is_built(failure)] or failures
+    of_config = [failure for failure in built if failure["model"] == built[0]["model"]]
+    return ([failure for failure in of_config if not failure["reason"].startswith(TOO_LONG)] or of_config)[-1]
+
+
+def distinct_reasons(failures: list[dict[str, Any]]) -> dict[str, str]:
+    """Each reason once, by the config and the images that it came with first."""
+    names_by_reason: dict[str, str] = {}
+    for failure in failures:
+        images = " x ".join(str(failure[name]) for name in ("batch_size", "size") if failure.get(name))
+        names_by_reason.setdefault(failure["reason"], f"{failure['model']} {images}".rstrip())
+    return {name: reason for reason, name in names_by_reason.items()}
 
 
 def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
@@ -134,7 +175,7 @@ def receive(answers: Connection, timeout: int) -> tuple[dict[str, Any], str]:
     with suppress(EOFError, OSError):
         while running_stage(outcome) is not None:
             if not answers.poll(max(0.0, deadline - monotonic())):
-                return outcome, f"it takes more than {timeout} s"
+                return outcome, f"{TOO_LONG} {timeout} s"
             outcome |= answers.recv()
         return outcome, ""
     return outcome, ENDED

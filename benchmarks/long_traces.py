@@ -1,6 +1,7 @@
 """What it takes to read long traces: time and memory, beside JSON that is read whole.
 
-A capture of tiny operators is made as long as asked for by its calls coming again and again. Each thing is done in a
+A capture of tiny operators is made as long as asked for by its calls coming again and again, and one of a detector, a
+fifth of whose calls are of signatures that were looked at in several places. Each thing is done in a
 process of its own: the time is that of the processor, which others on the machine change little, less that of a process
 that imports the same and reads the short capture; the memory is the most that the process had. Beside them stand what
 tools read whole: the nodes of torch's `ExecutionTraceObserver` by `json`, as Chakra's converter and PARAM's replay
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,10 +31,11 @@ from workloads import tiny_operators
 
 from opgrip.capture import Capture
 
+SHIPPED = Path(__file__).resolve().parents[1] / "traces/faster_rcnn.jsonl"
 SPREAD = 0.3
 """Of the times of calls that come again."""
-ROUNDS = 50
-"""Of the program: 165,000 calls, of which files are made."""
+ROUNDS = 10
+"""Of the program: 33,000 calls, of which files are made."""
 VERB = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[2:]))"
 COST = "cost of the process:"
 WATCH = f"""import atexit, os, re, resource, sys
@@ -45,7 +48,8 @@ atexit.register(tell)
 """Before what a process does: tells its time and the most memory that it had, which wait() counts of its parent too."""
 FILE, OUTPUT = "{path}", "{folder}/out"
 """Among the arguments of a process: the file, and one that it writes beside it."""
-TRACE, NODES, EVENTS = "trace", "nodes", "events"
+TRACE, DETECTOR, NODES, EVENTS = "trace", "detector", "nodes", "events"
+TRACES = (TRACE, DETECTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,11 @@ READINGS = {
         "import sys; from opgrip.traces import load; from opgrip.replay.cases.cases import make_cases\n"
         "make_cases(load(sys.argv[1]))",
     ),
+    "cases of a detector": Reading(
+        DETECTOR,
+        "import sys; from opgrip.traces import load; from opgrip.replay.cases.cases import make_cases\n"
+        "make_cases(load(sys.argv[1]))",
+    ),
     "diff": Reading(TRACE, VERB, ("trace", "diff", FILE, FILE)),
     "merge": Reading(TRACE, VERB, ("trace", "merge", "-f", FILE, "-o", f"{OUTPUT}.jsonl")),
     "to Parquet": Reading(TRACE, VERB, ("trace", "convert", "-f", FILE, f"{OUTPUT}.parquet")),
@@ -109,7 +118,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, nargs="+", default=[100_000, 1_000_000], help="default: %(default)s")
     parser.add_argument("--only", nargs="+", choices=READINGS, metavar="NAME", help=f"of {', '.join(READINGS)}")
     parser.add_argument("--most-others", type=int, default=1_000_000, help="calls of other tools' files: %(default)s")
-    parser.add_argument("--most-each", type=int, default=1_000_000, help="calls for what makes an object of each")
+    parser.add_argument("--most-each", type=int, default=10_000_000, help="calls for what looks at each: %(default)s")
     parser.add_argument("--most-mb", type=int, default=6_000, help="memory of a process (default: %(default)s)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +134,9 @@ def record(folder: Path) -> dict[str, Path]:
     """The program's trace, its nodes of the observer, and its events of the profiler."""
     run = tiny_operators()
     run()
-    sources = {kind: folder / f"{kind}.json" for kind in (NODES, EVENTS)} | {TRACE: folder / "trace.jsonl"}
+    sources = {kind: folder / f"{kind}.json" for kind in (NODES, EVENTS)}
+    sources |= {kind: folder / f"{kind}.jsonl" for kind in TRACES}
+    shutil.copy(SHIPPED, sources[DETECTOR])
     with Capture(sources[TRACE]):
         for _ in range(ROUNDS):
             run()
@@ -146,7 +157,7 @@ def add_rows(table: Table, name: str, sources: dict[str, Path], args: Any) -> No
     source = sources[reading.of]
     idle = min((measure(reading, source, args.most_mb) for _ in range(2)), key=lambda cost: cost.seconds if cost else 0)
     for calls in args.calls:
-        if calls > (args.most_others if reading.of != TRACE else args.most_each if name in EACH else calls):
+        if calls > (args.most_others if reading.of not in TRACES else args.most_each if name in EACH else calls):
             continue
         target = source.with_name(f"long{source.suffix}")
         number = make(reading.of, source, target, calls)
@@ -172,14 +183,14 @@ EACH = ("load().calls", "longtail", "timeline", "graph")
 
 def make(kind: str, source: Path, target: Path, calls: int) -> int:
     """A long file of a kind; gives the number of its calls."""
-    if kind == TRACE:
+    if kind in TRACES:
         return repeat_calls(source, target, calls, SPREAD)
     return repeat_items(source, target, NODES if kind == NODES else "traceEvents", calls)
 
 
 def length_of(kind: str, source: Path) -> int:
     """The number of calls of a file."""
-    if kind == TRACE:
+    if kind in TRACES:
         return int(json.loads(source.read_bytes().splitlines()[-1])["calls"])
     return len(json.loads(source.read_text())[NODES if kind == NODES else "traceEvents"])
 

@@ -1,10 +1,12 @@
 """Writes options to docs/opreplay.md, columns to docs/results.md and the zoo to docs/zoo.md, as they are declared.
 
 python docs/tables.py            # --check says by its status whether it is as they are declared
+python docs/tables.py --count    # loads the zoo's traces too, and counts what is distinct over them: minutes
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,25 +18,36 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.tools.verbs.zoo_list import summary
+from opgrip.tools.zoo import Distinct, count_distinct
 from opgrip.traces.options import Option, flag_of, options_in, title_of, words_in
+from opgrip.traces.words import counted
 from opgrip.traces.zoo import ZooTrace, read_manifest
 
 FOLDER = Path(__file__).parent
+DISTINCT = re.compile(r"^Over all of them .*$", re.MULTILINE)
+"""The line of docs/zoo.md that takes long to count: it stays as it is where nobody asks for that."""
 COLUMNS = "## Columns of results\n"
 TRACES = "## The traces\n"
 """Where pages go on that a person has begun."""
 
 
-def pages() -> dict[Path, str]:
-    """The texts of the pages."""
+def pages(is_counted_anew: bool = False) -> dict[Path, str]:
+    """The texts of the pages.
+
+    Parameters
+    ----------
+    is_counted_anew : whether to load all traces of the zoo, and count what is distinct over them
+    """
     results, zoo = FOLDER / "results.md", FOLDER / "zoo.md"
     written, about_zoo = (
-        page.read_text(encoding="utf-8").partition(heading)[0] for page, heading in ((results, COLUMNS), (zoo, TRACES))
+        page.read_text(encoding="utf-8").partition(heading) for page, heading in ((results, COLUMNS), (zoo, TRACES))
     )
+    counts = DISTINCT.search(about_zoo[2])
+    distinct = counts[0] if counts and not is_counted_anew else distinct_line(count_distinct(read_manifest()))
     return {
         FOLDER / "opreplay.md": "\n".join(_options()).rstrip() + "\n",
-        results: written + "\n".join(_columns()).rstrip() + "\n",
-        zoo: about_zoo + "\n".join(_zoo()).rstrip() + "\n",
+        results: written[0] + "\n".join(_columns()).rstrip() + "\n",
+        zoo: about_zoo[0] + "\n".join(_zoo(distinct)).rstrip() + "\n",
     }
 
 
@@ -65,10 +78,20 @@ def _columns() -> Iterator[str]:
     yield from _table(columns_in(ComparisonColumns))
 
 
-def _zoo() -> Iterator[str]:
+def distinct_line(counts: Distinct) -> str:
+    """What is distinct over the traces of the zoo, as its page says it."""
+    operators = f"**{counted(counts.operators, 'operator')}**"
+    of_extensions = f"{counts.extension_functions} of them functions of extensions (mmcv's)"
+    named = f"**{counted(counts.longtail, 'long-tail function')}** that [`opgrip longtail`](longtail.md) names"
+    traces = counted(counts.traces, "trace")
+    return f"Over all of them ({traces}) there are {operators}, {of_extensions}, and {named}, each counted once."
+
+
+def _zoo(distinct: str) -> Iterator[str]:
     traces = read_manifest()
     yield TRACES
     yield f"From here on written by `python docs/tables.py`. {summary(traces)}.\n"
+    yield f"{distinct}\n"
     for library in dict.fromkeys(trace.library for trace in traces):
         yield f"### {library}\n"
         yield "| trace | family | inputs | calls | signatures | operators | long tail | kB |"
@@ -108,7 +131,7 @@ def _text(about: Option) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
+    for path, text in pages("--count" in sys.argv).items():
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif path.read_text(encoding="utf-8") != text:

@@ -54,6 +54,7 @@ from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
 from opgrip.traces.options import from_arguments
 from opgrip.traces.progress import QuietReporter, Reporter
+from opgrip.traces.weighted import COUNT
 from opgrip.traces.words import counted
 
 
@@ -300,7 +301,7 @@ class Replay:
 
     def run_ranks(self, options: RankOptions, control: Control) -> tuple[StepOutcome | None, Results]:
         """Run this rank's calls with the other ranks; in the first, give what all took, and write the output."""
-        calls = counted(len(self.loaded.trace.own_calls), "call")
+        calls = counted(int(self.loaded.trace.own_distinct_calls[COUNT].sum()), "call")
         doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {self.loaded.settings.device}"
         with self._reporter.following(doing) as tell:
             outcome = replay_ranks(self.loaded, options, control, tell)

@@ -19,7 +19,7 @@ import torch
 from busy import TimesDisagree, usage_now
 from forks import PROVING
 from others import MOST_BY_OTHERS, share_of_others
-from passed import ALL, IGNORANT, Passed, need_not_run_again, of_other_parts, part
+from passed import ALL, EVERY_PART, IGNORANT, Passed, need_not_run_again, of_other_parts, part
 from programs import run_command, train_tiny_net
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
@@ -102,7 +102,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what passes, where tests are not only run for another process."""
+    """Know the marker of `passed`; keep what passes, where tests are not only run for another process."""
+    config.addinivalue_line("markers", f"{EVERY_PART}: a slow test that each part of --slow-part has")
     cache = getattr(config, "cache", None)
     if cache is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Passed(cache))

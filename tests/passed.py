@@ -16,6 +16,8 @@ ROOMS = ("project", "results", "samples", "traces")
 with them is left to slow tests."""
 IGNORANT, ALL = "ignorant", "all"
 """Which quick tests are left out that passed: of `ROOMS`, or of all rooms."""
+EVERY_PART = "every_part"
+"""The marker of slow tests that each part has."""
 KEPT = "opgrip/passed"
 """Where pytest's cache keeps which tests passed in the last run, and with what installed."""
 
@@ -74,9 +76,11 @@ def part(text: str) -> tuple[int, int]:
 
 
 def of_other_parts(items: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
-    """Slow tests of all parts but one; which part a test is in, its name alone decides."""
+    """Slow tests of all parts but one; which part a test is in, its name alone decides, unless it is in each."""
     return [
         item
         for item in items
-        if item.get_closest_marker("slow") is not None and crc32(item.nodeid.encode()) % parts != number
+        if item.get_closest_marker("slow") is not None
+        and item.get_closest_marker(EVERY_PART) is None
+        and crc32(item.nodeid.encode()) % parts != number
     ]

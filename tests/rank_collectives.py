@@ -5,6 +5,7 @@ Each is run in the group as it was recorded, and in one of four members of which
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -62,6 +63,10 @@ def check(members: Members) -> None:
     given = part(rank)
     assert run(members, ALL_REDUCE, "", [given], reduction="SUM")[0] is given
     torch.testing.assert_close(given, total)
+    # a library that has it would want its factor
+    for on_gloo in (True, False):
+        scaled = run(replace(members, on_gloo=on_gloo), ALL_REDUCE, "", [part(rank)], reduction="PREMUL_SUM")
+        torch.testing.assert_close(scaled[0], total)
     torch.testing.assert_close(run(members, ALL_REDUCE, "", part(rank), reduction="MAX", makes_result=True)[0], part(1))
     average = run(members, ALL_REDUCE, "", [part(rank)], reduction="AVG")
     torch.testing.assert_close(average[0], total)

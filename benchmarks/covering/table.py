@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 Outcome = dict[str, Any]
+COLUMNS = ("library", "run", "tried", "run natively", "captured whole", "98 % of cases ok", "cases", "ok")
 
 HEADER = """\
 # Which models it is right for
@@ -21,9 +22,13 @@ some of them ask for. *Whole* is a capture that has each operator that an indepe
 whose results and model are bit for bit those of a step that nobody watched, where two such steps have the same bits
 (*why not* says so where they have not). *Replayed* is the share of its cases that are ok; *why not* has what the others
 ended with, or what a model fails with by itself, before anything is captured; *audit*, what torch's record functions
-count differently: T5Gemma2's six are calls under `vmap` ([capture.md](capture.md#audit)). Models that do not stand here
-have not been tried yet.
-
+count differently: T5Gemma2's six are calls under `vmap` ([capture.md](capture.md#audit)). Where no config of a folder
+runs natively, the row is of the first that can be built, with its own images; what each attempt failed with stands in
+benchmarks/covering/outcomes.jsonl. Models that do not stand here have not been tried yet.
+"""
+OLDER = """\
+Rows with *first attempt* are of an earlier version of the script, which told what failed first: that may not be what
+keeps a folder from running. Those of 320x320 were tried with one config alone, perhaps without the four packages.
 """
 
 
@@ -41,16 +46,21 @@ def is_whole(outcome: Outcome) -> bool:
     return is_complete and (captured["is_same"] or not outcome["counted"]["is_repeatable"])
 
 
+def is_of_first_attempt(outcome: Outcome) -> bool:
+    """Whether its reason is the first of several, as it was told once, and not the most telling."""
+    return outcome.get("failed") == "native" and outcome["library"] != "transformers" and "attempts" not in outcome
+
+
 def print_summary(outcomes: Sequence[Outcome]) -> None:
     """A line for each library and run."""
-    table = Table("library", "run", "models", "run natively", "captured whole", "98 % of cases ok", "cases", "ok")
+    table = Table(*COLUMNS)
     for row in summary(outcomes):
         table.add_row(*map(str, row))
     Console().print(table)
 
 
-def summary(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
-    """How many models of each library run, are captured whole, and replay."""
+def summary(outcomes: Sequence[Outcome], models: Mapping[str, int] | None = None) -> Iterator[tuple[object, ...]]:
+    """How many models of each library run, are captured whole, and replay; and of how many, by library, if given."""
     for library, run in dict.fromkeys((item["library"], item["run"]) for item in outcomes):
         items = [item for item in outcomes if (item["library"], item["run"]) == (library, run)]
         replayed = [item["replayed"] for item in items if "replayed" in item]
@@ -58,16 +68,24 @@ def summary(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
         native, whole = (sum(map(question, items)) for question in (is_native, is_whole))
         good = sum(item["ok"] >= 0.98 * item["cases"] for item in replayed)
         share = f"{100 * ok / cases:.2f} %" if cases else "-"
-        yield library, run, len(items), native, whole, good, f"{cases:,}", share
+        tried = f"{len(items)} of {models[library]}" if models else len(items)
+        yield library, run, tried, native, whole, good, f"{cases:,}", share
 
 
-def page(outcomes: Sequence[Outcome]) -> str:
-    """The page of the docs."""
+def page(outcomes: Sequence[Outcome], available: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page of the docs.
+
+    Parameters
+    ----------
+    available : by library its `version`, and the number of its `models`
+    """
+    versions = ", ".join(f"{library} {about['version']}" for library, about in available.items())
     lines = [HEADER]
-    lines += _markdown(
-        ("library", "run", "models", "run natively", "captured whole", "98 % of cases ok", "cases", "ok"),
-        summary(outcomes),
-    )
+    if any(map(is_of_first_attempt, outcomes)):
+        lines += [OLDER]
+    lines += [f"\n*Tried* says of how many: folders or architectures of {versions}.\n\n"]
+    models = {library: about["models"] for library, about in available.items()}
+    lines += _markdown(COLUMNS, summary(outcomes, models))
     for library in dict.fromkeys(item["library"] for item in outcomes):
         items = sorted(
             (item for item in outcomes if item["library"] == library), key=lambda item: (item["name"], item["run"])
@@ -89,7 +107,8 @@ def _row(item: Outcome) -> tuple[object, ...]:
 
 def _reasons(item: Outcome) -> Iterator[str]:
     if "failed" in item:
-        yield f"{item['failed']}: {item['reason'][:160]}"
+        when = ", first attempt" if is_of_first_attempt(item) else ""
+        yield f"{item['failed']}{when}: {item['reason'][:160]}"
     captured = item.get("captured", {})
     for word in ("missing", "surplus"):
         if captured.get(word):

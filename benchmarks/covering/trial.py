@@ -144,7 +144,8 @@ class Trial:
 
 def told(text: str) -> str:
     """What an error says, in a line, without the folders of this machine."""
-    return re.sub(r"\S*/site-packages/", "", " ".join(text.split()))[:300]
+    line = re.sub(r",? the current sys\.path is: .*", "", " ".join(text.split()))
+    return re.sub(r"\S*/site-packages/", "", line)[:300]
 
 
 def seed() -> None:

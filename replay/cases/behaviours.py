@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,11 +12,21 @@ from numpy.typing import NDArray
 from opgrip.traces.arguments import numbers_of, with_numbers
 from opgrip.traces.records import NO_STORAGE, Observed, Signature
 from opgrip.traces.trace import Trace
+from opgrip.traces.weighted import COUNT
 
 DIFFERENT = 1.5
 """Calls behave in two ways where those of one place take so many times as long as those of another."""
 ANY = -1
 """Memory of the calls in a scope whose memory comes once."""
+MOST_CALLS = 200_000
+"""Calls of those signatures that are looked at."""
+MEMORY = "memory"
+"""Of the first tensor of each call."""
+COLUMNS = [
+    *("signature", "op", "kind", "scope", "module", "function", "file", "line", "phase", "inside", "gripped"),
+    *("start_ns", "duration_ns", "device_ns", "raw_ns", "time_ns", "perturbed", "page_faults"),
+]
+"""What cases are made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +36,7 @@ class Behaviour:
     Attributes
     ----------
     signature : with the values and results of one of them
-    calls : the selected ones' indices in the trace's table
+    calls : the selected ones' indices in the trace's table; of very many, those of some pieces of the trace
     captured_us : median time of these; of all, where none is selected
     place : of that one: its module, function and line
     """
@@ -45,7 +55,7 @@ class PlacedCalls:
 
     Attributes
     ----------
-    calls : all of the trace, by their start: also those that are not selected, as looks are at these too
+    calls : those of `calls_looked_at`, by their start: also those that are not selected, as looks are at these too
     places : of each, the number of its place
     typical_ns : of each, what those in its place take
     observed : what later calls of the signature met
@@ -107,24 +117,62 @@ class PlacedCalls:
         return Behaviour(variant, self.calls.index[own], median_us, place.strip())
 
 
-def placed_calls(trace: Trace) -> dict[int, PlacedCalls]:
-    """The calls of each signature that was looked at in some places, by its number."""
-    observed = {
-        number: items for number, items in trace.observed.items() if any(item.since_ns is not None for item in items)
-    }
-    if not observed:
-        return {}
-    signatures = {signature.number: signature for signature in trace.signatures}
-    calls = trace.calls[trace.calls["signature"].isin(observed.keys() & signatures.keys())]
+def calls_looked_at(trace: Trace) -> pd.DataFrame:
+    """The calls of the signatures that were looked at in some places, with the memory of each one's first tensor.
+
+    They have the index of `Trace.calls`, of which no more is made. Of a long trace, those of the beginning, where the
+    capture looked, and of pieces all along.
+    """
+    numbers = list(_looked_at(trace))
+    tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
+    if numbers:
+        distinct = trace.distinct_calls
+        all_calls = int(distinct.loc[distinct["signature"].isin(numbers), COUNT].sum())
+        tables = list(_pieces(trace.call_parts(), numbers, all_calls))
+    return pd.concat(tables)
+
+
+def _pieces(
+    parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
+) -> Iterator[pd.DataFrame]:
+    """Parts of the calls of some signatures: all where these are few, else at most a part more than so many."""
+    seen = taken = 0
+    for part, storages in parts:
+        own = part[part["signature"].isin(numbers)]
+        # half of them are of the beginning
+        if all_calls <= MOST_CALLS or taken <= MOST_CALLS / 2 * (1 + seen / all_calls):
+            yield own[COLUMNS].assign(**{MEMORY: _first_memory(own, storages)})
+            taken += len(own)
+        seen += len(own)
+
+
+def placed_calls(trace: Trace, calls: pd.DataFrame) -> dict[int, PlacedCalls]:
+    """The calls of each signature that was looked at in some places, by its number.
+
+    Parameters
+    ----------
+    calls : of `calls_looked_at`
+    """
+    signatures, observed = {signature.number: signature for signature in trace.signatures}, _looked_at(trace)
     placed: dict[int, PlacedCalls] = {}
     for name, own in calls.groupby("signature"):
         number = int(str(name))
         own = own.sort_values("start_ns", kind="stable")
-        memory = _first_memory(own, trace.storages)
+        memory = own[MEMORY].to_numpy()
         places, typical_ns = _places(own, memory)
         rows = list(_rows(observed[number], own["start_ns"].to_numpy(), memory))
         placed[number] = PlacedCalls(signatures[number], own, places, typical_ns, observed[number], rows)
     return placed
+
+
+def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
+    """What later calls of those signatures met."""
+    known = {signature.number for signature in trace.signatures}
+    return {
+        number: items
+        for number, items in trace.observed.items()
+        if number in known and any(item.since_ns is not None for item in items)
+    }
 
 
 def variant_of(signature: Signature, observed: Observed) -> Signature | None:

@@ -11,7 +11,15 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
-from opgrip.replay.cases.behaviours import Behaviour, PlacedCalls, calm_times, placed_calls, variant_of
+from opgrip.replay.cases.behaviours import (
+    COLUMNS,
+    Behaviour,
+    PlacedCalls,
+    calls_looked_at,
+    calm_times,
+    placed_calls,
+    variant_of,
+)
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
@@ -20,6 +28,7 @@ from opgrip.traces.arguments import tensors
 from opgrip.traces.corpus.distill import chosen_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.identity import key_of_case
+from opgrip.traces.labels import own_calls
 from opgrip.traces.machine import page_size
 from opgrip.traces.records import Observed, Signature
 from opgrip.traces.suggestions import nearest
@@ -114,10 +123,12 @@ def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundin
     ------
     UserError : where a pattern selects nothing
     """
-    placed = placed_calls(trace)
-    # where single calls matter, each is looked at; else those that are alike count as one row
-    is_by_call = placed or selection.label
-    calls = trace.own_calls.assign(**{COUNT: 1}) if is_by_call else trace.own_distinct_calls
+    looked_at = calls_looked_at(trace)
+    placed = placed_calls(trace, looked_at)
+    if selection.label:
+        calls = trace.own_calls.assign(**{COUNT: 1})
+    else:
+        calls = _with_single(trace.own_distinct_calls, looked_at)
     chosen = None if with_surroundings else chosen_numbers(trace.header)
     if chosen is not None:
         calls = calls[calls["signature"].isin(chosen)]
@@ -168,6 +179,26 @@ def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundin
         raise UserError("no call of the trace refers to a signature that it holds", "capture it again")
     cases.sort(key=lambda case: (-case.share, case.number))
     return cases[: selection.top]
+
+
+def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
+    """Calls that are alike as one row, but those of some signatures, each of which has its own under its own index.
+
+    Parameters
+    ----------
+    looked_at : calls of these signatures; where these are not all, each counts for several
+    """
+    if looked_at.empty:
+        return distinct
+    single = own_calls(looked_at)
+    is_single = distinct["signature"].isin(single["signature"].unique())
+    others = distinct[~is_single]
+    others.index = pd.RangeIndex(-len(others), 0)
+    there = single.groupby("signature")["signature"]
+    all_calls = single["signature"].map(distinct[is_single].groupby("signature")[COUNT].sum())
+    share, more = divmod(all_calls, there.transform("size"))
+    counts = share + (there.cumcount() < more)
+    return pd.concat([others[[*COLUMNS, COUNT]], single[COLUMNS].assign(**{COUNT: counts.astype("int64")})])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from opgrip.traces.errors import UserError
 from opgrip.traces.registry import Registry
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from opgrip.replay.measuring.results import Result
     from opgrip.replay.workers.job import Job, Loaded
     from opgrip.traces.progress import Reporter
+
+
+class EngineLostError(UserError):
+    """No machine can run the cases of any replay: a command that has several ends, and keeps the rows it has."""
 
 
 class CaseRunner(Protocol):

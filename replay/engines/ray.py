@@ -65,7 +65,12 @@ class RayEngine:
             self.close()
             pool = Pool(self._ray, self._options, device)
             self._pools[device] = pool
-            pool.start()
+            try:
+                pool.start()
+            except BaseException:
+                # the next replay would take it for one that has started
+                self.close()
+                raise
         return self._pools[device]
 
     def close(self) -> None:

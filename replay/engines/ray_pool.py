@@ -11,6 +11,7 @@ from importlib import metadata
 from time import monotonic
 from typing import Any
 
+from opgrip.replay.engines.engine import EngineLostError
 from opgrip.replay.engines.options import EngineOptions
 from opgrip.replay.engines.ray_worker import THREADS, RayWorker
 from opgrip.replay.measuring.machines import Machine
@@ -86,7 +87,7 @@ class Pool:
     _slots: list[Slot] = field(default_factory=list)
     _problems: dict[str, UserError] = field(default_factory=dict)
     _failed_starts: Counter[str] = field(default_factory=Counter)
-    _kind_of_node: dict[str, str] = field(default_factory=dict)
+    _turned_down: Counter[str] = field(default_factory=Counter)
     _refreshed: float = float("-inf")
 
     @property
@@ -114,11 +115,13 @@ class Pool:
         """Start workers, and wait for those of every node: none works before all kinds are known."""
         for node in self._nodes():
             self._start_worker(node)
-        until = monotonic() + START_S
-        while self._starting and monotonic() < until:
-            self._hear(self.ray.wait([*self._starting], timeout=POLL_S)[0])
-            if not self._starting and not self._idle:
-                self._refresh()
+        self._wait_for_starting()
+        if self.is_accelerator and self._idle and not any(map(self._is_fitting, self._kinds())):
+            # other devices of their nodes may be
+            for node in self._nodes():
+                for _ in range(self._missing(node)):
+                    self._start_worker(node)
+            self._wait_for_starting()
         self._choose_kind()
         self._refresh()
 
@@ -167,7 +170,7 @@ class Pool:
                     self._idle.remove(slot)
             if busy:
                 idle_since = monotonic()
-            elif monotonic() - idle_since > START_S or not (self._starting or self._has_nodes()):
+            elif monotonic() - idle_since > START_S or (not self._starting and self._is_every_node_bad()):
                 raise self._nobody()
             ready = self._wait([*busy, *self._starting])
             self._hear([item for item in ready if item in self._starting])
@@ -238,41 +241,61 @@ class Pool:
                 self._problems[slot.node] = UserError(*said["problem"])
                 self._drop(slot)
                 continue
-            kind = self._kind_of_node.setdefault(slot.node, slot.kind or said["machine"]["kind"])
+            # of the worker and not of its node, whose devices may be of several
+            kind = slot.kind or said["machine"]["kind"]
             slot.machine = Machine(said["machine"]["name"], kind)
             # those that start slowly come when others have been chosen
-            if self._kind is not None and (kind != self._kind or self._told > (self.options.workers or self._told)):
+            if self._kind is not None and kind != self._kind:
+                self._turn_down(slot)
+                continue
+            if self._kind is not None and self._told > (self.options.workers or self._told):
                 self._drop(slot)
                 continue
             slot.about = said["about"]
             self._idle.append(slot)
             if self._kind is not None:
                 self.machines[slot.machine.name] = kind
+        self._end_surplus()
+
+    def _wait_for_starting(self) -> None:
+        until = monotonic() + START_S
+        while self._starting and monotonic() < until:
+            self._hear(self.ray.wait([*self._starting], timeout=POLL_S)[0])
+            if not self._starting and not self._idle:
+                self._refresh()
+
+    def _kinds(self) -> list[str]:
+        return sorted({slot.machine.kind for slot in self._idle if slot.machine is not None})
+
+    def _is_fitting(self, kind: str) -> bool:
+        return self.options.machine_kind is None or fnmatchcase(kind, self.options.machine_kind)
 
     def _choose_kind(self) -> None:
         """Keep the workers of one kind.
 
         Raises
         ------
-        UserError : where there are several, or none
+        EngineLostError : where there are several, or none
+        UserError : where no machine has such a device, as a trace may name
         """
-        pattern = self.options.machine_kind
-        kinds = Counter(slot.machine.kind for slot in self._idle if slot.machine is not None)
-        chosen = [kind for kind in kinds if pattern is None or fnmatchcase(kind, pattern)]
+        kinds = self._kinds()
+        chosen = list(filter(self._is_fitting, kinds))
         if not kinds:
             raise self._nobody()
-        there = "; ".join(sorted(kinds))
+        there = "; ".join(kinds)
         if not chosen:
-            raise UserError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
+            pattern = self.options.machine_kind
+            raise EngineLostError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
         if len(chosen) != 1:
             problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
-            raise UserError(problem, "name one by --machine-kind: times of two do not mix")
+            raise EngineLostError(problem, "name one by --machine-kind: times of two do not mix")
         self._kind = chosen[0]
         for slot in list(self._slots):
             if slot.machine is not None and slot.machine.kind != self._kind:
-                self._drop(slot)
+                self._turn_down(slot)
         for slot in self._idle[self.options.workers or len(self._idle) :]:
             self._drop(slot)
+        self._end_surplus()
         self.about = self._idle[0].about
         self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
 
@@ -282,11 +305,10 @@ class Pool:
             return
         self._refreshed = monotonic()
         for node in self._nodes():
-            if node["NodeID"] in self._problems or self._kind_of_node.get(node["NodeID"], self._kind) != self._kind:
-                continue
-            of_node = sum(slot.node == node["NodeID"] for slot in self._slots)
-            for _ in range(self._room(node["Resources"]) - of_node):
-                if self.options.workers is not None and self.size >= self.options.workers:
+            for _ in range(self._missing(node)):
+                # where devices differ, which of them a worker gets is chance: all are tried
+                there = self._told if node["NodeID"] in self._turned_down else self.size
+                if self.options.workers is not None and there >= self.options.workers:
                     return
                 self._start_worker(node)
 
@@ -311,6 +333,15 @@ class Pool:
         versions = {"torch": str(torch_version), "opgrip": metadata.version("opgrip")}
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
 
+    def _missing(self, node: Mapping[str, Any]) -> int:
+        """Workers that a node has room for and has not, but for devices of another kind."""
+        name = node["NodeID"]
+        if name in self._problems:
+            return 0
+        of_node = sum(slot.node == name for slot in self._slots)
+        missing: int = self._room(node["Resources"]) - of_node - self._turned_down[name]
+        return missing
+
     def _room(self, resources: Mapping[str, float]) -> int:
         """Workers that a node has room for."""
         if self.is_accelerator:
@@ -322,8 +353,10 @@ class Pool:
     def _nodes(self) -> list[Mapping[str, Any]]:
         return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
 
-    def _has_nodes(self) -> bool:
-        return any(node["NodeID"] not in self._problems for node in self._nodes())
+    def _is_every_node_bad(self) -> bool:
+        """Whether there are nodes and none can run cases; where there are none at all, some may come back."""
+        nodes = self._nodes()
+        return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
     def _lose(self, slot: Slot) -> None:
         """Forget a worker that has ended."""
@@ -331,6 +364,9 @@ class Pool:
             self._slots.remove(slot)
         if slot in self._idle:
             self._idle.remove(slot)
+        if slot.machine is not None and slot.machine.kind == self._kind and slot.node in self._turned_down:
+            # whoever takes its place may get a device of another kind, which is free too
+            self._turned_down[slot.node] = 0
         # another takes its place at once
         self._refreshed = float("-inf")
 
@@ -339,11 +375,29 @@ class Pool:
         self._lose(slot)
         self.ray.kill(slot.actor)
 
+    def _turn_down(self, slot: Slot) -> None:
+        """End a worker of another kind; its node starts one worker less, until one of the kind is lost."""
+        self._turned_down[slot.node] += 1
+        self._drop(slot)
+
+    def _end_surplus(self) -> None:
+        """End workers that still start where there are as many of the kind as are wanted."""
+        if self._kind is None or self.options.workers is None or self._told < self.options.workers:
+            return
+        for item in list(self._starting):
+            self._drop(self._starting.pop(item))
+
     def _nobody(self) -> UserError:
         for problem in self._problems.values():
-            return problem
+            return EngineLostError(problem.problem, problem.hint)
         what = "a GPU" if self.is_accelerator else "processors enough"
-        return UserError(f"no machine of the cluster has {what}", "see ray status")
+        if self._kind is not None:
+            return EngineLostError(f"no machine of the cluster has {what} any more", "see ray status")
+        others = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
+        # where it never had one, traces of other devices run all the same
+        is_absent = self.is_accelerator and not self._nodes() and any(others)
+        error_class = UserError if is_absent else EngineLostError
+        return error_class(f"no machine of the cluster has {what}", "see ray status")
 
 
 def _take(queue: deque[Task], node: str) -> Task:

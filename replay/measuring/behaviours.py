@@ -30,7 +30,8 @@ def shares_of(case: Case) -> list[float]:
     """The share of a case's calls that each of its variants stands for; empty where that is not known."""
     if len(case.behaviours) != 1 + len(case.variants):
         return []
-    return [len(item.calls) / case.count for item in case.behaviours]
+    counts = [len(item.calls) for item in case.behaviours]
+    return [number / sum(counts) for number in counts]
 
 
 def telling_behaviours(result: Result, case: Case, samples: Samples) -> Result:

@@ -22,6 +22,7 @@ from opgrip.replay.scoring.baselines import (
     keyed,
     unusual_in,
 )
+from opgrip.replay.scoring.measured import Measured, measured_of, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
 from opgrip.traces.errors import UserError
 from opgrip.traces.words import counted
@@ -164,19 +165,24 @@ class Score:
 
     Attributes
     ----------
-    way : the mode, and what else was not as usual: `compile, 2 threads`
+    measured : the way, the machine and the trace
     baseline : the machine that they are held against; empty where there are no times of one
     interval : in which the score is of other models such as these, with a probability of 95 %; None of a single one
     of_traces : how many the baseline has
     slowed : share of the cases that were run while others had the processors
     """
 
-    way: str
+    measured: Measured
     models: Sequence[ModelScore]
     baseline: str = ""
     interval: tuple[float, float] | None = None
     of_traces: int = 0
     slowed: float = 0.0
+
+    @property
+    def way(self) -> str:
+        """How the cases were run, in words."""
+        return self.measured.way
 
     @property
     def scored(self) -> list[ModelScore]:
@@ -236,7 +242,7 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
     origins |= {name: origin for name, (origin, _) in problems.items() if name not in origins}
     why = {name: problem for name, (_, problem) in problems.items()}
     check_ways(len(rows_of), len(origins))
-    return [_score(way, rows, origins, why, baseline) for way, rows in rows_of.items()]
+    return [_score(results, way, rows, origins, why, baseline) for way, rows in rows_of.items()]
 
 
 def check_ways(ways: int, traces: int) -> None:
@@ -249,11 +255,6 @@ def check_ways(ways: int, traces: int) -> None:
 def is_counted(row: Result) -> bool:
     """Whether a row enters a score: gradients alone, other batches and cases at once are not what a program runs."""
     return bool(row.trace) and is_of_program(row)
-
-
-def way_of(row: Result, unusual: Sequence[str]) -> str:
-    """How a row was run, in words, those of all its run's rows last."""
-    return ", ".join(filter(None, (row.mode, row.variant, *unusual)))
 
 
 def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
@@ -277,6 +278,7 @@ def _other_recordings(
 
 
 def _score(
+    results: Results,
     way: str,
     rows_of: Mapping[str, Sequence[Result]],
     origins: Mapping[str, Origin],
@@ -288,20 +290,21 @@ def _score(
         for name, origin in origins.items()
     ]
     every = [row for rows in rows_of.values() for row in rows]
-    return score_traces(way, traces, baseline.machine if baseline.traces else "", len(baseline.traces), every)
+    measured = measured_of(results, way, every)
+    return score_traces(measured, traces, baseline.machine if baseline.traces else "", len(baseline.traces), every)
 
 
 def score_traces(
-    way: str, traces: Iterable[TraceScore], baseline: str, of_traces: int, rows: Collection[Result]
+    measured: Measured, traces: Iterable[TraceScore], baseline: str, of_traces: int, rows: Collection[Result]
 ) -> Score:
     """The score of traces that each have theirs, of so many that the baseline has, by these rows."""
     models = _models_of(traces)
     # a model that cannot run at all is charged as one that is as fast as the others
-    pace = Score(way, _weighed(models)).speed
+    pace = Score(measured, _weighed(models)).speed
     models = _weighed([replace(item, traces=[replace(trace, pace=pace) for trace in item.traces]) for item in models])
     interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
     slowed = sum(row.is_slowed for row in rows) / max(len(rows), 1)
-    return Score(way, models, baseline, interval, of_traces, slowed)
+    return Score(measured, models, baseline, interval, of_traces, slowed)
 
 
 def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from math import exp
 from typing import IO, Any
 
@@ -30,9 +31,9 @@ def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
 
 
 def score_line(score: Score) -> str:
-    """The score with its spread, in a line."""
+    """The score with its spread, whose it is, and against whom, in a line."""
     if score.score is None:
-        return f"no score under {printable(score.way)}: {_why_none(score)}"
+        return f"no score under {printable(score.way)} on {printable(score.measured.machine)}: {_why_none(score)}"
     spread = f", ± {exp(Z * score.deviation) - 1:.1%} from replay to replay"
     models = ""
     if score.interval is not None:
@@ -42,7 +43,8 @@ def score_line(score: Score) -> str:
     selected = "" if (score.selected or 1.0) >= ALL else f" over cases of {score.selected:.1%} of the baseline's time"
     fewer = f" over {score.traces} of the baseline's {score.of_traces} traces" if score.traces < score.of_traces else ""
     number = f"{score.score:.3f}{partial}{fewer}{selected} (95 %{models}{spread})"
-    return f"score under {printable(score.way)}: {number} against {printable(score.baseline)}"
+    machines = f"on {printable(score.measured.machine)}, against {printable(score.baseline)}"
+    return f"score under {printable(score.way)}: {number} {machines}"
 
 
 def _why_none(score: Score) -> str:
@@ -139,7 +141,7 @@ def _marked(value: float | None, is_partial: bool) -> str:
 def plain_of(score: Score) -> dict[str, Any]:
     """A score as JSON has it."""
     return {
-        "way": score.way,
+        **asdict(score.measured),
         "score": score.score,
         "speed": score.speed,
         "supported": score.supported,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from opgrip.replay.cases.sources import source_of
+from opgrip.replay.measuring.machines import MachineColumns
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import Output
 from opgrip.replay.several.targets import Target
-from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, unlike
+from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, journal_path, unlike
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import cannot_be_written, whole_file
 
@@ -22,6 +24,10 @@ ABOUT = "about.json"
 """The file in the folder that says what its rows are of."""
 HASHES = "trace_hashes"
 """What it says of the files."""
+
+
+class OtherMachinesError(UserError):
+    """Rows of machines of another kind than those that are there, beside which none can be put."""
 
 
 def about_parts(
@@ -53,6 +59,32 @@ def prepare_parts(folder: Path, output: Output, about: Mapping[str, Any]) -> Non
             file.write(json.dumps(about).encode())
     except OSError as error:
         raise cannot_be_written(folder, error) from error
+
+
+def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
+    """Raise `OtherMachinesError` where what is kept of a trace is of other machines than cases would run on now.
+
+    Parameters
+    ----------
+    part : the file of the trace
+    rows : that it has; none where they are in its journal
+    header : of the results that would be written now, which names the machines
+    """
+    kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
+    present = set(header.get("machines", {}).values())
+    others = sorted(kind for kind in kinds - present if kind is not None)
+    if present and others:
+        words = f"{part.parent} has rows of machines of another kind ({'; '.join(others)})"
+        problem = f"{words} than there are now ({'; '.join(sorted(present))})"
+        raise OtherMachinesError(problem, "go on with --machine-kind where such are, or begin anew with --force")
+
+
+def _kind_in_journal(part: Path) -> str | None:
+    """What the first line of a journal says; None where there is none, or it is damaged, which the replay will say."""
+    with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
+        kind = json.loads(file.readline()).get(MACHINE_KIND)
+        return kind if isinstance(kind, str) else None
+    return None
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
+from opgrip.replay.engines.engine import EngineLostError
 from opgrip.replay.measuring.machines import this_machine
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.preparation import expected_rows
@@ -25,7 +26,14 @@ from opgrip.replay.outputs import parts_folder
 from opgrip.replay.reports.completed import repeated_rows
 from opgrip.replay.several.dealing import Share, deal
 from opgrip.replay.several.headers import common_header, hash_of, with_earlier, with_traces
-from opgrip.replay.several.parts import HASHES, about_parts, prepare_parts, remove_if_empty
+from opgrip.replay.several.parts import (
+    HASHES,
+    OtherMachinesError,
+    about_parts,
+    check_kinds,
+    prepare_parts,
+    remove_if_empty,
+)
 from opgrip.replay.several.targets import Target, args_of_one
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import journal_path, options_of
@@ -44,6 +52,10 @@ class OneReplay(Protocol):
 
     job: Job
     loaded: Loaded
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What its results say of where they come from, of the machines among it where cases run elsewhere."""
 
     def completed_rows(self) -> list[Result]:
         """Those of its output, which is whole."""
@@ -64,7 +76,7 @@ class SeveralOutcome:
     results : of all that ran
     problems : by the name of a trace, why it was not replayed
     interrupted : whether the user ended it before the last case
-    problem : why the output could not be written
+    problem : why the output could not be written, or no more cases could be run: then it is not written
     analyses : those that have something to print of rows whatever trace they are of
     """
 
@@ -106,6 +118,8 @@ class SeveralReplays:
         # workers elsewhere look for theirs, and mark each row by their machine
         for device in plan.inputs.devices if runs_here else ():
             check_present(with_index(device))
+        self._runs_here = runs_here
+        # of machines elsewhere each row says it
         self._machine_kind = this_machine("cpu").kind if runs_here else ""
         self._options = options_of(from_arguments(Selection, args), plan)
         self._hashes: dict[str, str | None] = {}
@@ -122,28 +136,36 @@ class SeveralReplays:
         return None if self.output.output is None else parts_folder(self.output.output)
 
     def run(self) -> SeveralOutcome:
-        """Replay each, and write the output."""
+        """Replay each, and write the output.
+
+        Raises
+        ------
+        UserError : where no trace can be replayed, or rows of before do not go with new ones
+        """
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
         self._prepare_folder()
-        interrupted = not self._deal()
-        for place, target in enumerate(self.targets):
-            if interrupted:
-                break
-            if self._args.shard is not None and self._shares[target.origin.trace].shard is None:
-                continue
-            interrupted = self._run_one(place, target)
+        interrupted, lost = not self._deal(), None
+        try:
+            interrupted = interrupted or self._run_all()
+        except EngineLostError as error:
+            # each of the others would fail like this one, and the whole would lack their rows
+            lost = error
+        names = [target.origin.trace for target in self.targets]
         outcome = SeveralOutcome(
-            Results([row for rows in self._rows.values() for row in rows], self._header()),
+            Results([row for name in names for row in self._rows.get(name, ())], self._header()),
             self._problems,
             interrupted,
+            lost,
             analyses=[item for item in self._analyses if isinstance(item, UnaskedAnalysis)],
         )
-        if not outcome.results.rows and self._problems and not interrupted:
+        if lost is not None and not self._keeps_rows():
+            raise lost
+        if not outcome.results.rows and self._problems and not interrupted and lost is None:
             if self.folder is not None:
                 remove_if_empty(self.folder)
             raise next(iter(self._problems.values()))
-        if not interrupted:
+        if lost is None and not interrupted:
             outcome.problem = self._write(outcome.results)
         return outcome
 
@@ -160,8 +182,23 @@ class SeveralReplays:
             return False
         return True
 
+    def _run_all(self) -> bool:
+        """Replay one after another, in this shard; gives whether the user ended it; raises as `_run_one` does."""
+        for place, target in self._finished_first():
+            if self._args.shard is not None and self._shares[target.origin.trace].shard is None:
+                continue
+            if self._run_one(place, target):
+                return True
+        return False
+
     def _run_one(self, place: int, target: Target) -> bool:
-        """Replay one; gives whether the user ended it."""
+        """Replay one; gives whether the user ended it.
+
+        Raises
+        ------
+        EngineLostError : where no other could be replayed either
+        OtherMachinesError : where its rows of before do not go with those of others
+        """
         name = target.origin.trace
         which = f"{place + 1} of {len(self.targets)}, {name}"
         try:
@@ -170,14 +207,20 @@ class SeveralReplays:
             replay = self._make(args, self._reporter, target.origin)
             self._check_new(name, replay)
             if part is not None and part.exists() and not journal_path(part).exists():
-                self._rows[name], self._headers[name] = replay.completed_rows(), read_run(part).header
+                stored = read_run(part)
+                self._check_kinds(part, stored, replay)
+                self._rows[name], self._headers[name] = replay.completed_rows(), stored.header
                 self._reporter.begin(f"{which}: {counted(len(self._rows[name]), 'row')} of before")
                 return False
+            if part is not None and journal_path(part).exists():
+                self._check_kinds(part, (), replay)
             self._reporter.begin(which)
             outcome = replay.run()
         except KeyboardInterrupt:
             # while the trace was read, or the rows of others
             return True
+        except (EngineLostError, OtherMachinesError):
+            raise
         except UserError as error:
             self._problems[name] = error
             self._reporter.say(f"{which}: not replayed: {error}")
@@ -190,6 +233,17 @@ class SeveralReplays:
         self._reporter.begin(f"{which}: {summarize(self._rows[name])}")
         return outcome.interrupted
 
+    def _check_kinds(self, part: Path, rows: Iterable[Result], replay: OneReplay) -> None:
+        """See that what is kept of a trace is of such machines as run the cases now; raises as `_run_one` does."""
+        if self._runs_here:
+            return
+        try:
+            header = replay.header
+        except UserError as error:
+            # were it only not replayed, its rows would be missing in the whole
+            raise EngineLostError(error.problem, error.hint) from error
+        check_kinds(part, rows, header)
+
     def _args_of(self, place: int, target: Target) -> argparse.Namespace:
         """The command line of one trace."""
         args = args_of_one(self._args, target)
@@ -197,9 +251,27 @@ class SeveralReplays:
         if args.shard is not None:
             args.shard = self._shares[target.origin.trace].shard
         if self.folder is not None:
-            args.output = self.folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
+            args.output = self._part_of(self.folder, place, target)
             args.resume = args.output.exists() or journal_path(args.output).exists()
         return args
+
+    def _part_of(self, folder: Path, place: int, target: Target) -> Path:
+        """The file of the rows of one trace."""
+        return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
+
+    def _finished_first(self) -> list[tuple[int, Target]]:
+        """The traces with their places, those whose rows are whole first: what these are of decides for the others."""
+        folder, targets = self.folder, list(enumerate(self.targets))
+        if folder is None:
+            return targets
+        return sorted(targets, key=lambda item: not self._part_of(folder, *item).exists())
+
+    def _keeps_rows(self) -> bool:
+        """Whether there are rows to go on with; a folder without any is removed."""
+        if self.folder is None:
+            return False
+        remove_if_empty(self.folder)
+        return self.folder.exists()
 
     def _prepare_folder(self) -> None:
         """Make the folder of the parts, or see that it is of the same run."""
@@ -246,4 +318,5 @@ class SeveralReplays:
             if name in self._problems:
                 about["problem"] = str(self._problems[name])
             traces[name] = {key: value for key, value in about.items() if value not in (None, "")}
-        return with_traces(" ".join(map(str, self._args.trace)), common_header(self._headers.values()), traces)
+        headers = (self._headers[name] for name in traces if name in self._headers)
+        return with_traces(" ".join(map(str, self._args.trace)), common_header(headers), traces)

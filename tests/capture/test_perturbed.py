@@ -47,7 +47,7 @@ def test_the_call_after_a_look_is_marked_and_those_after_it_are_not(tmp_path: Pa
 
 
 def test_a_hiccup_of_the_capture_is_not_the_first_row(tmp_path: Path) -> None:
-    x, small = torch.randn(1 << 20), torch.randn(1 << 10)
+    x, small = torch.randn(1 << 22), torch.randn(1 << 10)
     with Capture(tmp_path / "t.jsonl") as watched:
         for _ in range(3):
             x.exp()

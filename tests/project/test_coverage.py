@@ -12,15 +12,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from covering.table import is_native, is_whole
+from covering.table import is_native, is_whole, page
+from covering.trial import told
 
+ROOT = Path(__file__).resolve().parents[2]
 CAPTURED: dict[str, Any] = {"missing": {}, "surplus": {}, "dropped": 0, "is_same": True}
 
 
 @pytest.fixture
 def coverage() -> ModuleType:
     # by its file: pytest-cov's package has the same name
-    path = Path(__file__).resolve().parents[2] / "benchmarks/coverage.py"
+    path = ROOT / "benchmarks/coverage.py"
     spec = util.spec_from_file_location("coverage_of_models", path)
     assert spec is not None
     assert spec.loader is not None
@@ -73,6 +75,59 @@ def test_a_model_is_tried_with_the_next_config_and_setting_until_one_runs_native
     assert of_unbuilt["reason"].startswith("UserError")
 
 
+def test_of_a_model_that_never_runs_the_failure_with_its_own_images_is_told_and_all_others_are_kept(
+    coverage: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(about: dict[str, Any], timeout: int) -> dict[str, Any]:
+        if about["model"] == "configs/unbuilt.py":
+            return {"failed": "native", "reason": "UserError: unbuilt.py cannot be built"}
+        if about["model"] == "configs/other.py":
+            return {"failed": "native", "reason": "RuntimeError: of the other"}
+        if about["size"] == "160x160":
+            return {"failed": "native", "reason": "RuntimeError: Kernel size can't be greater than actual input size"}
+        return {"failed": "native", "reason": "AssertionError: two classes"}
+
+    monkeypatch.setattr(coverage, "run_trial", run)
+    models = ("configs/unbuilt.py", "configs/ssd300.py", "configs/other.py")
+    outcome = coverage.attempt(coverage.Subject("mmdet", "ssd", models, "train"), 600)
+    assert (outcome["model"], outcome["size"], "batch_size" in outcome) == ("ssd300.py", "", False)
+    assert outcome["reason"] == "AssertionError: two classes"
+    assert outcome["attempts"] == 9
+    assert outcome["reasons"] == {
+        "unbuilt.py 160x160": "UserError: unbuilt.py cannot be built",
+        "ssd300.py 160x160": "RuntimeError: Kernel size can't be greater than actual input size",
+        "ssd300.py 320x320": "AssertionError: two classes",
+        "other.py 160x160": "RuntimeError: of the other",
+    }
+
+
+def test_a_time_limit_is_told_only_where_no_attempt_ended_otherwise(coverage: ModuleType) -> None:
+    failures = [
+        {"model": "detr.py", "size": "160x160", "reason": "ValueError: low >= high"},
+        {"model": "detr.py", "size": "", "reason": "it takes more than 900 s"},
+    ]
+    assert coverage.most_telling(failures) == failures[0]
+    assert coverage.most_telling(failures[1:]) == failures[1]
+
+
+def test_the_page_is_what_the_journal_gives(coverage: ModuleType) -> None:
+    outcomes = list(coverage.read_journal(coverage.JOURNAL).values())
+    available = json.loads(coverage.AVAILABLE.read_text())
+    assert (ROOT / "docs/coverage.md").read_text(encoding="utf-8") == page(outcomes, available)
+
+
+def test_the_page_says_of_how_many_and_which_reasons_are_of_first_attempts() -> None:
+    failed = {"run": "train", "model": "ssd300.py", "size": "160x160", "failed": "native", "reason": "ValueError: low"}
+    available = {name: {"version": "3.3.0", "models": 115} for name in ("mmdet", "transformers")}
+    again = {"name": "ssd", "library": "mmdet", "attempts": 4, **failed}
+    text = page([again, {"name": "Bert", "library": "transformers", **failed}], available)
+    assert "| mmdet | train | 1 of 115 | 0 |" in text
+    assert "first attempt" not in text
+    text = page([again, {"name": "dino", "library": "mmdet", **failed}], available)
+    assert "| native, first attempt: ValueError: low |" in text
+    assert "*first attempt*" in text
+
+
 def test_a_trial_that_takes_too_long_is_of_the_stage_that_ran(coverage: ModuleType) -> None:
     answers, questions = multiprocessing.Pipe(duplex=False)
     with answers, questions:
@@ -91,3 +146,8 @@ def test_half_a_last_line_of_the_journal_gives_way_to_the_next(coverage: ModuleT
     assert coverage.read_journal(journal) == {"mmdet/dino train": outcomes[0]}
     coverage.append(journal, outcomes[1])
     assert list(coverage.read_journal(journal).values()) == outcomes
+
+
+def test_an_error_is_told_without_the_folders_of_a_machine() -> None:
+    text = "/root/lib/site-packages/mmdet/a.py is no config:\nImportError, the current sys.path is: /root /tmp"
+    assert told(text) == "mmdet/a.py is no config: ImportError"

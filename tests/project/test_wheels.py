@@ -20,6 +20,8 @@ OF_THE_TOOL = [
     for name in pyproject()["tool"]["setuptools"]["package-data"]["opgrip.traces.zoo"]
     if name.startswith("models/")
 ]
+DISTILLED, BASELINE = "traces/zoo_500.jsonl.gz", "traces/zoo/baseline.json.zst"
+"""What the README's first command replays, and the times of the zoo's score."""
 INSTALLED = """
 from opgrip.traces import load
 from opgrip.traces.errors import MissingFileError
@@ -71,10 +73,19 @@ def test_the_tool_has_a_few_traces_and_the_other_wheel_all(tmp_path: Path) -> No
     shutil.copytree(ROOT, sources, ignore=unwanted)
     install(sources, folder)
     assert sorted(traces_in(folder)) == sorted(OF_THE_TOOL)
+    for name in (DISTILLED, BASELINE):
+        assert (folder / "opgrip" / name).read_bytes() == (ROOT / name).read_bytes()
     install(sources / "traces" / "zoo" / "models", folder)
     traces = traces_in(folder)
     assert sorted(traces) == sorted(MADE)
     assert {traces[name] for name in MADE if name not in OF_THE_TOOL} <= {"opgrip_zoo"}
+
+
+def test_the_distilled_set_and_the_baseline_are_among_the_files_of_the_wheel() -> None:
+    data = pyproject()["tool"]["setuptools"]["package-data"]
+    for path in map(Path, (DISTILLED, BASELINE)):
+        patterns = data[".".join(("opgrip", *path.parent.parts))]
+        assert any(path.match(pattern) for pattern in patterns), path
 
 
 def test_both_distributions_have_one_version_and_the_traces_need_the_tool() -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import gpu_check
+import pandas as pd
 import pytest
 import torch
+from gpu.ranks import STEPS, check_collective
+from gpu.step import Place, Verdict
 from hypothesis import given
 from hypothesis import strategies as st
+from made_ranks import made_rank
 
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.operators.lookup import Unsupported
@@ -17,10 +23,15 @@ from opgrip.replay.sequences.ranks.collectives import as_tensors_alone, is_excha
 from opgrip.replay.sequences.ranks.launch import launch_of
 from opgrip.replay.sequences.ranks.part import part_of, recorded_ranks, wait_points
 from opgrip.replay.sequences.ranks.plan import Meeting, Offer, Table, make_plan, offer_of
+from opgrip.replay.sequences.ranks.running import why_not
 from opgrip.replay.sequences.ranks.step import Stamps
 from opgrip.replay.sequences.ranks.times import StepTimes
+from opgrip.traces import load
 from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
 from opgrip.traces.errors import UserError
+from opgrip.traces.integer_text import Integers
+from opgrip.traces.merge import merge
+from opgrip.traces.on_demand import is_made
 from opgrip.traces.records import OPERATOR, Signature
 
 PAIR = GroupSpec("0", "gloo", (0, 1), 0)
@@ -89,6 +100,22 @@ def test_what_cannot_be_run_says_why(operator: str, args: tuple[Any, ...], reaso
         read_collective(signature(operator, *args))
 
 
+@pytest.mark.parametrize("on_gloo", [True, False])
+def test_a_reduction_runs_where_torch_has_it(on_gloo: bool) -> None:
+    def reduced(reduction: str, dtype: torch.dtype = torch.float32) -> str:
+        args = ([tensor(8, dtype=dtype)], PAIR, ReductionSpec(reduction), None, False)
+        return why_not(read_collective(signature("c10d.allreduce_.default", *args)), on_gloo)
+
+    assert [reduced(name) for name in ("SUM", "AVG", "PREMUL_SUM", "max")] == [""] * 4
+    assert reduced("SUM", torch.complex64) == reduced("BAND", torch.int32) == ""
+    assert "has no reduction NEWEST" in reduced("NEWEST")
+    # what gloo says only when it runs one, as it says that a rank has ended
+    assert ("gloo does not take float32" in reduced("BAND")) == on_gloo
+    assert ("gloo does not take float8_e4m3fn" in reduced("SUM", torch.float8_e4m3fn)) == on_gloo
+    sent = read_collective(signature("c10d.send.default", [tensor(3, dtype=torch.int16)], PAIR, 1, 0))
+    assert ("gloo does not take int16" in why_not(sent, on_gloo)) == on_gloo
+
+
 def test_what_runs_a_collective_is_given_its_tensors_alone() -> None:
     record = signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("SUM"), None)
     record = replace(record, outputs=([tensor(8)], Opaque("c10d.Work")))
@@ -143,6 +170,25 @@ def test_a_trace_that_was_cut_leaves_out_what_the_others_have_more() -> None:
     plan = make_plan(tables_of([calls[0]] * 3, [calls[1]]), scale=False)
     assert len(plan.meetings) == 1
     assert plan.left_out == [dict.fromkeys((1, 2), "rank 1 has recorded fewer of its group"), {}]
+
+
+def test_what_a_backend_cannot_run_keeps_its_turn() -> None:
+    group = (0, 1)
+    # rank 1 alone can tell that it cannot be run
+    plan = make_plan(
+        tables_of(
+            [offer("all_reduce", group, 0), offer("broadcast", group, 0, 0)],
+            [replace(offer("all_reduce", group, 1), reason="no such reduction"), offer("broadcast", group, 1, 0)],
+        ),
+        scale=False,
+    )
+    assert plan.left_out == [{0: "no such reduction"}] * 2
+    assert [(meeting.kind, dict(meeting.places)) for meeting in plan.meetings] == [("broadcast", {0: 1, 1: 1})]
+    read = read_collective(signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("NEWEST")))
+    assert (offer_of(read, "no such reduction").reason, offer_of(read, "no such reduction").ranks) == (
+        "no such reduction",
+        group,
+    )
 
 
 def test_a_group_that_a_rank_is_not_in_does_not_run_with_it() -> None:
@@ -267,3 +313,36 @@ def test_a_trace_of_one_process_has_no_part_for_a_rank() -> None:
     gap = replace(NO_TRACE, header={"processes": [{"rank": 0}, {"rank": 2}]})
     with pytest.raises(UserError, match="rank 1 is not in the trace"):
         part_of(gap, 0, 2)
+
+
+def test_the_part_of_a_rank_needs_no_table_of_the_others(tmp_path: Path) -> None:
+    for rank in range(3):
+        made_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 3, 100 * (rank + 1), every=10, slow=1)
+    merge(sorted(tmp_path.glob("t.rank*.jsonl")), tmp_path / "t.jsonl")
+    whole, trace = load(tmp_path / "t.jsonl"), load(tmp_path / "t.jsonl")
+    for rank in range(3):
+        part = part_of(trace, rank, 3)
+        assert not is_made(trace, "calls")
+        assert not is_made(trace, "storages")
+        expected = whole.calls[whole.calls["process"] == rank]
+        assert len(part.calls) == part.source.calls == len(expected) == 100 * (rank + 1)
+        assert set(part.calls["process"]) == {rank}
+        columns = ["signature", "scope", "thread", "start_ns", "duration_ns", "tensors"]
+        pd.testing.assert_frame_equal(part.calls[columns], expected[columns].reset_index(drop=True))
+        assert _storages(part.calls, part.storages) == _storages(expected, whole.storages)
+        assert {signature.number for signature in part.signatures} == set(expected["signature"])
+
+
+def _storages(calls: pd.DataFrame, storages: Integers) -> list[list[int]]:
+    """The memory of each call's tensors."""
+    return [
+        storages[first : first + count].tolist()
+        for first, count in zip(calls["first_storage"], calls["tensors"], strict=True)
+    ]
+
+
+def test_the_check_of_a_gpu_starts_a_collective_and_takes_that_of_nccl_on_cuda_alone(tmp_path: Path) -> None:
+    place = Place("cpu", tmp_path, top=1)
+    assert check_collective(place)["backend"] == "gloo"
+    (step,) = STEPS
+    assert gpu_check.take(step, place, 60).verdict is Verdict.NOT_HERE

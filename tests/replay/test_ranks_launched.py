@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from programs import ROOT, run_command
 
 from opgrip.replay.sequences.ranks.collectives import is_exchange
 from opgrip.traces import load
+from opgrip.traces.arguments import tensors
+from opgrip.traces.records import Signature
 
 pytestmark = pytest.mark.slow
 
@@ -216,6 +219,64 @@ def test_a_step_of_four_ranks_in_two_kinds_of_groups_replays_with_four_and_with_
     assert "--scale-ranks" in reason
 
 
+def test_a_group_of_which_two_ranks_are_there_runs_among_them_where_it_is_scaled(four_ranks: Path) -> None:
+    names = ("ddp", "fsdp")
+    outcomes = replay_all(
+        four_ranks,
+        2,
+        *((f"{name} left out", f"{name}.jsonl", {}) for name in names),
+        *((f"{name} scaled", f"{name}.jsonl", {"scale_ranks": True}) for name in names),
+    )
+    for name in names:
+        trace = load(four_ranks / f"{name}.jsonl", partial=False)
+        count = exchanges_of(four_ranks / f"{name}.jsonl")
+        left, scaled = (outcomes[f"{name} {how}"]["ranks"] for how in ("left out", "scaled"))
+        assert left["collectives"] == []
+        for item in left["ranks"]:
+            ((reason, times),) = item["left_out"].items()
+            assert "--scale-ranks" in reason
+            assert (item["collectives"], times) == (0, count)
+        for item in scaled["ranks"]:
+            assert (item["collectives"], item["left_out"], item["unsupported"]) == (count, {}, 0)
+        assert {tuple(item["ranks"]) for item in scaled["collectives"]} == {(0, 1)}
+        # a reduction has its size, and of what has parts of members, those of two out of four are there
+        share_of = {"_allgather_base_": 0.5, "_reduce_scatter_base_": 0.5}
+        expected = {
+            int(largest_bytes(signature) * share_of.get(signature.op.split(".")[1], 1))
+            for signature in filter(is_exchange, trace.signatures)
+        }
+        assert {item["bytes"] for item in scaled["collectives"]} == expected
+        exchanged = [row for row in outcomes[f"{name} scaled"]["rows"] if row["group_ranks"] == "0,1"]
+        assert sum(row["count"] for row in exchanged) == 2 * count
+        assert {row["status"] for row in exchanged} == {"ok"}
+
+
+def largest_bytes(signature: Signature) -> int:
+    """Of the tensors of a call, the bytes of the largest."""
+    return max(prod(spec.shape) * spec.dtype.itemsize for spec in tensors(signature.args))
+
+
+def test_a_reduction_that_is_not_there_is_left_out_and_one_without_its_factor_is_a_sum(two_ranks: Path) -> None:
+    text = (two_ranks / "ddp.jsonl").read_text(encoding="utf-8")
+    names = ("PREMUL_SUM", "NEWEST")
+    for name in names:
+        edited = text.replace('{"reduction":"SUM"}', f'{{"reduction":"{name}"}}')
+        assert edited.count(name) == 2
+        (two_ranks / f"{name}.jsonl").write_text(edited, encoding="utf-8")
+    outcomes = replay_all(two_ranks, 2, *((name, f"{name}.jsonl", {}) for name in names))
+    count = exchanges_of(two_ranks / "ddp.jsonl")
+    for item in outcomes["PREMUL_SUM"]["ranks"]["ranks"]:
+        assert (item["collectives"], item["left_out"]) == (count, {})
+    for item in outcomes["NEWEST"]["ranks"]["ranks"]:
+        # once a step; what else the group has, goes on
+        ((reason, times),) = item["left_out"].items()
+        assert reason.endswith("has no reduction NEWEST")
+        assert (times, item["collectives"]) == (2, count - 2)
+    assert {row["status"] for row in outcomes["PREMUL_SUM"]["rows"]} == {"ok"}
+    (row,) = (row for row in outcomes["NEWEST"]["rows"] if row["rank"] == 0 and row["op"] == "c10d.allreduce_.default")
+    assert (row["status"], row["error"]) == ("unsupported", reason)
+
+
 def test_steps_of_each_kind_of_parallel_model_replay_with_four_ranks(four_ranks: Path) -> None:
     outcomes = replay_all(four_ranks, 4, *((name, f"{name}.jsonl", {}) for name in ("ddp", "fsdp", "tp")))
     for name, outcome in outcomes.items():
@@ -257,6 +318,11 @@ def test_what_every_process_would_refuse_is_a_line(two_ranks: Path) -> None:
     done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", device)
     assert len([line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]) == 1
     assert "AttributeError" not in done.stderr
+    done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", "meta")
+    assert [line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")] == [
+        "opreplay: error: torch has no library of collectives for meta: replay on another --device"
+    ]
+    assert "ValueError" not in done.stderr
     done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--top", "1")
     assert "each of 2 processes would replay the same: add --shard auto, or --sequence for a step" in done.stderr
 

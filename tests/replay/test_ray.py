@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -152,6 +153,68 @@ def test_a_node_that_cannot_write_is_left_out_and_one_line_tells_of_the_last(fol
         assert done.returncode == 2, done.stderr
         assert "full cannot run cases: " in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
+
+
+FAILS_SOON = """
+import sys
+from opgrip.replay.engines import ray_pool
+from opgrip.replay.opreplay import main
+
+def start(pool, usual=ray_pool.Pool.start):
+    usual(pool)
+    ray_pool.START_S = 5.0
+
+ray_pool.Pool.start = start
+sys.exit(main())
+"""
+"""The command, which waits for seconds alone where the workers that it had are lost."""
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_several_traces_whose_only_node_is_killed_keep_their_rows(folder: Path, tmp_path: Path) -> None:
+    output, traces = tmp_path / "r.json", [folder / "net.predict.jsonl", folder / "long" / "long.jsonl"]
+    with cluster(("one", "big")) as (address, pids):
+        words = [sys.executable, "-c", FAILS_SOON, *traces, *LONG, *RAY, "--iterations", "8000", "-o", output]
+        words += ["--address", address]
+        environment = os.environ | LOOPBACK | {"OPGRIP_STORE": ""}
+        replay = subprocess.Popen(list(map(str, words)), env=environment, stderr=subprocess.PIPE, text=True)
+        part = tmp_path / "r.json.parts" / "001-long.json"
+        wait_for(lambda: rows_in_journal(part) > 2, replay)
+        # a worker would live on for some seconds without its node
+        for pid in (pids[0], *workers_below(pids[0])):
+            os.kill(pid, signal.SIGKILL)
+        _, errors = replay.communicate(timeout=200)
+    assert replay.returncode == 2, errors
+    assert "the rows are kept; go on with: " in errors
+    assert "no machine of the cluster has processors enough any more: see ray status" in errors.splitlines()[-1]
+    assert (output.exists(), rows_in_journal(part) > 2) == (False, True)
+
+
+@pytest.mark.slow
+@needs("ray")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers are pinned to a processor each")
+def test_each_worker_measures_on_processors_that_no_other_has(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    replay = start(folder, output, "--processors", "1", "--workers", "2", "--iterations", "8000")
+    measuring: list[set[int]] = []
+
+    def both_measure() -> bool:
+        measuring[:] = map(processes_below, workers_below(replay.pid))
+        return len(measuring) == 2 and all(measuring)
+
+    wait_for(both_measure, replay)
+    allowed = [{allowed_processors(pid) for pid in pids} for pids in measuring]
+    check_whole(output, replay)
+    assert [len(texts) for texts in allowed] == [1, 1]
+    numbers = [int(text) for texts in allowed for text in texts]
+    assert len({*numbers}) == 2
+    assert {*numbers} <= os.sched_getaffinity(0)
+
+
+def allowed_processors(pid: int) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith("Cpus_allowed_list:"))
 
 
 def allow_files_below(pid: int, most: int) -> None:

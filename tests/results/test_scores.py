@@ -26,10 +26,11 @@ from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
-from opgrip.replay.scoring.distilled import distilled_scores, machine_of, times_of
+from opgrip.replay.scoring.distilled import distilled_scores
 from opgrip.replay.scoring.scores import CHARGE, Score, Z
 from opgrip.replay.scoring.spread import MOST_DEVIATION, interval_of
 from opgrip.replay.scoring.table import print_scores, score_line
+from opgrip.replay.scoring.times import machine_of, times_of
 from opgrip.replay.timing.options import TimingOptions
 from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.errors import UserError
@@ -429,15 +430,3 @@ def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
     done = run_command("opgrip", "results", "score", tmp_path / "one.json", cwd=tmp_path)
     assert done.returncode == 2
     assert "these results are of no zoo" in done.stderr
-
-
-def test_results_of_a_distilled_trace_take_no_other_baseline(tmp_path: Path) -> None:
-    row = made_row(0, [1.0])
-    about = {"model": "a", "cases": [0], "us": [2.0]}
-    header = {**HEADER, "distilled": {"keys": [row.key], "traces": {"a.predict": about}}}
-    Results([row], header).save(tmp_path / "one.json")
-    words = ["results", "score", tmp_path / "one.json"]
-    assert "score under eager: " in run_command("opgrip", *words, cwd=tmp_path).stdout
-    done = run_command("opgrip", *words, "--baseline", tmp_path / "base.json", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "a distilled trace have their baseline in it: leave out --baseline" in done.stderr

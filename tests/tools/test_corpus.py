@@ -165,12 +165,20 @@ def page(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_report_of_a_folder_has_all_tables_of_the_corpus(page: Path) -> None:
     text = page.read_text()
     form = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
-    assert set(form["corpus"]["tables"]) == {"op", "shape", "dtype", "signature", "model", "family"}
+    assert set(form["corpus"]["tables"]) == {"op", "shape", "dtype", "signature", "model", "family", "coverage"}
     assert len(form["corpus"]["members"]) == 4
     assert len(form["traces"]) == 1
     columns = [column["name"] for column in form["corpus"]["tables"]["op"]["columns"]]
     ops = [row[columns.index("op")] for row in form["corpus"]["tables"]["op"]["rows"]]
     assert {"aten.sin.default", "aten.conv2d.default"} <= set(ops)
+    covered = form["corpus"]["tables"]["coverage"]
+    names = [column["name"] for column in covered["columns"]]
+    kinds = {row[0]: dict(zip(names, row, strict=True)) for row in covered["rows"]}
+    elementwise = kinds["elementwise"]
+    assert 0 < elementwise["covered"] < elementwise["of_torch"]
+    percent = 100 * elementwise["covered"] / elementwise["of_torch"]
+    assert elementwise["part_covered"] == pytest.approx(percent, rel=1e-4)
+    assert "cos" in elementwise["missing"].split(", ")
 
 
 @in_browser
@@ -179,6 +187,8 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
         browser.wait_for_selector("table.dataTable tbody tr td")
         browser.locator("select").first.select_option("model")
         browser.wait_for_selector("table.dataTable td:has-text('tiny')")
+        browser.locator("select").first.select_option("coverage")
+        browser.wait_for_selector("table.dataTable td:has-text('elementwise')")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,9 @@ def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
     assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns > before
 
 
+# what CI promises of the zoo is held for each commit, whichever part of the slow tests it runs
 @pytest.mark.slow
+@pytest.mark.every_part
 @pytest.mark.parametrize(
     ("name", "package"), [("fast-scnn.predict", "mmseg"), ("centernet_r18-dcnv2.predict", "mmdet")]
 )

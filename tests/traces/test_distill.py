@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from made_runs import HEADER, made_row
 from programs import SHIPPED_TRACES, run_command
 from several_traces import small_trace
 
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
-from opgrip.replay.outcome import Results
+from opgrip.replay.measuring.origins import Origin
+from opgrip.replay.measuring.results import OK
+from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.scoring import distilled_scores, standing_of
 from opgrip.replay.scoring.baselines import read_baselines
-from opgrip.replay.scoring.distilled import Check, check_of
+from opgrip.replay.scoring.predictions import Check, check_of, print_check
+from opgrip.replay.scoring.times import is_replay_of
 from opgrip.traces import Trace, load
 from opgrip.traces.corpus import Corpus, read_corpus
 from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
@@ -121,7 +127,73 @@ def test_a_trace_without_times_is_left_out_of_a_check(folder: Path) -> None:
 
 
 def test_an_error_is_of_what_is_predicted() -> None:
-    assert Check("a", 100.0, 90.0).error == pytest.approx(-0.1)
+    assert Check("a", "a", 100.0, 90.0).error == pytest.approx(-0.1)
+
+
+def test_models_are_counted_by_their_totals_and_traces_by_themselves() -> None:
+    """One run of `a` misses by far and weighs little in its total; that of `b` misses."""
+    checks = [Check("a.x", "a", 1000.0, 1020.0), Check("a.y", "a", 10.0, 20.0), Check("b.x", "b", 100.0, 120.0)]
+    text = io.StringIO()
+    print_check(checks, text)
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert lines[3:8] == [
+        "a 1.01 1.04 +3.0%",
+        "a.x 1.00 1.02 +2.0%",
+        "a.y 0.01 0.02 +100.0%",
+        "b 0.10 0.12 +20.0%",
+        "b.x 0.10 0.12 +20.0%",
+    ]
+    assert lines[-2:] == ["1 of 2 models are predicted within 10%", "1 of 3 traces are predicted within 10%"]
+
+
+def test_times_are_of_one_replay_where_most_are_the_same_to_five_digits() -> None:
+    times = {("a", str(number)): 1.2345678 * (number + 1) for number in range(10)}
+    rounded = {pair: float(f"{us:.5g}") for pair, us in times.items()}
+    assert is_replay_of(rounded, {**times, ("b", "0"): 1.0})
+    assert not is_replay_of({pair: us * 1.01 for pair, us in times.items()}, times)
+    # two replays have some in common by chance
+    assert not is_replay_of({pair: us if pair[1] < "3" else 2 * us for pair, us in times.items()}, times)
+    assert not is_replay_of({}, times)
+
+
+def run_of(folder: Path, path: Path, factors: dict[str, float]) -> Path:
+    """Results of the traces of a folder, of a machine on which each model's cases take such times as long."""
+    corpus = named_by_files(read_corpus([str(folder)]))
+    cases = zip(*(corpus.frame[name].tolist() for name in ("trace", "model", "key")), strict=True)
+    rows = []
+    for number, (trace, model, key) in enumerate(cases):
+        us = 10.0 * (1 + int(key, 16) % 7) * factors[model]
+        rows.append(Origin(trace, model).marked(made_row(number, [us], key=key)))
+    Results(rows, HEADER).save(path)
+    return path
+
+
+def test_a_check_by_another_replay_tells_the_model_that_it_misses(folder: Path, tmp_path: Path) -> None:
+    one = run_of(folder, tmp_path / "one.json", {"net": 1.0, "other": 1.0})
+    two = run_of(folder, tmp_path / "two.json", {"net": 1.01, "other": 1.515})
+    options = ("--cases", "1", "--times", one, "--check", two, "-o", "bench.jsonl")
+    done = run_command("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # of one case, which is a model's own, the other model's times are predicted to change as those of this one do
+    assert "1 of 2 models are predicted within 10%" in done.stdout
+    errors = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines() if line.endswith("%")}
+    assert (errors["net"], errors["other"]) in {("+0.0%", "-33.3%"), ("+50.0%", "+0.0%")}
+
+
+def test_a_check_by_the_times_that_chose_is_refused(folder: Path, tmp_path: Path) -> None:
+    one = run_of(folder, tmp_path / "one.json", {"net": 1.0, "other": 1.0})
+    two = run_of(folder, tmp_path / "two.json", {"net": 1.0, "other": 1.5})
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(one.read_bytes())
+    for runs in ((one,), (copy,), (two, copy)):
+        checks = [word for run in runs for word in ("--check", run)]
+        options = ("--times", one, *checks, "-o", "bench.jsonl")
+        done = run_command("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "the very times that the cases are chosen by" in done.stderr
+        assert "replay the traces once more" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not (tmp_path / "bench.jsonl").exists()
 
 
 def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None:
@@ -144,12 +216,14 @@ def test_a_trace_without_other_times_takes_nothing_of_its_models_weight(folder: 
 
 def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Path) -> None:
     bench = tmp_path / "bench.jsonl"
-    options = ("--cases", "5", "--times", "baseline", "--check", "baseline", "-o", bench)
+    options = ("--cases", "5", "--times", "baseline", "-o", bench)
     done = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (about,) = load(bench).header[FIELD]["traces"].values()
     assert sum(about["us"]) == pytest.approx(read_baselines().traces["dcgan.predict"].total_us, rel=0.02)
-    assert "1 of 1 traces" in done.stdout
+    checked = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, "-f", "--check", "baseline")
+    assert checked.returncode == 2
+    assert "--check baseline has the very times" in checked.stderr
 
 
 def test_times_of_two_machines_are_not_mixed(run: Results, tmp_path: Path) -> None:
@@ -167,6 +241,30 @@ def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() ->
     baseline = read_baselines()
     for name, trace in baseline.traces.items():
         assert sum(field["traces"][name]["us"]) == pytest.approx(trace.total_us, rel=0.02), name
+
+
+def test_the_cases_of_the_distilled_set_that_ships_are_those_that_its_header_names() -> None:
+    trace = load("trace:zoo_500")
+    assert sorted(case.key for case in make_cases(trace)) == sorted(trace.header[FIELD]["keys"])
+
+
+@pytest.mark.slow
+def test_a_replay_of_the_distilled_set_that_ships_ends_in_a_score(tmp_path: Path) -> None:
+    """Of the cases of operators that move no data, which are its shortest."""
+    views = [word for name in ("t", "view", "slice", "permute") for word in ("--op", f"aten.{name}.*")]
+    results = tmp_path / "results.json"
+    done = run_command("opreplay", "trace:zoo_500", *views, "--iterations", "1", "-o", results, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "score under eager" in line]
+    # models that have none of these cases have no score, which makes it partial
+    assert re.match(
+        r"score under eager: \d+\.\d{3}, partial over \d+ of the baseline's 172 traces over cases of ", line
+    )
+    assert line.endswith(f", against {read_baselines().machine}")
+    rows = read_run(results)
+    assert len(rows) > 3
+    assert {row.status for row in rows} == {OK}
+    assert {row.key for row in rows} <= {*rows.header[FIELD]["keys"]}
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ from programs import run_python
 from repeated_calls import repeat_calls
 
 import opgrip.traces
+from opgrip.replay.cases import behaviours
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.behaviours import shares_of
 from opgrip.traces import Trace, TraceReader, UserError, load, read
 from opgrip.traces import call_source as sources
 from opgrip.traces import distinct_calls as summing
@@ -325,19 +327,49 @@ def jittered(source: Path, target: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", ["summary()", "distinct_calls", "unfinished"])
+@pytest.mark.parametrize("asked", ["summary()", "distinct_calls", "unfinished", "cases"])
 def test_memory_does_not_grow_with_the_number_of_calls(asked: str, tiny_trace: Path, tmp_path: Path) -> None:
+    is_of_cases = asked == "cases"
     code = f"""
 import re, sys
+from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
-load(sys.argv[1]).{asked}
+{"make_cases(load(sys.argv[1]))" if is_of_cases else f"load(sys.argv[1]).{asked}"}
 print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024)
 """
     peaks_mb = []
-    for calls in (700_000, 2_800_000):
-        repeat_calls(tiny_trace, tmp_path / "t.jsonl", calls, spread=0.5)
+    # of the detector's calls, a fifth are of signatures that were looked at in their places
+    for calls in (1_400_000, 2_800_000) if is_of_cases else (700_000, 2_800_000):
+        repeat_calls(SHIPPED if is_of_cases else tiny_trace, tmp_path / "t.jsonl", calls, spread=0.5)
         done = run_python("-c", code, str(tmp_path / "t.jsonl"), fresh=True)
         assert done.returncode == 0, done.stderr
         peaks_mb.append(json.loads(done.stdout))
     # a byte for each call would be 2 MB
     assert peaks_mb[1] - peaks_mb[0] < 10
+    assert peaks_mb[1] < 600
+
+
+def test_cases_of_a_long_trace_count_all_calls_of_what_was_looked_at_in_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.jsonl"
+    repeat_calls(SHIPPED, path, 20_000, spread=0.1)
+    exact = {case.key: case for case in make_cases(load(path))}
+    monkeypatch.setattr(sources, "KEPT_CALLS", -1)
+    monkeypatch.setattr(ordering, "NEAR", 2)
+    monkeypatch.setattr(ordering, "BATCH", 500)
+    monkeypatch.setattr(behaviours, "MOST_CALLS", 1000)
+    trace = load(path)
+    looked_at = behaviours.calls_looked_at(trace)
+    # of the beginning and of the end, and not all
+    assert len(looked_at) < 3000
+    assert looked_at.index.min() < 1000
+    assert looked_at.index.max() > 15_000
+    few = {case.key: case for case in make_cases(trace)}
+    assert {key: case.count for key, case in few.items()} == {key: case.count for key, case in exact.items()}
+    varied = [key for key, case in exact.items() if case.variants]
+    assert len(varied) > 5
+    for key in varied:
+        assert few[key].captured_us == pytest.approx(exact[key].captured_us, rel=0.2)
+    assert sum(bool(shares_of(few[key])) for key in varied) > 3
+    assert not is_made(trace, "calls")

@@ -38,7 +38,7 @@ def test_integers_fit_again_to_what_they_were_drawn_from(
     assert isinstance(again, Integers)
     assert again.distinct == model.distinct
     assert torch.equal(torch.stack(values.aminmax()), torch.stack(tensor.aminmax()))
-    # of values that are as frequent, others may be the last that are kept; single ones below zero are where they are few
+    # of values that are as frequent, others may be the last that are kept; single ones below zero are where few are
     counts = sorted(count for value, count in model.frequent if value and (value > 0 or count > 1))
     counts_again = sorted(count for value, count in again.frequent if value and (value > 0 or count > 1))
     assert counts_again == pytest.approx(counts, abs=1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from programs import ROOT, run_command
 from project_files import pyproject
 
 from opgrip.capture.options import make_parser
+from opgrip.tools.zoo import count_distinct
 from opgrip.tools.zoo.recording import record_of
 from opgrip.traces import load
 from opgrip.traces.errors import MissingFileError, UserError
@@ -88,6 +90,35 @@ def test_the_wheel_holds_files_that_there_are() -> None:
     files = pyproject()["tool"]["setuptools"]["package-data"]["opgrip.traces.zoo"]
     assert files
     assert [name for name in files if not (ROOT / "traces" / "zoo" / name).is_file()] == []
+
+
+def counts_on_the_page() -> dict[str, int]:
+    """What docs/zoo.md says is distinct over all traces."""
+    text = (ROOT / "docs" / "zoo.md").read_text()
+    line = re.search(
+        r"^Over all of them \((?P<traces>\S+) traces\) there are \*\*(?P<operators>\S+) operators\*\*, "
+        r"(?P<extension_functions>\S+) of them functions of extensions \(mmcv's\), "
+        r"and \*\*(?P<longtail>\S+) long-tail functions\*\* that ",
+        text,
+        re.MULTILINE,
+    )
+    assert line is not None
+    return {name: int(number.replace(",", "")) for name, number in line.groupdict().items()}
+
+
+def test_the_zoo_holds_as_much_as_it_was_made_to() -> None:
+    """By what its page says, which another test counts; and the page is of all traces that there are now."""
+    counts = counts_on_the_page()
+    assert counts["traces"] == len(MADE)
+    assert counts["operators"] >= 300
+    assert counts["longtail"] >= 250
+    assert len({trace.model for trace in MADE}) >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_page_of_the_zoo_says_what_is_distinct_over_all_traces() -> None:
+    assert asdict(count_distinct(TRACES)) == counts_on_the_page()
 
 
 @pytest.mark.slow

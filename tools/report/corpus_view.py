@@ -6,10 +6,13 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.tools.corpus.coverage import cover, summarize_coverage
 from opgrip.traces.corpus import Corpus, summarize
 from opgrip.traces.corpus.files import records
 
 TABLES = ("op", "shape", "dtype", "signature", "model", "family")
+COVERAGE = "coverage"
+"""A table more: which of torch's public operators the corpus has."""
 MOST_ROWS = 5_000
 """Of a table: those with the largest share of time."""
 MEANINGS = {
@@ -31,6 +34,11 @@ MEANINGS = {
     "usual_shapes": "those of most calls",
     "usual_dtypes": "those of most calls",
     "named": "the models",
+    "category": "what kind of work the operators do",
+    "of_torch": "public operators of torch of the kind",
+    "covered": "those of them that the corpus has",
+    "part_covered": "the part of them, in percent",
+    "missing": "the others",
 }
 
 Plain = dict[str, Any]
@@ -39,12 +47,17 @@ Plain = dict[str, Any]
 def describe_corpus(corpus: Corpus) -> Plain:
     """All tables of a corpus."""
     members = [[member.name, member.source, member.model, member.run, member.library] for member in corpus.members]
-    return {"members": members, "tables": {by: _table(summarize(corpus, by).table) for by in TABLES}}
+    tables = {by: _table(_in_percent(summarize(corpus, by).table, "share")) for by in TABLES}
+    coverage = summarize_coverage(cover(corpus)).rename(columns={"operators": "of_torch", "share": "part_covered"})
+    return {"members": members, "tables": {**tables, COVERAGE: _table(_in_percent(coverage, "part_covered"))}}
+
+
+def _in_percent(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.assign(**{column: table[column] * 100})
 
 
 def _table(table: pd.DataFrame) -> Plain:
     shown = table.drop(columns="key", errors="ignore").head(MOST_ROWS)
-    shown = shown.assign(share=shown["share"] * 100)
     rows = [[_plain(cell) for cell in row.values()] for row in records(shown)]
     columns = [
         {

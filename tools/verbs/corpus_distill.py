@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.corpus_notes import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
@@ -13,18 +15,21 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 
+if TYPE_CHECKING:
+    from opgrip.replay.scoring.times import Times
+
 CASES = 500
 BASELINE = "baseline"
 """The name of the times that ship, where a run can be."""
 EXAMPLES = """\
 examples:
   opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
-  opreplay bench.jsonl.zst                                       a score of all models, in ten minutes
+  opreplay bench.jsonl.zst                                       a score of all models: 28 minutes on two slow cores
   opgrip corpus distill zoo --times baseline -o bench.jsonl.zst  beside the machine that opreplay zoo scores by
   opgrip corpus distill zoo --times one.parquet --check two.parquet -o bench.jsonl.zst
 
 --times takes results of a replay of these traces, whose times the weights then refer to; --check takes those of
-another, and prints what the distilled cases predict of each trace beside what it took.
+another, and prints what the distilled cases predict of each model and trace beside what these took.
 """
 
 
@@ -45,7 +50,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--check",
         action="append",
         metavar="RUN",
-        help="results of another replay, or baseline, to hold the prediction against; can be repeated",
+        help="results of another replay than --times, or baseline, to hold the prediction against; can be repeated",
     )
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
@@ -53,36 +58,15 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and hold against another replay."""
-    from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring.baselines import read_baselines
-    from opgrip.replay.scoring.distilled import Times, check_of, machine_of, print_check, times_of, times_of_baseline
-    from opgrip.replay.store.store import Store
+    from opgrip.replay.scoring.predictions import check_of, print_check
     from opgrip.traces.corpus import read_corpus
     from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
     from opgrip.traces.corpus.distill import FIELD, describe, distill, named_by_files, with_times
 
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
-
-    def read(names: list[str]) -> tuple[str, Times]:
-        """Whose times they are, and these: of the last of several results, where they have the same case."""
-        machine, times = "", dict[tuple[str, str], float]()
-        for name in names:
-            if name == BASELINE:
-                baseline = read_baselines()
-                own_machine, own = baseline.machine, times_of_baseline(baseline)
-            else:
-                results = read_run(Store().find(name))
-                own_machine, own = machine_of(results), times_of(results)
-            if machine not in ("", own_machine):
-                problem = f"{name} is of {own_machine}, the times before it of {machine}"
-                raise UserError(printable(problem), "name results of one machine")
-            machine = own_machine
-            times |= own
-        return machine, times
-
-    base, times = read(args.times or [])
-    _, check = read(args.check or [])
+    base, times = _read_times(args.times or [])
+    _, check = _read_times(args.check or [], chosen_by=times)
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
     say_notes(corpus.notes, reporter)
     corpus = named_by_files(corpus)
@@ -95,6 +79,37 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         print_check(check_of(corpus, distilled, check), sys.stdout)
     return 0
+
+
+def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[str, Times]:
+    """Whose times they are, and these: of the last of several results, where they have the same case.
+
+    Parameters
+    ----------
+    chosen_by : times that are refused; the cases predict them by construction
+    """
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.scoring.baselines import read_baselines
+    from opgrip.replay.scoring.times import is_replay_of, machine_of, times_of, times_of_baseline
+    from opgrip.replay.store.store import Store
+
+    machine, times = "", dict[tuple[str, str], float]()
+    for name in names:
+        if name == BASELINE:
+            baseline = read_baselines()
+            own_machine, own = baseline.machine, times_of_baseline(baseline)
+        else:
+            results = read_run(Store().find(name))
+            own_machine, own = machine_of(results), times_of(results)
+        if machine not in ("", own_machine):
+            problem = f"{name} is of {own_machine}, the times before it of {machine}"
+            raise UserError(printable(problem), "name results of one machine")
+        if chosen_by and is_replay_of(own, chosen_by):
+            problem = f"--check {name} has the very times that the cases are chosen by, which says nothing"
+            raise UserError(printable(problem), "replay the traces once more and check with those results")
+        machine = own_machine
+        times |= own
+    return machine, times
 
 
 verbs.register("corpus distill")(Verb("the few cases that stand for many models, as a trace", EXAMPLES, prepare, run))

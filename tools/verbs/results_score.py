@@ -15,6 +15,7 @@ EXAMPLES = """\
 examples:
   opgrip results score latest
   opgrip results score zoo.parquet --baseline other-machine.json.zst
+  opgrip results score one.parquet --baseline other.parquet      two replays of trace:zoo_500
   opgrip results score zoo.parquet --json > score.json
 
 docs/benchmark.md says how the number comes about.
@@ -25,7 +26,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     add_run(parser)
     parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="that opgrip zoo baseline wrote (default: the one that ships)"
+        "--baseline",
+        metavar="FILE",
+        help="that opgrip zoo baseline wrote (default: the one that ships); for results of a distilled trace, another "
+        "run of the same trace (default: the times that it has)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list of one object a mode")
     add_debug(parser)
@@ -34,16 +38,17 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line a model and the total, as opreplay does after its last trace."""
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring import distilled_scores, print_scores, read_baselines, score_of
+    from opgrip.replay.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
     from opgrip.replay.scoring.table import plain_of
     from opgrip.replay.store.store import Store
     from opgrip.traces.errors import UserError
 
-    results = read_run(Store(args.store).find(args.which))
-    scores = distilled_scores(results)
-    if scores and args.baseline is not None:
-        raise UserError("results of a distilled trace have their baseline in it", "leave out --baseline")
-    scores = scores or score_of(results, read_baselines(args.baseline))
+    store, baseline = Store(args.store), args.baseline
+    results = read_run(store.find(args.which))
+    if standing_of(results.header) is not None:
+        scores = distilled_scores(results, None if baseline is None else read_run(store.find(baseline)))
+    else:
+        scores = score_of(results, read_baselines(None if baseline is None else Path(baseline)))
     if not scores:
         raise UserError("these results are of no zoo", "make some with opreplay zoo -o results.parquet")
     if args.json:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from opgrip.replay.cases.flow import Flow
 from opgrip.replay.sequences.ranks.collectives import LOCAL, MOST_MEMBERS, is_exchange
 from opgrip.traces import Trace
+from opgrip.traces.call_blocks import CallBlock
+from opgrip.traces.call_source import CallSource
+from opgrip.traces.call_table import all_storages, calls_table
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import read_header
 from opgrip.traces.records import NO_STORAGE
@@ -52,7 +55,7 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
 
 
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
-    """The calls of one rank.
+    """The calls of one rank, without a table of those of the others.
 
     Raises
     ------
@@ -67,11 +70,32 @@ def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
         raise UserError(f"rank {absent[0] if absent else rank} is not in the trace", HINT)
     if ranks[rank] is None:
         return trace
-    calls = trace.calls[trace.calls["process"] == ranks[rank]]
+    source = _source_of(trace, ranks[rank])
+    calls = calls_table(source, trace.names)
     present = set(calls["signature"].tolist())
-    signatures = [signature for signature in trace.signatures if signature.number in present]
-    header = {**trace.header, "rank": rank}
-    return replace(trace, calls=calls.reset_index(drop=True), signatures=signatures, header=header)
+    return replace(
+        trace,
+        calls=calls,
+        # whatever is not given here is made of all ranks
+        storages=all_storages(source),
+        unfinished=[],
+        source=source,
+        signatures=[signature for signature in trace.signatures if signature.number in present],
+        header={**trace.header, "rank": rank},
+    )
+
+
+def _source_of(trace: Trace, process: int | None) -> CallSource:
+    """The blocks of calls that one process made."""
+    threads = {number for number, thread in trace.threads.items() if thread.process == process}
+
+    def own_blocks() -> Iterator[CallBlock]:
+        return (block for block in trace.source if block.thread in threads)
+
+    source = CallSource(own_blocks)
+    for block in own_blocks():
+        source.add(block)
+    return source
 
 
 def exchanges_alone(trace: Trace) -> Trace:

@@ -59,14 +59,19 @@ class Offer:
         return self.group, *sides
 
 
-def offer_of(collective: Collective | str) -> Offer:
-    """What a rank says of a collective, or of one that cannot be run, for this reason."""
+def offer_of(collective: Collective | str, reason: str = "") -> Offer:
+    """What a rank says of a collective, or of one that is not read, for this reason.
+
+    Parameters
+    ----------
+    reason : why one that is read cannot run; it keeps its turn in the group all the same
+    """
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group
     return Offer(
         *(collective.kind, group.name, group.ranks, group.rank, collective.reduction, collective.peer),
-        *(collective.member_bytes, collective.dtype, collective.splits),
+        *(collective.member_bytes, collective.dtype, collective.splits, reason),
     )
 
 

@@ -14,6 +14,7 @@ from opgrip.replay.sequences.ranks.columns import RankColumns
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.options import RankOptions
 from opgrip.replay.sequences.ranks.part import part_of, recorded_ranks
+from opgrip.replay.sequences.ranks.running import backend_for
 from opgrip.replay.sequences.ranks.step import replay_step
 from opgrip.replay.sequences.ranks.times import CollectiveTimes, OwnTimes, RankTotals, StepTimes, share_stamps
 from opgrip.replay.sequences.rows import rows_of, totals_of
@@ -79,6 +80,8 @@ def replay_ranks(
     if settings.mode != EAGER:
         raise UserError("ranks replay in eager alone", "leave out --mode")
     rank, world_size = control.launch.rank, control.launch.world_size
+    # refused here, where one rank tells; it is asked again where groups are made
+    control.together(lambda: backend_for(settings.device))
     part = control.together(lambda: part_of(loaded.trace, rank, world_size))
     step = replay_step(part, settings, options, control, tell)
     cases = make_cases(part)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed
 
-from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks.collectives import SUM, Collective
+from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.ranks.operators import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -31,8 +33,11 @@ Work: TypeAlias = Any
 """Of torch.distributed: something to wait for."""
 Started: TypeAlias = tuple[list[Tensor], list[Work]]
 """What a collective gives, and what to wait for until it is there."""
-GLOO_SUMS = frozenset({"AVG", "PREMUL_SUM"})
-"""Reductions that gloo lacks, which move as much as a sum."""
+GLOO = "gloo"
+PREMUL_SUM = "PREMUL_SUM"
+"""A sum of what is multiplied before by a factor, which no trace tells."""
+AVG = "AVG"
+"""What gloo lacks; it moves as much as a sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +71,41 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 # their names before torch 2.13 warn from there on
 
 
-def make_starter(collective: Collective, members: Members) -> Callable[..., Started]:
-    """What starts a collective on its tensors: takes the arguments of `tensor_arguments`.
+def backend_for(device: str) -> str:
+    """What groups are made with for tensors on a device: gloo, and the device's own library.
 
     Raises
     ------
-    Unsupported : for a reduction that torch lacks
+    UserError : where torch knows none for it
     """
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return GLOO
+    try:
+        return f"cpu:{GLOO},{kind}:{distributed.get_default_backend_for_device(kind)}"
+    except ValueError as error:
+        raise UserError(f"torch has no library of collectives for {kind}", "replay on another --device") from error
+
+
+def why_not(collective: Collective, on_gloo: bool) -> str:
+    """Why no group can run a collective; empty where nothing is known against it.
+
+    Gloo tells only while a collective runs, in words that a rank which has ended leaves too: so it is asked before.
+    """
+    reduction = collective.reduction or SUM
+    if _word_of(reduction, on_gloo) not in distributed.ReduceOp.RedOpType.__members__:
+        return f"torch {torch.__version__} has no reduction {reduction[:40]}"
+    if not on_gloo or collective.kind == BARRIER:
+        return ""
+    return _gloo_refuses(_word_of(reduction, on_gloo), collective.dtype)
+
+
+def make_starter(collective: Collective, members: Members) -> Callable[..., Started]:
+    """What starts a collective, of which `why_not` says nothing, on its tensors: takes those of `tensor_arguments`."""
     start = _STARTS[collective.kind, collective.form]
-    reduction = _reduction(collective.reduction, members) if collective.reduction else None
+    reduction = None
+    if collective.reduction:
+        reduction = distributed.ReduceOp.RedOpType.__members__[_word_of(collective.reduction, members.on_gloo)]
     call = _Call(collective, members, reduction)
     return lambda *arguments: start(call, *map(_as_list, arguments))
 
@@ -112,13 +143,25 @@ def _as_list(argument: Any) -> list[Any]:
     return list(argument) if isinstance(argument, list | tuple) else [argument]
 
 
-def _reduction(name: str, members: Members) -> Any:
-    if members.on_gloo and name in GLOO_SUMS:
-        name = SUM
-    kinds = distributed.ReduceOp.RedOpType.__members__
-    if name not in kinds or name == "PREMUL_SUM":
-        raise Unsupported(f"torch {torch.__version__} has no reduction {name[:40]} here")
-    return kinds[name]
+def _word_of(reduction: str, on_gloo: bool) -> str:
+    """The reduction that stands for a recorded one."""
+    return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
+
+
+@cache
+def _gloo_refuses(reduction: str, dtype: str) -> str:
+    """Why gloo cannot exchange or reduce elements of a dtype, as it says of one of them in a group of this process."""
+    try:
+        element = torch.empty(1, dtype=getattr(torch, dtype))
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        alone: Any = distributed.ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
+        kind = distributed.ReduceOp.RedOpType.__members__[reduction]
+        # torch gives it complex numbers as pairs of real ones
+        real = torch.view_as_real(element) if element.is_complex() else element
+        alone.allreduce([real], distributed.ReduceOp(kind)).wait()
+    except RuntimeError as error:
+        return f"gloo does not take {dtype} ({one_line(error)})"
+    return ""
 
 
 def _start_all_reduce(call: _Call, given: list[Tensor]) -> Started:

@@ -9,7 +9,6 @@ from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
 from time import perf_counter_ns
 
-import torch
 from torch import distributed
 
 from opgrip.replay.arguments.values import trace_with_defaults
@@ -29,7 +28,7 @@ from opgrip.replay.sequences.ranks.options import COLLECTIVES, RankOptions
 from opgrip.replay.sequences.ranks.part import exchanges_alone, wait_points
 from opgrip.replay.sequences.ranks.plan import GroupKey, Offer, RankPlan, make_plan, offer_of
 from opgrip.replay.sequences.ranks.rehearsal import RankRehearsal
-from opgrip.replay.sequences.ranks.running import Members, make_starter
+from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter, why_not
 from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Part, switching
 from opgrip.replay.sequences.results import Pass, Passes, SequenceResult, make_result
 from opgrip.replay.sequences.sequence import (
@@ -108,13 +107,15 @@ def replay_step(
     part = trace_with_defaults(part)
     flow = make_flow(part)
     places = _places(flow, exchanges)
-    plan = _agree(flow, places, exchanges, options, control)
-    members = _make_groups(plan, settings.device, control)
     collectives = {number: item for number, item in exchanges.items() if isinstance(item, Collective)}
+    on_gloo = backend_for(settings.device) == GLOO
+    reasons = {number: why for number, item in collectives.items() if (why := why_not(item, on_gloo))}
+    plan = _agree(flow, places, exchanges, reasons, options, control)
+    members = _make_groups(plan, settings.device, control)
     starters = {
         number: make_starter(item, members[item.group.ranks, item.group.name])
         for number, item in collectives.items()
-        if (item.group.ranks, item.group.name) in members
+        if number not in reasons and (item.group.ranks, item.group.name) in members
     }
     left_out = {places[number]: why for number, why in plan.left_out[control.launch.rank].items()}
     waits = wait_points(whole, _places(whole, exchanges), kept)
@@ -160,13 +161,14 @@ def _agree(
     flow: Flow,
     places: Sequence[int],
     exchanges: Mapping[int, Collective | str],
+    reasons: Mapping[int, str],
     options: RankOptions,
     control: Control,
 ) -> RankPlan:
     """What of the ranks' collectives runs: each tells its own, and all come to the same."""
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
-    offers = [offer_of(exchanges[number]) for number in numbers]
+    offers = [offer_of(exchanges[number], reasons.get(number, "")) for number in numbers]
     mine = [[astuple(offer) for offer in offers], [number_of[flow.calls[place].signature] for place in places]]
     tables = [([Offer.from_plain(item) for item in theirs], calls) for theirs, calls in control.share(mine)]
     return make_plan(tables, options.scale_ranks)
@@ -174,15 +176,14 @@ def _agree(
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, Members]:
     """The groups that this rank is in; every rank makes all of them, in the same order."""
-    kind = torch.device(device).type
-    backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{distributed.get_default_backend_for_device(kind)}"
+    backend = backend_for(device)
     groups: dict[GroupKey, Members] = {}
     try:
         for (ranks, name), there in plan.groups.items():
             group = distributed.new_group(list(there), timedelta(seconds=control.timeout_s), backend)
             if control.launch.rank in there:
                 present = tuple(place for place, rank in enumerate(ranks) if rank in there)
-                groups[ranks, name] = Members(group, len(ranks), present, there, kind == "cpu")
+                groups[ranks, name] = Members(group, len(ranks), present, there, backend == GLOO)
     except RuntimeError as error:
         control.lost(error)
     return groups

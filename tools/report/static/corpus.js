@@ -1,5 +1,8 @@
 // several traces together: a table for each way to look at them
-const corpusTables = { op: "operator", shape: "operator and shapes", dtype: "dtypes", signature: "signature", model: "model", family: "family" };
+const corpusTables = {
+  op: "operator", shape: "operator and shapes", dtype: "dtypes", signature: "signature", model: "model", family: "family",
+  coverage: "coverage of torch's operators",
+};
 
 function corpusView() {
   const place = make("div");
@@ -10,7 +13,7 @@ function corpusView() {
       name: column.name, title: column.name.replaceAll("_", " "), meaning: column.meaning, isNumber: column.is_number,
       value: (row) => row[position],
     }));
-    const parts = [bigTable(columns, table.rows, `Corpus by ${corpusTables[by]}`)];
+    const parts = [bigTable(columns, table.rows, `Corpus: ${corpusTables[by]}`)];
     if (table.left_out) parts.unshift(make("p", { class: "hint" }, `${table.left_out} rows with less time are left out.`));
     place.replaceChildren(...parts);
   };

@@ -1,0 +1,41 @@
+"""The step of the collectives that several ranks replay together, as far as one GPU tells."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+from torch import distributed
+
+from gpu.step import Facts, NotHereError, Place, Step, expect
+from opgrip.replay.sequences.ranks.collectives import read_collective
+from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter
+from opgrip.traces.arguments import GroupSpec, ReductionSpec, TensorSpec
+from opgrip.traces.records import OPERATOR, Signature
+
+
+def check_collective(place: Place) -> Facts:
+    """An all-reduce of one rank, on a group made as for ranks, and started as theirs are."""
+    if place.kind == "cuda" and not distributed.is_nccl_available():
+        raise NotHereError("this torch has no NCCL")
+    x = torch.rand(1 << 20, device=place.device)
+    spec = TensorSpec(tuple(x.shape), x.stride(), x.dtype, place.device)
+    # as FSDP calls it
+    arguments = ([spec], GroupSpec("0", "", (0,), 0), ReductionSpec("AVG"), None, False)
+    collective = read_collective(Signature(0, OPERATOR, "c10d.allreduce_.default", arguments, {}, None))
+    backend = backend_for(place.device)
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    group = distributed.new_group([0], backend=backend)
+    start = make_starter(collective, Members(group, 1, (0,), (0,), backend == GLOO))
+    given, began = x.clone(), perf_counter()
+    _, works = start([given])
+    for work in works:
+        work.wait()
+    expect(torch.equal(given, x), "an all-reduce of one rank changed its tensor")
+    # the first makes the connections
+    facts = {"backend": backend, "first_ms": 1e3 * (perf_counter() - began)}
+    distributed.destroy_process_group()
+    return facts
+
+
+STEPS = (Step("an all-reduce of one rank on NCCL", check_collective, needs_cuda="other devices have no NCCL"),)

@@ -1,0 +1,81 @@
+"""The times of cases, by trace and key, that distilled cases are chosen by and held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import isclose
+from statistics import median
+
+from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.modes import EAGER
+from opgrip.replay.outcome import Results
+from opgrip.replay.scoring.baselines import Baseline, about_of, is_of_program, is_time, unusual_in
+from opgrip.traces.errors import UserError
+
+Times = Mapping[tuple[str, str], float]
+"""In us, by trace and key."""
+
+
+def times_of(results: Results) -> Times:
+    """The times of results of several traces, of cases as they were recorded; the median of those that are alike.
+
+    Raises
+    ------
+    UserError : where options decided what the times are, or they are of several threads or caches
+    """
+    if unusual := unusual_in(results):
+        raise UserError(f"these results are of {', '.join(unusual)}", "replay the traces without such options")
+    _variant_of(results)
+    return _medians(
+        (row.trace, row.key, time_us)
+        for row in results
+        if is_plain_but_threads(row) and row.status == OK and row.key and is_time(time_us := row.median_us or 0.0)
+    )
+
+
+def machine_of(results: Results) -> str:
+    """Whose times results are, in a few words, with the threads and the cache that their rows have."""
+    about, variant = about_of(results), _variant_of(results)
+    if variant:
+        about.pop("threads", None)
+    return ", ".join(filter(None, (Baseline(about).machine, variant)))
+
+
+def _variant_of(results: Results) -> str:
+    """The threads and the cache of rows that are plain but for them; an error where these differ."""
+    variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
+    if len(variants) > 1:
+        ways = " and ".join(variant or "as in the program" for variant in variants[:2])
+        raise UserError(f"these results are of several ways to run: {ways}", "replay with one of --threads and --cache")
+    return variants[0] if variants else ""
+
+
+def times_of_baseline(baseline: Baseline) -> Times:
+    """The times that a baseline has; the median of those of cases that are called alike."""
+    return _medians(
+        (name, key, case.median_us)
+        for name, trace in baseline.traces.items()
+        for (key, _), case in trace.cases.items()
+        if case.median_us is not None
+    )
+
+
+def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
+    """Of the times of each trace and key."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for trace, key, time_us in rows:
+        times.setdefault((trace, key), []).append(time_us)
+    return {pair: median(values) for pair, values in times.items()}
+
+
+def is_plain_but_threads(row: Result) -> bool:
+    """Whether a row is of a case as it was recorded, on whatever threads and caches there are."""
+    return row.mode == EAGER and row.values == RECORDED and is_of_program(row)
+
+
+def is_replay_of(times: Times, others: Times) -> bool:
+    """Whether most of the times that both have are the same ones: of one replay, rounded or not."""
+    shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
+    # two replays have a few times alike by chance; a baseline rounds to five digits
+    return 2 * sum(isclose(*pair, rel_tol=1e-4) for pair in shared) > len(shared)

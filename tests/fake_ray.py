@@ -1,0 +1,157 @@
+"""As much of Ray as a pool of workers asks for, without processes; time passes only where something is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from opgrip.replay.engines import ray_pool
+
+
+class RayError(Exception):
+    """A worker has ended."""
+
+
+class RayTaskError(RayError):
+    """What a worker was asked for has failed there."""
+
+
+LOST = RayError("The actor died unexpectedly before finishing this task.")
+"""A message in whose place a worker ends."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine.
+
+    Attributes
+    ----------
+    kinds : of its devices; a worker gets the first that is free
+    resource : what Ray counts them as
+    joins_s : when it comes
+    leaves_s : when it goes
+    free_s : when somebody else leaves its devices
+    problem : why none of its workers can run cases, and what to do
+    """
+
+    name: str
+    kinds: Sequence[str] = ("big",)
+    resource: str = "CPU"
+    joins_s: float = 0.0
+    leaves_s: float = float("inf")
+    free_s: float = 0.0
+    problem: Sequence[str] = ()
+
+
+@dataclass(eq=False)
+class Worker:
+    """An actor, which says at once what it is when it has a device.
+
+    Attributes
+    ----------
+    place : of its device in its node
+    """
+
+    node: Node
+    place: int | None = None
+    is_killed: bool = False
+
+    @property
+    def describe(self) -> SimpleNamespace:
+        """What `remote` of it refers to is the worker."""
+        return SimpleNamespace(remote=lambda device, versions: self)
+
+    @property
+    def close(self) -> SimpleNamespace:
+        """The same."""
+        return SimpleNamespace(remote=lambda: self)
+
+
+@dataclass(eq=False)
+class FakeRay:
+    """A cluster of such nodes, and a head without room."""
+
+    all_nodes: Sequence[Node]
+    now_s: float = 0.0
+    workers: list[Worker] = field(default_factory=list)
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    util = SimpleNamespace(
+        scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda name, soft: name),
+    )
+
+    def alive(self) -> list[Worker]:
+        """Workers that have not ended."""
+        return [worker for worker in self.workers if not worker.is_killed and self._is_there(worker.node)]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """As `ray.nodes`, the head first."""
+        told = [(node.name, self._is_there(node), {node.resource: len(node.kinds)}) for node in self.all_nodes]
+        return [
+            {"NodeID": name, "Alive": is_there, "Resources": resources}
+            for name, is_there, resources in [("head", True, {"CPU": 0}), *told]
+        ]
+
+    def remote(self, worker: type) -> SimpleNamespace:
+        """As `ray.remote` of a class."""
+
+        def options(scheduling_strategy: str, **resources: Any) -> SimpleNamespace:
+            (node,) = (node for node in self.all_nodes if node.name == scheduling_strategy)
+            return SimpleNamespace(remote=lambda *parameters: self._start(node))
+
+        return SimpleNamespace(options=options)
+
+    def wait(self, items: Sequence[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
+        """As `ray.wait`."""
+        ready = [item for item in items if self._is_ready(item)][:num_returns]
+        if not ready:
+            self.sleep(timeout)
+        return ready, [item for item in items if item not in ready]
+
+    def get(self, item: Any) -> Any:
+        """What a worker says of itself, or a message of a task."""
+        if isinstance(item, RayError):
+            raise item
+        if not isinstance(item, Worker):
+            return item
+        if not self._is_there(item.node):
+            raise LOST
+        if item.node.problem:
+            return {"problem": item.node.problem}
+        assert item.place is not None, "it has started"
+        return {"machine": {"name": item.node.name, "kind": item.node.kinds[item.place]}, "about": {}}
+
+    def kill(self, worker: Worker) -> None:
+        """As `ray.kill`."""
+        worker.is_killed = True
+
+    def sleep(self, seconds: float) -> None:
+        """As `time.sleep`."""
+        self.now_s += seconds
+
+    def _start(self, node: Node) -> Worker:
+        self.workers.append(Worker(node))
+        return self.workers[-1]
+
+    def _is_there(self, node: Node) -> bool:
+        return node.joins_s <= self.now_s < node.leaves_s
+
+    def _is_ready(self, item: Any) -> bool:
+        if not isinstance(item, Worker) or not self._is_there(item.node):
+            return True
+        if item.place is None and self.now_s >= item.node.free_s:
+            taken = {other.place for other in self.alive() if other.node is item.node}
+            item.place = next((place for place in range(len(item.node.kinds)) if place not in taken), None)
+        return item.place is not None
+
+
+def fake_ray(monkeypatch: pytest.MonkeyPatch, *nodes: Node) -> FakeRay:
+    """A cluster whose time is that of pools."""
+    ray = FakeRay(nodes)
+    monkeypatch.setattr(ray_pool, "monotonic", lambda: ray.now_s)
+    monkeypatch.setattr("time.sleep", ray.sleep)
+    return ray

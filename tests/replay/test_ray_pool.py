@@ -1,0 +1,166 @@
+"""Which workers a pool has on a cluster, and what becomes of its tasks where these are lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_ray import LOST, FakeRay, Node, Worker, fake_ray
+from several_traces import small_trace
+
+from opgrip.replay.engines.engine import EngineLostError
+from opgrip.replay.engines.options import EngineOptions
+from opgrip.replay.engines.ray import RayEngine, RayRunner
+from opgrip.replay.engines.ray_pool import START_S, Pool, Task
+from opgrip.replay.measuring.machines import Machine
+from opgrip.replay.measuring.preparation import empty_rows
+from opgrip.replay.measuring.results import OK
+from opgrip.replay.options import job_with
+from opgrip.traces.errors import UserError
+
+A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
+
+
+def started(ray: FakeRay, device: str = "cpu", **options: Any) -> Pool:
+    pool = Pool(ray, EngineOptions(engine="ray", processors=1, **options), device)
+    pool.start()
+    return pool
+
+
+def kinds_of(workers: Sequence[Worker]) -> list[str]:
+    return ["" if worker.place is None else worker.node.kinds[worker.place] for worker in workers]
+
+
+def dealt(pool: Pool, cases: int, loses: Callable[[Worker, int], bool]) -> list[tuple[str, str, int]]:
+    """Machine, kind and case of each message; a worker is lost over a case where `loses` says it."""
+
+    def submit(worker: Worker, task: Task) -> Iterator[Any]:
+        for case in task.cases:
+            if loses(worker, case):
+                worker.is_killed = True
+                yield LOST
+            yield case
+
+    tasks, finished, messages = [Task([case]) for case in range(cases)], set(), []
+    for machine, _, _, message in pool.deal(tasks, submit, finished):
+        assert message is not None
+        finished.add(message)
+        messages.append((machine.name, machine.kind, message))
+    return messages
+
+
+def test_a_cluster_that_is_empty_for_some_time_costs_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = fake_ray(monkeypatch, Node("one", leaves_s=50), Node("two", joins_s=50 + START_S / 2))
+
+    def loses(worker: Worker, case: int) -> bool:
+        ray.now_s = max(ray.now_s, 50.0 * case)
+        return worker.node.name == "one" and case == 1
+
+    messages = dealt(started(ray), 3, loses)
+    assert messages == [("one", "big", 0), ("two", "big", 1), ("two", "big", 2)]
+
+
+def test_a_cluster_that_stays_empty_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = fake_ray(monkeypatch, Node("one", leaves_s=50))
+
+    def loses(worker: Worker, case: int) -> bool:
+        ray.now_s = 50.0
+        return True
+
+    with pytest.raises(EngineLostError, match="no machine of the cluster has processors enough any more"):
+        dealt(started(ray), 1, loses)
+    assert START_S < ray.now_s < START_S + 60
+
+
+def test_a_cluster_all_of_whose_nodes_cannot_run_cases_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = Node("two", joins_s=50, problem=("a machine of the cluster has torch 1.0, and this one 2.0", "install it"))
+    ray = fake_ray(monkeypatch, Node("one", leaves_s=50), bad)
+
+    def loses(worker: Worker, case: int) -> bool:
+        ray.now_s = 50.0
+        return True
+
+    with pytest.raises(EngineLostError, match=r"has torch 1\.0, and this one 2\.0: install it"):
+        dealt(started(ray), 1, loses)
+    assert ray.now_s - 50 < START_S / 10
+
+
+def test_the_next_replay_asks_anew_for_workers_that_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = fake_ray(monkeypatch, Node("one", ("big",)), Node("two", ("small",)))
+    engine = RayEngine(ray, EngineOptions(engine="ray"))
+    for _ in range(2):
+        with pytest.raises(EngineLostError, match=r"the cluster has machines of 2 kinds that fit \(big; small\)"):
+            engine.pool("cpu")
+        assert not ray.alive()
+    # which another trace may do without
+    with pytest.raises(UserError, match="no machine of the cluster has a GPU") as raised:
+        engine.pool("cuda:0")
+    assert not isinstance(raised.value, EngineLostError)
+
+
+@pytest.mark.parametrize("kinds", [(A100, T4), (T4, A100), (T4, A100, T4, A100)])
+@pytest.mark.parametrize("workers", [None, 1])
+@pytest.mark.parametrize("pattern", [None, "*A100*"])
+def test_devices_of_several_models_in_one_node_do_not_mix(
+    monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], workers: int | None, pattern: str | None
+) -> None:
+    ray, kind = fake_ray(monkeypatch, Node("one", kinds, "GPU")), A100 if pattern else kinds[0]
+    pool = started(ray, "cuda:0", machine_kind=pattern, workers=workers)
+    expected, lost = [kind] * (workers or kinds.count(kind)), []
+    assert (pool.kind, pool.machines) == (kind, {"one": kind})
+
+    used: set[str] = set()
+
+    def loses(worker: Worker, case: int) -> bool:
+        used.update(kinds_of([worker]))
+        is_first = case == 1 and not lost
+        lost.extend([case] * is_first)
+        return is_first
+
+    messages = dealt(pool, 40, loses)
+    assert Counter(messages) == Counter(("one", kind, case) for case in range(40))
+    assert used == {kind}
+    assert kinds_of(ray.alive()) == expected
+    # all devices are tried at first, and once more when the lost worker leaves its own beside others
+    assert len(ray.workers) <= 2 * len(kinds)
+
+
+@pytest.mark.parametrize("slow_s", [0.0, START_S * 1.5])
+def test_workers_that_wait_for_a_machine_end_when_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> None:
+    ray = fake_ray(monkeypatch, Node("busy", free_s=1e9), Node("one"), Node("two", free_s=slow_s))
+    pool = started(ray, workers=2)
+    assert pool.size == len(ray.alive()) == (2 if slow_s == 0 else 3)
+
+    def loses(worker: Worker, case: int) -> bool:
+        ray.now_s = max(ray.now_s, slow_s)
+        return False
+
+    assert len(dealt(pool, 5, loses)) == 5
+    assert {worker.node.name for worker in ray.alive()} == {"one", "two"}
+    assert pool.size == 2
+
+
+def test_a_case_that_is_said_twice_has_its_rows_once(tmp_path: Path) -> None:
+    job = job_with(small_trace(tmp_path / "net.jsonl", (10, 20, 30)))
+    loaded = job.load()
+    cases = {case.number: case for case in loaded.cases}
+
+    def deal(tasks: Sequence[Task], *arguments: Any) -> Iterator[tuple[Machine, str, Task, bytes]]:
+        # a worker that is thought lost has said it, and the one that takes its place says it again
+        for task in [*tasks, *tasks]:
+            for number in task.cases:
+                rows = empty_rows(cases[number], loaded.settings, OK, "")
+                message = json.dumps([row.to_plain() for row in rows.values()]).encode()
+                yield Machine("one", "big"), "node", task, message
+
+    pool = SimpleNamespace(size=1, deal=deal)
+    ray = SimpleNamespace(put=lambda bundle: bundle)
+    runner = RayRunner(ray, EngineOptions(engine="ray"), lambda device: pool, 1, job, loaded)
+    assert Counter(rows[0].case for rows in runner.run(set(), {})) == Counter(cases.keys())

@@ -1,0 +1,151 @@
+"""Several traces on machines elsewhere that are lost, or are others when the replay goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from several_traces import small_trace
+
+from opgrip.replay.engines.engine import EngineLostError
+from opgrip.replay.engines.processes import ProcessEngine, ProcessRunner
+from opgrip.replay.measuring.machines import Machine
+from opgrip.replay.measuring.measure import CachedRows
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.opreplay import main
+from opgrip.replay.outcome import read_run
+from opgrip.replay.workers.job import Job, Loaded
+from opgrip.traces.errors import UserError
+
+FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
+ALL = 1_000
+
+
+class Elsewhere(ProcessEngine):
+    """Processes of this machine, as if they were of another one.
+
+    Parameters
+    ----------
+    cases : after which it is lost
+    kind : of the machine
+    absent : the trace whose device no machine has
+    """
+
+    here = False
+
+    def __init__(self, cases: int = ALL, kind: str = "big", absent: str = "") -> None:
+        self.cases, self.kind, self.absent = cases, kind, absent
+
+    def runner(self, job: Job, loaded: Loaded, may_fork: bool) -> RunnerElsewhere:
+        return RunnerElsewhere(self, job, loaded, may_fork)
+
+
+class RunnerElsewhere(ProcessRunner):
+    def __init__(self, engine: Elsewhere, job: Job, loaded: Loaded, may_fork: bool) -> None:
+        super().__init__(job, loaded, may_fork)
+        self._engine = engine
+
+    def machine_kind(self) -> str:
+        if Path(self._job.trace).stem == self._engine.absent:
+            raise UserError("no machine of the cluster has a GPU", "see ray status")
+        return self._engine.kind
+
+    def about(self) -> dict[str, Any]:
+        return {**super().about(), "machines": {"one": self.machine_kind()}}
+
+    def run(self, done: Collection[int], cached_rows: CachedRows) -> Iterator[list[Result]]:
+        for rows in super().run(done, cached_rows):
+            if not self._engine.cases:
+                raise EngineLostError("no machine of the cluster is left", "see ray status")
+            self._engine.cases -= 1
+            yield [Machine("one", self._engine.kind).marked(row) for row in rows]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    (tmp_path / "traces").mkdir()
+    small_trace(tmp_path / "traces" / "a.jsonl")
+    small_trace(tmp_path / "traces" / "b.jsonl", (10, 500, 900))
+    small_trace(tmp_path / "traces" / "c.jsonl", (7,))
+    return tmp_path / "r.json"
+
+
+@pytest.fixture
+def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(engine: Elsewhere, *words: str) -> int:
+        @contextmanager
+        def start(args: object) -> Iterator[Elsewhere]:
+            yield engine
+
+        monkeypatch.setattr("opgrip.replay.engines.start.start_engine", start)
+        return main([str(output.parent / "traces"), *FAST, "-o", str(output), *words])
+
+    return run
+
+
+def kept(output: Path) -> dict[str, bytes]:
+    """What is in the folder beside an output, by file."""
+    folder = output.with_name(f"{output.name}.parts")
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
+
+
+def test_an_engine_that_is_lost_ends_the_run_and_resume_goes_on(
+    run: Any, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Elsewhere(cases=3)) == 2
+    errors = capsys.readouterr().err
+    assert "the rows are kept; go on with: opreplay " in errors
+    assert errors.endswith("opreplay: error: no machine of the cluster is left: see ray status\n")
+    assert "3 of 3, c" not in errors
+    assert not output.exists()
+    assert [*kept(output)] == ["000-a.json", "001-b.json.journal", "about.json"]
+    part = output.parent / "r.json.parts" / "000-a.json"
+    times = [row.times_us for row in read_run(part)]
+    engine = Elsewhere()
+    assert run(engine, "--resume") == 0
+    assert ALL - engine.cases == 3
+    rows = read_run(output)
+    assert [row.trace for row in rows] == ["a", "a", "b", "b", "b", "c"]
+    assert [row.times_us for row in rows if row.trace == "a"] == times
+    assert all("problem" not in about for about in rows.header["traces"].values())
+    assert not kept(output)
+    assert run(Elsewhere(), "--resume") == 0
+    assert f"{output} is whole" in capsys.readouterr().err
+
+
+def test_an_engine_that_is_lost_before_the_first_row_leaves_nothing(
+    run: Any, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Elsewhere(cases=0)) == 2
+    assert "go on with" not in capsys.readouterr().err
+    assert sorted(path.name for path in output.parent.iterdir()) == ["traces"]
+
+
+@pytest.mark.parametrize("cases", [1, 2, 5], ids=["journal", "finished", "finished after one that is not"])
+def test_rows_of_other_machines_are_not_gone_on_with(
+    run: Any, output: Path, cases: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Elsewhere(cases))
+    if cases == 5:
+        # as where the first could not be read before
+        (output.parent / "r.json.parts" / "000-a.json").unlink()
+    before = kept(output)
+    capsys.readouterr()
+    assert run(Elsewhere(kind="small"), "--resume") == 2
+    problem = f"{output}.parts has rows of machines of another kind (big) than there are now (small)"
+    hint = "go on with --machine-kind where such are, or begin anew with --force"
+    assert capsys.readouterr().err.endswith(f"opreplay: error: {problem}: {hint}\n")
+    assert (kept(output), output.exists()) == (before, False)
+    assert run(Elsewhere(), "--resume") == 0
+    assert {row.added["machine_kind"] for row in read_run(output)} == {"big"}
+
+
+@pytest.mark.parametrize("absent", ["a", "b"])
+def test_rows_of_before_stay_where_no_machine_has_the_device_now(run: Any, output: Path, absent: str) -> None:
+    run(Elsewhere(cases=3))
+    before = kept(output)
+    assert run(Elsewhere(absent=absent), "--resume") == 2
+    assert (kept(output), output.exists()) == (before, False)

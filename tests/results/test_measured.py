@@ -1,0 +1,139 @@
+"""A score says whose it is; the distilled cases of two machines are held against each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import HEADER, made_row
+from programs import run_command
+
+from opgrip.replay.measuring.origins import Origin
+from opgrip.replay.measuring.results import FAILED, Result
+from opgrip.replay.outcome import Results
+from opgrip.replay.scoring import baseline_of, distilled_scores, score_of
+from opgrip.replay.scoring.table import plain_of, score_line
+from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.errors import UserError
+
+NAMES = ("a.predict", "b.predict")
+HERE = {"machine": "vm", "processor": "a slow processor", "threads": 2}
+
+
+def zoo_of(row_device: str = "cpu", **about: Any) -> Results:
+    """A case of each of two traces, on a device."""
+    rows: list[Result] = []
+    for number, name in enumerate(NAMES):
+        row = replace(made_row(number, [10.0]), device=row_device)
+        rows.append(Origin(name, name[0], "predict").marked(row))
+    return Results(rows, {**HEADER, "environment": HERE, "trace_hash": "abc", **about})
+
+
+def distilled(times_us: tuple[float, float] = (10.0, 100.0), trace_hash: str = "abc", **cells: Any) -> Results:
+    """A replay of two cases; one trace is of the first, the other of both."""
+    rows = [made_row(number, [us], **cells) for number, us in enumerate(times_us)]
+    keys = [row.key for row in rows]
+    traces = {"a.predict": {"model": "a", "cases": [0], "us": [5.0]}}
+    traces["b.predict"] = {"model": "b", "cases": [0, 1], "us": [1.0, 3.0]}
+    return Results(rows, {**HEADER, "trace_hash": trace_hash, FIELD: {"keys": keys, "traces": traces}})
+
+
+def test_a_score_names_the_machine_that_it_is_of_beside_that_of_the_baseline() -> None:
+    (score,) = score_of(zoo_of(), baseline_of(Results(zoo_of().rows, HEADER)))
+    machines = "on a slow processor, cpu, torch 2.13.0, 2 threads, against a processor, cpu, torch 2.13.0"
+    assert score_line(score).endswith(machines)
+    plain = plain_of(score)
+    about = {name: plain[name] for name in ("way", "machine", "device", "torch", "trace", "trace_hash")}
+    assert about == {
+        "way": "eager",
+        "machine": "a slow processor, cpu, torch 2.13.0, 2 threads",
+        "device": "cpu",
+        "torch": "2.13.0",
+        "trace": "net.jsonl",
+        "trace_hash": "abc",
+    }
+
+
+def test_a_score_of_an_accelerator_is_not_called_as_that_of_a_processor() -> None:
+    on_gpu = zoo_of("cuda:0", device="NVIDIA H100")
+    (score,) = score_of(on_gpu, baseline_of(zoo_of()))
+    assert score.way == "eager, cuda:0"
+    assert "on a slow processor, NVIDIA H100, torch 2.13.0" in score_line(score)
+    on_both = Results([*zoo_of().rows, *on_gpu.rows], on_gpu.header)
+    assert [score.way for score in score_of(on_both, baseline_of(zoo_of()))] == ["eager", "eager, cuda:0"]
+
+
+def test_a_distilled_score_names_its_machine_and_its_trace() -> None:
+    (score,) = distilled_scores(distilled())
+    assert " on a processor, cpu, torch 2.13.0, against the times that its cases were captured with" in score_line(
+        score
+    )
+    assert plain_of(score)["trace_hash"] == "abc"
+
+
+def test_threads_that_the_way_names_are_not_said_again_as_others() -> None:
+    rows = [replace(row, threads=3) for row in zoo_of().rows]
+    (score,) = score_of(Results(rows, zoo_of().header), baseline_of(zoo_of()))
+    assert score.way == "eager, 3 threads"
+    assert "2 threads" not in score.measured.machine
+
+
+def test_what_a_stranger_calls_a_machine_does_not_reach_the_terminal() -> None:
+    (score,) = score_of(zoo_of(device="\x1b[31mred"), baseline_of(zoo_of()))
+    assert "\x1b" not in score_line(score)
+
+
+def test_where_there_is_no_score_the_machine_is_told_too() -> None:
+    rows = [replace(row, status=FAILED, median_us=None) for row in zoo_of().rows]
+    (score,) = score_of(Results(rows, zoo_of().header), baseline_of(zoo_of()))
+    assert score_line(score).startswith("no score under eager on a slow processor, cpu")
+
+
+def test_two_replays_of_a_distilled_trace_are_held_against_each_other() -> None:
+    (score,) = distilled_scores(distilled((5.0, 50.0)), distilled((10.0, 100.0)))
+    assert score.score == pytest.approx(2.0)
+    assert score.baseline == "a processor, cpu, torch 2.13.0"
+    # by the time that each case stands for on the other machine: 1 us there takes 10 us, 3 us take 300 us
+    (score,) = distilled_scores(distilled((10.0, 50.0)), distilled((10.0, 100.0)))
+    by_name = {model.model: model.score for model in score.models}
+    assert by_name == {"a": pytest.approx(1.0), "b": pytest.approx(310 / 160)}
+
+
+def test_what_the_other_replay_could_not_run_counts_for_nothing() -> None:
+    base = distilled((10.0, 100.0))
+    base = Results([base.rows[0], replace(base.rows[1], status=FAILED, median_us=None)], base.header)
+    (score,) = distilled_scores(distilled((5.0, 500.0)), base)
+    assert score.score == pytest.approx(2.0)
+    assert not score.is_partial
+
+
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        (distilled(trace_hash="other"), "no replay of the same distilled trace"),
+        (Results(distilled().rows, {**distilled().header, "unusual": ["bfloat16"]}), "the baseline is of bfloat16"),
+    ],
+)
+def test_a_replay_of_something_else_is_no_baseline(base: Results, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        distilled_scores(distilled(), base)
+
+
+def test_the_command_takes_another_run_of_a_distilled_trace_as_the_baseline(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    distilled((5.0, 50.0)).save(one)
+    distilled().save(other)
+    words = ("results", "score", one)
+    assert "score under eager: " in run_command("opgrip", *words, cwd=tmp_path).stdout
+    done = run_command("opgrip", *words, "--baseline", other, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "score under eager: 2.000 (95 %" in done.stdout
+    done = run_command("opgrip", *words, "--baseline", other, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)[0]["machine"] == "a processor, cpu, torch 2.13.0"
+    distilled(trace_hash="another").save(other, force=True)
+    done = run_command("opgrip", *words, "--baseline", other, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the baseline is no replay of the same distilled trace: replay that very file there" in done.stderr
