@@ -11,6 +11,8 @@ from opgrip.traces.errors import UserError
 BATCH_SIZE = 1
 FRAMES = 2
 """Of a video."""
+LEAST_CLASSES = 2
+"""Of labels that mmdet can make up: it leaves out the first class."""
 DETECTION_SIZE = (800, 1333)
 SEGMENTATION_SIZE = (512, 1024)
 
@@ -47,11 +49,18 @@ def _detection(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]
     inputs: dict[str, Any] = demo_mm_inputs(
         batch_size=options.batch_size or BATCH_SIZE,
         image_shapes=[(3, height, width)] * (options.batch_size or BATCH_SIZE),
-        num_classes=classes,
+        num_classes=max(classes, LEAST_CLASSES),
         with_mask=_trains_on_masks(config),
         with_semantic="semantic_head" in config.model or "semantic_head" in config.model.get("roi_head", {}),
         device=options.device,
     )
+    return inputs if classes >= LEAST_CLASSES else _of_one_class(inputs)
+
+
+def _of_one_class(inputs: dict[str, Any]) -> dict[str, Any]:
+    for sample in inputs["data_samples"]:
+        for frame in getattr(sample, "video_data_samples", [sample]):
+            frame.gt_instances.labels.zero_()
     return inputs
 
 
@@ -65,10 +74,10 @@ def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], cla
         num_frames=FRAMES,
         key_frames_inds=None if options.run == "predict" else [0],
         image_shapes=[shape] * batch_size,
-        num_classes=classes,
+        num_classes=max(classes, LEAST_CLASSES),
         with_mask=_trains_on_masks(config),
     )
-    return inputs
+    return inputs if classes >= LEAST_CLASSES else _of_one_class(inputs)
 
 
 def _trains_on_masks(config: Any) -> bool:
