@@ -87,7 +87,7 @@ def test_the_critical_path_goes_by_the_time_of_the_device(tmp_path: Path) -> Non
             host = host.exp()
     graph = make_graph(load(tmp_path / "t.jsonl", partial=False))
     assert [graph.steps[number].op for number in graph.facts.critical_path] == ["aten.sin.default"]
-    assert graph.facts.critical_ns >= SIN_NS > graph.facts.critical_host_ns
+    assert graph.facts.critical_ns >= 40 * SIN_NS > graph.facts.critical_host_ns
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=5000")
