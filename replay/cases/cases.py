@@ -134,17 +134,7 @@ def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundin
         calls = calls[calls["signature"].isin(chosen)]
     if calls.empty:
         raise no_calls(trace)
-    calls = _matching(calls, "op", selection.op, "--op")
-    calls = _matching(calls, "module", selection.module, "--module")
-    if calls.empty:
-        raise UserError(*NO_CALL_MATCHES_BOTH)
-    calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
-    if calls.empty:
-        raise UserError(*ALL_EXCLUDED)
-    if selection.label:
-        calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
-    if calls.empty:
-        raise UserError(*NO_CALL_WITHIN)
+    calls = _selected(calls, trace, selection)
     kinds = list(_kinds(trace, placed, calls.index, selection.split))
     captured = _captured(calls, _numbers_of_cases(calls, kinds), kinds)
     weights = _weights(captured)
@@ -249,6 +239,22 @@ def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[
         if kind.calls is not None:
             numbers[kind.calls] = kind.signature.number
     return numbers
+
+
+def _selected(calls: pd.DataFrame, trace: Trace, selection: Selection) -> pd.DataFrame:
+    """Those of some calls that match all patterns; an error in words where none does."""
+    calls = _matching(calls, "op", selection.op, "--op")
+    calls = _matching(calls, "module", selection.module, "--module")
+    if calls.empty:
+        raise UserError(*NO_CALL_MATCHES_BOTH)
+    calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
+    if calls.empty:
+        raise UserError(*ALL_EXCLUDED)
+    if selection.label:
+        calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
+    if calls.empty:
+        raise UserError(*NO_CALL_WITHIN)
+    return calls
 
 
 def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: str) -> pd.DataFrame:
