@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from opgrip.replay.measuring.results import NOISY, OK, Result, rate_of
-from opgrip.replay.timing.samples import quantile
+from opgrip.replay.timing.samples import effective_runs, quantile
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
@@ -39,6 +39,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         p90_us=p90,
         mean_us=float(np.average(times, weights=weights)),
         samples=len(times),
+        runs=effective_runs(weights),
         spread=spread,
         noisy=None if spread is None else spread > NOISY,
         dropped=sum(row.dropped for row in rows),

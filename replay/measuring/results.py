@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from opgrip.traces.records import Signature
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
-STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED)
+CONTENDED = "contended"
+"""Status of a row that was run, but only while other processes used the cores: its time counts nowhere."""
+STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED, CONTENDED)
 
 NOISY = 0.25
 """Interquartile range of times, as a share of their median, above which that is doubtful."""
@@ -48,7 +50,11 @@ class Result:
     )
     mode: str = column("how it was run", default=MISSING)
     device: str = column("where it ran", default=MISSING)
-    status: str = column("`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`", default=MISSING)
+    status: str = column(
+        "`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`, or `contended`: other processes used the cores "
+        "in all timed runs, so that its time counts nowhere",
+        default=MISSING,
+    )
     captured_us: float = column(
         "median time in the program: of the device where the calls worked on one, else of the host",
         "us",
@@ -84,6 +90,9 @@ class Result:
     p90_us: float | None = column("the ninetieth", "us")
     mean_us: float | None = column("mean of them, which a few slow ones raise", "us")
     samples: int = column("timed runs", default=0)
+    runs: int | None = column(
+        "effective number of timed runs: (sum of their weights)^2 over the sum of the squared weights, rounded down"
+    )
     times_us: list[float] | None = column(
         "of each timed run, in their order, repeat by repeat; in .csv as JSON writes a list", "us", several=True
     )

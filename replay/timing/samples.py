@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import fsum
 
 import numpy as np
 
@@ -83,6 +84,11 @@ class Samples:
         total = sum((self.shares[stratum] or 1.0) for stratum in strata)
         return [weight_of.get(stratum, 0.0) / total for stratum in self._strata_in_order]
 
+    @property
+    def effective_runs(self) -> int:
+        """Effective number of runs, for strata may count by few of them."""
+        return effective_runs(self.weights or [1.0] * len(self))
+
     def median_us_of(self, variant: int) -> float | None:
         """The median of the runs of strata that begin with a variant, in microseconds; None where there are none."""
         strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == variant]
@@ -133,6 +139,16 @@ def quantile(times: Sequence[float], weights: Sequence[float] | None, share: flo
     order = np.argsort(all_times, kind="stable")
     place = int(np.searchsorted(np.cumsum(all_weights[order]) / all_weights.sum(), share - 1e-9))
     return float(all_times[order][min(place, len(order) - 1)])
+
+
+def effective_runs(weights: Sequence[float]) -> int:
+    """Return Kish's effective number of runs: (sum w)^2 / sum w^2, rounded down.
+
+    Source: Kish 1965, Survey Sampling, section 11.7.
+    """
+    squares = fsum(weight * weight for weight in weights)
+    # a hair more, since n equal weights of 1/n do not quite give n
+    return int(fsum(weights) ** 2 / squares + 1e-9) if squares > 0 else 0
 
 
 def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
