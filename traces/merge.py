@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,7 @@ class _Join:
         self._counts: Counter[str] = Counter()
         self._newest = -1
         self._end = End(0, 0, 0)
+        self._running: list[tuple[Entered, _Numbers]] = []
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
         """Write the records of one file, whose threads are of a process of their own."""
@@ -192,8 +194,7 @@ class _Join:
                 case Kernels():
                     self.writer.write(replace(record, signature=numbers.signatures[record.signature]))
                 case Entered():
-                    thread = self._thread(record.thread, numbers, process)
-                    self._entered(replace(record, thread=thread), numbers, shift_ns)
+                    self._entered(record, numbers, process, shift_ns)
                 case End():
                     self._add_end(record, shift_ns)
                 case Header():
@@ -202,7 +203,8 @@ class _Join:
             raise UserError(reader.missing, "merge what there is with --partial")
 
     def end(self) -> End:
-        """The closing record of the whole."""
+        """Write the calls that were running, and return the closing record of the whole."""
+        self._write_running()
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
     def _once(self, kind: str, record: Any) -> int:
@@ -284,18 +286,31 @@ class _Join:
         self._newest = max(self._newest, int(storages.max(initial=NO_STORAGE)))
         self._counts["calls"] += len(block)
 
-    def _entered(self, record: Entered, numbers: _Numbers, shift_ns: int) -> None:
-        opened = record.opened
-        if opened is None and record.signature not in numbers.signatures:
-            return
+    def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
+        """Keep the record of a running call until all signatures have their numbers.
+
+        Its signature is written when a call of it ends, which can be after this record, or never.
+        """
         moved = replace(
             record,
+            thread=self._thread(record.thread, numbers, process),
             start_ns=record.start_ns + shift_ns,
-            scope=numbers.scopes.get(record.scope, 0),
-            signature=numbers.signatures.get(record.signature, 0),
-            opened=None if opened is None else self._renumber(opened, numbers),
+            scope=numbers.scopes[record.scope],
+            opened=None if record.opened is None else self._renumber(record.opened, numbers),
         )
-        self.writer.write(moved)
+        self._running.append((moved, numbers))
+
+    def _write_running(self) -> None:
+        """Write the records of running calls; a signature of which no call ended gets a number after all others."""
+        unused = count(self._counts["signature"])
+        for record, numbers in self._running:
+            if record.signature not in numbers.signatures:
+                if record.opened is None:
+                    continue
+                numbers.signatures[record.signature] = next(unused)
+            number = numbers.signatures[record.signature]
+            opened = None if record.opened is None else replace(record.opened, number=number)
+            self.writer.write(replace(record, signature=number, opened=opened))
 
     def _add_end(self, record: End, shift_ns: int) -> None:
         end = self._end

@@ -1,20 +1,43 @@
-"""What the header of a merged trace says."""
+"""A merged trace has the records of its parts, under numbers of its own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from example_trace import SPEC, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from programs import train_tiny_net
 from several_traces import small_trace
 
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
+from opgrip.traces.arguments import Opaque, numbers_of
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.errors import UserError
 from opgrip.traces.merge import merge
+from opgrip.traces.reader import TraceReader
+from opgrip.traces.records import (
+    Calls,
+    Context,
+    DeviceTimes,
+    Effects,
+    End,
+    Entered,
+    Kernels,
+    Observed,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
+from opgrip.traces.validation import validate
+from opgrip.traces.values.booleans import Booleans
 
 
 def test_a_merged_trace_is_no_distilled_one(tmp_path: Path) -> None:
@@ -54,3 +77,120 @@ def test_a_copy_of_a_recording_is_not_merged_with_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"copy\.jsonl is of the same recording as \S*rank\.jsonl: name one"):
         merge([tmp_path / "rank.jsonl", tmp_path / "copy.jsonl"], tmp_path / "all.jsonl")
     assert not (tmp_path / "all.jsonl").exists()
+
+
+OPS = ("aten.relu.default", "aten.sin.default", "aten.gelu.default")
+SMALL_NUMBERS = st.integers(0, 2)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> list[Record]:
+    """The records of a process, with numbers of its own for what other processes have too."""
+    number_of = {
+        kind: draw(st.permutations([3, 11, 59])) for kind in ("signature", "scope", "context", "values", "thread")
+    }
+    records: list[Record] = []
+    for place, number in enumerate(number_of["context"]):
+        records.append(Context(number, {"threads": place}))
+    for place, number in enumerate(number_of["scope"]):
+        forward = number_of["scope"][0] if place else None
+        records.append(
+            Scope(number, f"layer{place}", "", "forward", context=number_of["context"][place], forward=forward)
+        )
+    records += [Values(number, Booleans(place, 70)) for place, number in enumerate(number_of["values"])]
+    signatures = []
+    for place, number in enumerate(number_of["signature"]):
+        spec = replace(SPEC, values=number_of["values"][draw(SMALL_NUMBERS)])
+        signatures.append(Signature(number, "operator", OPS[place], (spec,), {}, spec))
+    thread, scope = number_of["thread"][0], number_of["scope"][draw(SMALL_NUMBERS)]
+    records.append(Thread(thread, "MainThread"))
+    has_ended = [draw(st.booleans()) for _ in signatures]
+    # a call that runs when the flusher looks has no signature in the trace yet
+    for place, signature in enumerate(signatures):
+        if draw(st.booleans()):
+            opened = replace(signature, outputs=Opaque("not recorded"))
+            records.append(Entered(thread, 10 * place, scope, signature.number, opened))
+    records += (signature for signature, ended in zip(signatures, has_ended, strict=True) if ended)
+    for place, signature in enumerate(signatures):
+        if has_ended[place]:
+            records.append(
+                Observed(signature.number, [number_of["values"][draw(SMALL_NUMBERS)]], None, 10 * place, place)
+            )
+            records.append(Kernels(signature.number, [f"kernel{place}"], [1], [5]))
+            records.append(Effects(signature.number, place, 7, ((signature.args[0],), {})))
+            calls = Calls(thread, [signature.number], [scope], [10 * place], [5], [2], [0, place + 1], place or -1)
+            records += [calls, DeviceTimes(thread, sum(has_ended[:place]), [place])]
+            if draw(st.booleans()):
+                records.append(Entered(thread, 10 * place, scope, signature.number))
+    ended = sum(has_ended)
+    return [*records, End(ended, ended, 100)]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(processes=st.lists(parts(), min_size=1, max_size=3))
+def test_a_merged_trace_says_of_each_process_what_its_own_trace_says(
+    processes: list[list[Record]], tmp_path: Path
+) -> None:
+    paths = [write(tmp_path / f"{place}.jsonl", records) for place, records in enumerate(processes)]
+    merge(paths, tmp_path / "all.jsonl", force=True)
+    validation = validate(tmp_path / "all.jsonl")
+    assert [item.message for item in validation.findings if item.kind == "reference"] == []
+    by_process = meanings(TraceReader(tmp_path / "all.jsonl"))
+    own = [meanings(TraceReader(path)) for path in paths]
+    # signatures and what is known of them are not of one process
+    assert by_process.pop(None, set()) == set().union(*(statements.get(None, set()) for statements in own))
+    of_threads = [{key: words for key, words in statements.items() if key is not None} for statements in own]
+    assert by_process == {process: said[0] for process, said in enumerate(of_threads) if said}
+    whole = load(tmp_path / "all.jsonl")
+    for process, path in enumerate(paths):
+        alone = load(path)
+        threads = [number for number, thread in whole.threads.items() if thread.process == process]
+        unfinished = [item.opened for item in whole.unfinished if item.thread in threads]
+        assert [item and item.op for item in unfinished] == [
+            item.opened and item.opened.op for item in alone.unfinished
+        ]
+
+
+def meanings(reader: TraceReader) -> dict[int | None, set[tuple[object, ...]]]:
+    """What records say, with the names of what they refer to in place of numbers, by process."""
+    records = list(reader)
+    op = {item.number: item.op for item in records if isinstance(item, Signature)}
+    scope = {item.number: item for item in records if isinstance(item, Scope)}
+    context = {item.number: item.settings["threads"] for item in records if isinstance(item, Context)}
+    models = {item.number: item.model for item in records if isinstance(item, Values)}
+    # a trace of one process says nothing of processes
+    process = {item.number: item.process or 0 for item in records if isinstance(item, Thread)}
+    statements: dict[int | None, set[tuple[object, ...]]] = {}
+
+    def values(tree: object) -> tuple[object, ...]:
+        return tuple(None if number is None else models[number] for number in numbers_of(tree))
+
+    def place(number: int) -> tuple[object, ...]:
+        record = scope[number]
+        forward = None if record.forward is None else scope[record.forward].module
+        return record.module, None if record.context is None else context[record.context], forward
+
+    def say(number: int | None, *words: object) -> None:
+        statements.setdefault(number, set()).add(words)
+
+    for record in records:
+        match record:
+            case Signature():
+                say(None, "signature", record.op, values((record.args, record.outputs)))
+            case Observed():
+                say(None, "observed", op[record.signature], tuple(models[number or 0] for number in record.values))
+            case Effects():
+                say(None, "effects", op[record.signature], record.operators, values(record.after))
+            case Kernels():
+                say(None, "kernels", op[record.signature], *record.names)
+            case Calls():
+                for signature, where, start in zip(record.signature, record.scope, record.start_ns, strict=True):
+                    say(process[record.thread], "call", op[signature], place(where), start)
+            case Entered():
+                opened = record.opened
+                name = op[record.signature] if opened is None else opened.op
+                # where a call of it ended, both are one signature
+                assert op.get(record.signature, name) == name
+                described = None if opened is None else values((opened.args,))
+                say(process[record.thread], "entered", name, place(record.scope), record.start_ns, described)
+    return statements

@@ -104,6 +104,17 @@ def _await_more_times(lines: list[Line]) -> None:
     lines.insert(-1, {"type": "device_times", "thread": 0, "first": 10**6, "device_ns": [1]})
 
 
+def _enter_another_signature(lines: list[Line]) -> None:
+    opened = {"type": "signature", "id": 59, "kind": "operator", "op": "aten.gelu.default", "args": []}
+    entered = {"type": "entered", "thread": 0, "start_ns": 1, "scope": 0, "signature": 0}
+    lines.insert(-1, entered | {"opened": opened | {"outputs": None}})
+
+
+def _enter_as_another_operator(lines: list[Line]) -> None:
+    _enter_another_signature(lines)
+    lines[-2]["opened"]["id"] = 0
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
@@ -119,6 +130,8 @@ def _await_more_times(lines: list[Line]) -> None:
         (_hide_calls, "total", "and the records before have"),
         (_forget_kind, "form", "it has no 'kind'"),
         (_break_schema, "schema", "dropped[0].count"),
+        (_enter_another_signature, "reference", "it entered signature 0, and describes signature 59"),
+        (_enter_as_another_operator, "reference", "signature 0 was entered as aten.gelu.default, and is one of profiler."),
         (_await_more_times, "reference", "device times of 1,000,001 calls of thread 0"),
     ],
 )

@@ -36,6 +36,8 @@ class References:
         self._tensors_of: dict[int, int] = {}
         self._calls_of_thread: dict[int, int] = {}
         self._newest = -1
+        self._op_of_signature: dict[int, str] = {}
+        self._opened_signatures: list[tuple[int, Signature]] = []
         # value models that come from a device stand behind what refers to them
         self._awaited_values: dict[int, int] = {}
         self._device_times: list[tuple[int, DeviceTimes]] = []
@@ -45,6 +47,7 @@ class References:
         match record:
             case Signature():
                 self._define(place, "signature", record.number)
+                self._op_of_signature[record.number] = record.op
                 arguments = (record.args, record.kwargs)
                 self._models_of[record.number] = len(numbers_of(arguments))
                 self._tensors_of[record.number] = sum(1 for _ in tensors(arguments))
@@ -80,6 +83,8 @@ class References:
                 self._refer(place, "scope", [record.scope])
                 if record.opened is None:
                     self._refer(place, "signature", [record.signature])
+                else:
+                    self._opened(place, record.signature, record.opened)
 
     def end(self) -> None:
         """Check what later records could have had."""
@@ -91,6 +96,19 @@ class References:
             if last > calls:
                 message = f"device times of {last:,} calls of thread {record.thread}, which made {calls:,}"
                 self._validation.add(place, REFERENCE, message)
+
+        for place, opened in self._opened_signatures:
+            op = self._op_of_signature.get(opened.number, opened.op)
+            if op != opened.op:
+                message = f"signature {opened.number} was entered as {opened.op[:60]}, and is one of {op[:60]}"
+                self._validation.add(place, REFERENCE, message)
+
+    def _opened(self, place: int, number: int, opened: Signature) -> None:
+        if opened.number != number:
+            message = f"it entered signature {number}, and describes signature {opened.number}"
+            self._validation.add(place, REFERENCE, message)
+        self._await_values(place, numbers_of((opened.args, opened.kwargs)))
+        self._opened_signatures.append((place, opened))
 
     def _calls(self, place: int, record: Calls) -> None:
         self._refer(place, "thread", [record.thread])
