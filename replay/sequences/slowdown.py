@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 
 from opgrip.replay.timing.clock import Pace
-from opgrip.replay.timing.contention import Contention
+from opgrip.traces.contention import Contention
 
 CHECK_NS = 10_000_000
 """Time after which it is asked again, which takes some ten microseconds and a few lines of the caches."""

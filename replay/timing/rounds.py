@@ -17,11 +17,11 @@ from opgrip.replay.cases.surroundings import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use
 from opgrip.replay.timing.clock import Pace
-from opgrip.replay.timing.contention import Contention
 from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
+from opgrip.traces.contention import Contention
 
 MOST = 100
 """Runs of a subject at most."""

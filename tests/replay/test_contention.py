@@ -10,8 +10,8 @@ import pytest
 import torch
 from others import busy_processors
 
-from opgrip.replay.timing import contention
-from opgrip.replay.timing.contention import Contention
+from opgrip.traces import contention
+from opgrip.traces.contention import Contention
 
 MS = 1_000_000
 
