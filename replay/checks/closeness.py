@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opgrip.replay.checks.plain import Plain
 from opgrip.replay.checks.tolerances import Tolerance
-from opgrip.replay.checks.verdicts import Verdict
+from opgrip.replay.checks.verdicts import Difference, Verdict
 
 STEPPED = 0.01
 """Share of a quantized result's elements that may be the next one: what is rounded in the middle goes either way."""
@@ -77,23 +77,31 @@ def magnitudes(values: Tensor) -> Tensor:
 
 
 def verdict(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verdict:
-    """What to say of a result.
+    """Return the verdict over a result.
 
     Parameters
     ----------
     name : of the result, such as `output 1`
     wrong : (elements,) bool, which of its elements are not right
     """
-    sized = (between.size > 0) & between.size.isfinite()
-    relative = torch.where(sized, between.distance / between.size, 0)
-    if not len(between.distance):
-        return Verdict(True)
-    max_abs, max_rel = float(between.distance.max()), float(relative.max())
+    distance, relative = between.distance, _relative(between, wrong)
+    if not len(distance):
+        return Verdict()
     count = int(wrong.sum())
     if not count:
-        return Verdict(True, max_abs, max_rel)
-    worst = int(torch.where(wrong, between.distance, -1).argmax())
-    by = f"{float(between.distance[worst]):.2g} (rel {float(relative[wrong].max()):.2g})"
-    where = f", at {reference.place(worst)}" if reference.shape else ""
-    reason = f"{name}: {count:,} of {len(wrong):,} elements differ, by {by} at most{where}"
-    return Verdict(False, max_abs, max_rel, reason)
+        return Verdict(float(distance.max()), float(relative.max()))
+    worst = int(torch.where(wrong, distance, -1).argmax())
+    largest = float(distance[worst]), float(relative[wrong].max())
+    at = tuple(reference.place(worst)) if reference.shape else ()
+    return Verdict(faults=(Difference(name, count, len(wrong), *largest, at),))
+
+
+def _relative(between: Gap, wrong: Tensor) -> Tensor:
+    """(elements,) float64, the distance as a part of the reference's size.
+
+    Where the reference is zero it is inf if the element is wrong and 0 else; inf too where one of both is no number.
+    """
+    no_number = between.distance.isinf() | ((between.size == 0) & wrong)
+    sized = (between.size > 0) & between.size.isfinite()
+    relative = torch.where(sized, between.distance / between.size, 0)
+    return relative.masked_fill(no_number, torch.inf)

@@ -20,7 +20,7 @@ from opgrip.replay.checks.runs import observe, run_seeded, tensors_of
 from opgrip.replay.checks.schemas import named
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.checks.truths import Truths, truths_of
-from opgrip.replay.checks.verdicts import Verdict, together
+from opgrip.replay.checks.verdicts import Verdict, joined, wrong
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
 from opgrip.traces.names import plain_name
@@ -58,12 +58,12 @@ class Reference:
     def check(self, actual: Results, tolerance: Tolerance) -> Verdict:
         """Whether what a mode gave is right; never raises."""
         try:
-            return together(self._verdicts(actual, tolerance))
+            return joined(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
-            return Verdict(False, reason=str(mismatch))
+            return wrong(str(mismatch))
         except Exception as error:
             message = " ".join(str(error).split())[:200]
-            return Verdict(False, reason=f"cannot be compared: {type(error).__name__}: {message}")
+            return wrong(f"cannot be compared: {type(error).__name__}: {message}")
 
     def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[Verdict]:
         first = self._runs(1)[0]
@@ -76,7 +76,7 @@ class Reference:
         for place, ours in paired(actual, first):
             if place.kind == "output" and place.number in chosen:
                 reason = chosen[place.number]
-                verdicts.append(Verdict(reason is None, reason=reason and f"{place}: {reason}"))
+                verdicts.append(Verdict() if reason is None else wrong(f"{place}: {reason}"))
             else:
                 verdicts.append(self._judge(place, ours, actual, tolerance))
         return verdicts
@@ -84,31 +84,31 @@ class Reference:
     def _judge(self, place: Place, leaf: Any, actual: Results, tolerance: Tolerance) -> Verdict:
         expected = place.of(self._runs(1)[0])
         if _same_tensor(leaf, expected):
-            return Verdict(True, 0.0, 0.0)
+            return Verdict(0.0, 0.0)
         reference = plain(expected)
         if isinstance(leaf, Tensor) and not isinstance(expected, Tensor) and leaf.numel() == 1:
             leaf = leaf.item()
         ours = plain(leaf)
         if reference is None or ours is None:
             same = bool(leaf == expected)
-            return Verdict(same, reason=None if same else f"{place} is {leaf!r:.60}, not {expected!r:.60}")
+            return Verdict() if same else wrong(f"{place} is {leaf!r:.60}, not {expected!r:.60}")
         if self._operator is not None and self._operator.leaves_empty and reference.shape == (0,):
-            return Verdict(True)
+            return Verdict()
         if ours.dtype is not reference.dtype:
-            return Verdict(False, reason=f"{place} is {plain_name(ours.dtype)}, not {plain_name(reference.dtype)}")
+            return wrong(f"{place} is {plain_name(ours.dtype)}, not {plain_name(reference.dtype)}")
         if ours.shape != reference.shape:
             right = self._of_its_own_shape(place, ours, reference, tolerance)
-            return Verdict(right, reason=None if right else f"{place} is {ours.shape}, not {reference.shape}")
+            return Verdict() if right else wrong(f"{place} is {ours.shape}, not {reference.shape}")
         if self._operator is not None and self._operator.uninitialized:
-            return Verdict(True)
+            return Verdict()
         between = gap(ours, reference, tolerance)
-        wrong = between.exceeds_tolerance
-        if bool(wrong.any()) and self._varies(place, reference, tolerance):
+        differing = between.exceeds_tolerance
+        if bool(differing.any()) and self._varies(place, reference, tolerance):
             reason = self._drawn_otherwise(place, ours, actual, tolerance)
-            return Verdict(reason is None, reason=reason and f"{place}: {reason}")
-        if bool(wrong.any()):
-            wrong = wrong & ~self._excused(place, ours, reference, tolerance)
-        return verdict(str(place), reference, between, wrong)
+            return Verdict() if reason is None else wrong(f"{place}: {reason}")
+        if bool(differing.any()):
+            differing = differing & ~self._excused(place, ours, reference, tolerance)
+        return verdict(str(place), reference, between, differing)
 
     def _excused(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
         """(elements,) bool, where rounding explains a difference."""

@@ -1,35 +1,98 @@
-"""What a check says."""
+"""Verdicts over the results of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Elements of one result that differ from the reference's beyond the tolerance.
+
+    Attributes
+    ----------
+    place : the result, such as `output 1`
+    count, size : how many elements differ, and how many there are
+    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf where the reference is zero
+    at : indices of the element with the largest error; empty for a scalar
+    """
+
+    place: str
+    count: int
+    size: int
+    max_abs: float
+    max_rel: float
+    at: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        where = f", at {[*self.at]}" if self.at else ""
+        by = f"{self.max_abs:.2g} (rel {self.max_rel:.2g})"
+        return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
+
+    def joined(self, other: Difference) -> Difference:
+        """Return the larger of two differences of the same result, with the largest relative error of both."""
+        larger = max(self, other, key=lambda item: (item.max_abs, item.count))
+        return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether results are right, and how far they are from the reference's.
 
+    The columns `max_abs`, `max_rel` and the text of a row all come from here, so they cannot contradict each other.
+
     Attributes
     ----------
-    max_abs, max_rel : largest errors over all outputs and written arguments, `max_rel` over the elements that are not
-        zero in the reference; None where there was nothing to subtract, as of random numbers
-    reason : in one line, what is not right
+    right_abs, right_rel : largest errors of results that are right, `right_rel` over the elements that are not zero in
+        the reference; None where there was nothing to subtract, as of random numbers
+    faults : what is not right: differences, and other reasons in words
     """
 
-    right: bool
-    max_abs: float | None = None
-    max_rel: float | None = None
-    reason: str | None = None
+    right_abs: float | None = None
+    right_rel: float | None = None
+    faults: tuple[Difference | str, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        """Whether all results are right."""
+        return not self.faults
+
+    @property
+    def max_abs(self) -> float | None:
+        """Largest absolute error; of results that are wrong, over the elements that are."""
+        return self.right_abs if self.right else max((item.max_abs for item in self._differences), default=None)
+
+    @property
+    def max_rel(self) -> float | None:
+        """Largest relative error, over the same elements as `max_abs`."""
+        return self.right_rel if self.right else max((item.max_rel for item in self._differences), default=None)
+
+    @property
+    def reason(self) -> str | None:
+        """What is not right, in one line; None where all is right."""
+        return "; ".join(map(str, self.faults)) or None
+
+    @property
+    def _differences(self) -> list[Difference]:
+        return [item for item in self.faults if isinstance(item, Difference)]
 
 
-def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict of several: right where all are, with the reasons of those that are not."""
+def wrong(reason: str) -> Verdict:
+    """Return the verdict over a result that cannot be subtracted from the reference's, such as one of another shape."""
+    return Verdict(faults=(reason,))
+
+
+def joined(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return one verdict over several outputs or sets of inputs: right where all are."""
     parts = list(verdicts)
-    reasons = [part.reason for part in parts if part.reason is not None]
+    faults: dict[str, Difference | str] = {}
+    for fault in (fault for part in parts for fault in part.faults):
+        name = fault if isinstance(fault, str) else fault.place
+        before = faults.get(name)
+        faults[name] = fault.joined(before) if isinstance(fault, Difference) and isinstance(before, Difference) else fault
     return Verdict(
-        all(part.right for part in parts),
-        max((part.max_abs for part in parts if part.max_abs is not None), default=None),
-        max((part.max_rel for part in parts if part.max_rel is not None), default=None),
-        "; ".join(reasons) or None,
+        max((part.right_abs for part in parts if part.right_abs is not None), default=None),
+        max((part.right_rel for part in parts if part.right_rel is not None), default=None),
+        tuple(faults.values()),
     )

@@ -6,7 +6,6 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,6 +16,7 @@ from opgrip.replay.arguments.values import with_values
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
+from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.measuring.behaviours import shares_of
 from opgrip.replay.measuring.results import (
     FAILED,
@@ -200,7 +200,7 @@ class _Preparation:
         began = perf_counter_ns()
         grad = settings.wants_grad(case)
         program = make_program(operator, examples, way, settings, key_of(case, way, settings), grad)
-        faithful = []
+        faithful, verdicts = [], []
         for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
             if place == 0:
                 result, actual = self._first_run(case, result, operator, program, item, began)
@@ -209,7 +209,8 @@ class _Preparation:
             faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None))
             if way.mode != settings.modes.reference:
                 reference = self._reference(case, way, place, operator, item)
-                result = _with_verdict(result, reference.check(actual, settings.tolerance))
+                verdicts.append(reference.check(actual, settings.tolerance))
+        result = _with_verdict(result, verdicts)
         if result.status != OK:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
@@ -286,7 +287,7 @@ class _Preparation:
             result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
         if way.mode != settings.modes.reference:
             reference = self._reference(case, way, 0, operator, inputs)
-            result = _with_verdict(result, reference.check(actual, settings.tolerance))
+            result = _with_verdict(result, [reference.check(actual, settings.tolerance)])
         if result.status != OK:
             return result, None
         variants = [Variant([inputs])]
@@ -383,20 +384,13 @@ def _working(result: Result, work: Work | None) -> Result:
     return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
 
 
-def _with_verdict(result: Result, verdict: Verdict) -> Result:
-    """A row with the largest errors so far, and wrong where one of its runs was."""
-    result = replace(
-        result,
-        max_abs=_larger(result.max_abs, verdict.max_abs),
-        max_rel=_larger(result.max_rel, verdict.max_rel),
-    )
-    return result if verdict.right else replace(result, status=WRONG, error=result.error or verdict.reason)
-
-
-def _larger(one: float | None, other: float | None) -> float | None:
-    """The larger error, as far as it is a number."""
-    errors = [error for error in (one, other) if error is not None and isfinite(error)]
-    return max(errors, default=None)
+def _with_verdict(result: Result, verdicts: Sequence[Verdict]) -> Result:
+    """A row with the verdict over its runs on all sets of inputs; unchanged where none was checked."""
+    if not verdicts:
+        return result
+    verdict = joined(verdicts)
+    result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel)
+    return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)
 
 
 def _device_of(signature: Signature, settings: Settings) -> str:
