@@ -90,7 +90,9 @@ def joined(verdicts: Iterable[Verdict]) -> Verdict:
     for fault in (fault for part in parts for fault in part.faults):
         name = fault if isinstance(fault, str) else fault.place
         before = faults.get(name)
-        faults[name] = fault.joined(before) if isinstance(fault, Difference) and isinstance(before, Difference) else fault
+        faults[name] = (
+            fault.joined(before) if isinstance(fault, Difference) and isinstance(before, Difference) else fault
+        )
     return Verdict(
         max((part.right_abs for part in parts if part.right_abs is not None), default=None),
         max((part.right_rel for part in parts if part.right_rel is not None), default=None),

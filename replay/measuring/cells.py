@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 from opgrip.replay.measuring.behaviours import BehaviourColumns
@@ -58,7 +58,7 @@ def checked_cell(about: Column, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ValueError(f"{quoted(value)} is neither true nor false")
         return value
-    return _number(value, about.whole) if about.kind in (int, float) else value
+    return _number(about, value) if about.kind in (int, float) else value
 
 
 def _text(about: Column, value: Any) -> str:
@@ -70,10 +70,12 @@ def _text(about: Column, value: Any) -> str:
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
-def _number(value: Any, is_whole: bool) -> int | float:
+def _number(about: Column, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{quoted(value)} is no number")
-    if is_whole:
+    if about.unbounded and not isnan(value):
+        return value
+    if about.whole:
         if not -LIMIT <= value < LIMIT or value != int(value):
             raise ValueError(f"{quoted(value)} is no whole number of 64 bits")
         return int(value)

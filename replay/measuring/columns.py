@@ -31,6 +31,7 @@ class Column:
     heading : in the table that is printed, where it stands there as soon as a row has something in it
     name : of the field
     whole, several : whether it holds whole numbers; lists
+    unbounded : whether its numbers may be inf
     kind : the type of its cells: bool, int, float, str, list
     may_lack : whether a row may have nothing in it
     """
@@ -41,6 +42,7 @@ class Column:
     name: str = ""
     whole: bool = False
     several: bool = False
+    unbounded: bool = False
     kind: type = object
     may_lack: bool = True
 
@@ -60,13 +62,20 @@ class Columns:
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
-def column(meaning: str, unit: str = "", heading: str = "", default: Any = None, several: bool = False) -> Any:
+def column(
+    meaning: str,
+    unit: str = "",
+    heading: str = "",
+    default: Any = None,
+    several: bool = False,
+    unbounded: bool = False,
+) -> Any:
     """A field that is a column; see `Column`."""
     # a list has no hash
     return field(
         default=default,
         hash=False if several else None,
-        metadata={COLUMN: Column(meaning, unit, heading, several=several)},
+        metadata={COLUMN: Column(meaning, unit, heading, several=several, unbounded=unbounded)},
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from opgrip.replay.measuring.results import NOISY, OK, Result, rate_of
+from opgrip.replay.measuring.results import NOISY, OK, WRONG, Result, rate_of
 from opgrip.replay.timing.samples import effective_runs, quantile
 
 
@@ -18,7 +18,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 
     Each repeat counts as much as any other, however many runs it made. Where one is not ok, the row is that one.
     """
-    bad = next((row for row in rows if row.status != OK), None)
+    bad = max((row for row in rows if row.status != OK), key=_severity, default=None)
     if bad is not None or len(rows) == 1:
         return bad or rows[0]
     first, times = rows[0], [time for row in rows for time in row.times_us or ()]
@@ -32,6 +32,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
         for name in ("ratio", "ratio_p10", "ratio_p90")
     }
+    errors = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
     return replace(
         first,
         median_us=middle,
@@ -50,7 +51,17 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         weights=weights,
         repeats=repeats,
         **ratios,
+        **errors,
     )
+
+
+def _severity(row: Result) -> tuple[bool, float]:
+    """Sort wrong rows last, those with the largest error at the end."""
+    return row.status == WRONG, row.max_abs or 0.0
+
+
+def _largest(errors: Iterable[float | None]) -> float | None:
+    return max((error for error in errors if error is not None), default=None)
 
 
 def weights_of(row: Result) -> list[float]:

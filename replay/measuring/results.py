@@ -123,8 +123,16 @@ class Result:
     ratio_p10: float | None = column("the tenth percentile of that")
     ratio_p90: float | None = column("the ninetieth")
     overlap: float | None = column("of cases that ran at once, their time one after another over their time at once")
-    max_abs: float | None = column("largest difference of its results from those of the reference mode")
-    max_rel: float | None = column("the same, relative")
+    max_abs: float | None = column(
+        "largest difference from the reference's results, over all outputs and sets of inputs; in a `wrong` row, over "
+        "the elements that differ beyond the tolerance; inf where only one of both is finite; empty if nothing can be "
+        "subtracted",
+        unbounded=True,
+    )
+    max_rel: float | None = column(
+        "the same as a share of the reference's element; inf if that is zero and the difference beyond tolerance",
+        unbounded=True,
+    )
     faithful: bool | None = column("whether the outputs have the recorded shapes and dtypes; empty where not known")
     flops: int | None = column("floating-point operations of one call, where there is a formula")
     bytes_in: int | None = column("of all tensors that a call takes", "bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import IO, Any
 
 from opgrip.replay.measuring.columns import Column
@@ -68,7 +69,7 @@ class _Sheet:
             self._chart(by_name, min(len(cells), CHARTED))
 
     def _write_cell(self, row: int, column: int, cell: Any) -> None:
-        if isinstance(cell, bool | int | float):
+        if isinstance(cell, bool | int | float) and cell != inf:
             self._sheet.write(row, column, cell)
         elif cell is not None:
             self._sheet.write_string(row, column, printable(cell)[:32_767])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from small_calls import CALLS, KEYWORDS, drawn
 from torch import Tensor
 
 from opgrip.replay.checks import Reference, Tolerance, Verdict, observe
+from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.modes.mode import Results
 from opgrip.traces.arguments import map_leaves
 
@@ -192,6 +194,40 @@ def test_the_reason_names_the_output_and_the_element() -> None:
     assert verdict.reason == "output 1: 1 of 64 elements differ, by 0.5 (rel 0.25) at most, at [3, 7]"
     assert (verdict.max_abs, verdict.max_rel) == (0.5, 0.25)
     assert checked(two, torch.ones(8, 8), met=met[:1]).reason == "1 tensors as outputs, not 2"
+
+
+PLANTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "overflow": lambda a: a.where(a < 2, torch.inf),
+    "nan": lambda a: a.where(a < 2, torch.nan),
+    "zero": lambda a: a + (a == 0),
+    "few, beside large numbers that rounding explains": lambda a: torch.where(a > 99, a + 0.5, a.where(a != 1, 1.1)),
+    "all": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_numbers_of_a_wrong_result_are_those_of_its_text_and_beyond_the_tolerance(name: str) -> None:
+    sums = torch.tensor([0, 1, 1.5, 3, 1e6])
+    verdict = joined(
+        checked(lambda a: (a, a * 2, a.long()), sums * scale, met=lambda a: (PLANTED[name](a), a * 2, a.long()))
+        for scale in (0, 1, 0.5)
+    )
+    assert not verdict.right
+    assert verdict.max_abs is not None
+    assert verdict.max_rel is not None
+    assert re.findall(r"by (\S+) \(rel (\S+)\)", str(verdict.reason)) == [
+        (f"{verdict.max_abs:.2g}", f"{verdict.max_rel:.2g}")
+    ]
+    rtol, atol = Tolerance().of(torch.float32)
+    assert verdict.max_abs > atol
+    assert verdict.max_rel > rtol
+    if name in ("overflow", "nan"):
+        assert (verdict.max_abs, verdict.max_rel) == (np.inf, np.inf)
+
+
+def test_a_result_of_another_shape_has_no_numbers_that_say_it_is_near() -> None:
+    verdict = assert_wrong(lambda a: (a, a), drawn(4), met=lambda a: (a * (1 + 1e-7), a[:2]))
+    assert (verdict.max_abs, verdict.max_rel) == (None, None)
 
 
 def test_small_numbers_are_not_lost_in_the_absolute_tolerance() -> None:

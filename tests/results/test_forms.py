@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from made_runs import HEADER, made_row, made_run
 
 from opgrip.replay import load_results
+from opgrip.replay.measuring.repeats import join_repeats
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.traces.errors import UserError
 
@@ -37,6 +40,38 @@ def test_a_csv_has_the_rows(tmp_path: Path) -> None:
     results = made_run(1, cases=3)
     again = read_run(written(tmp_path / "r.csv", results))
     assert [row.times_us for row in again] == [row.times_us for row in results]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet", ".xlsx"])
+def test_an_infinite_difference_is_read_again_as_one(suffix: str, tmp_path: Path) -> None:
+    rows = [
+        replace(made_row(0, []), status="wrong", error="it overflows", max_abs=math.inf, max_rel=math.inf),
+        replace(made_row(1, [1.0]), max_abs=1e200, max_rel=1e-7, op='"max_abs": "1e999",'),
+    ]
+    path = written(tmp_path / f"r{suffix}", Results(rows, HEADER))
+    if suffix == ".xlsx":
+        with zipfile.ZipFile(path) as book:
+            assert ">inf<" in book.read("xl/sharedStrings.xml").decode()
+            assert "#DIV/0!" not in book.read("xl/worksheets/sheet1.xml").decode()
+        return
+    again = read_run(path).frame
+    assert again["max_abs"].tolist() == [math.inf, 1e200]
+    assert again["max_rel"].tolist() == [math.inf, 1e-7]
+    assert (again["max_abs"] > 1e-3).all()
+    if suffix == ".json":
+        # strict readers take it
+        strict = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        assert strict["results"][0]["max_abs"] == math.inf
+        assert strict["results"][1]["op"] == rows[1].op
+
+
+def test_repeats_keep_the_largest_difference() -> None:
+    near, far = (made_row(0, [1.0], max_abs=error, max_rel=error) for error in (1e-7, 1e-6))
+    wrong = [
+        replace(near, status="wrong", error=f"by {error}", max_abs=error, max_rel=error) for error in (0.5, math.inf)
+    ]
+    assert join_repeats([near, far]).max_abs == 1e-6
+    assert join_repeats([near, *wrong]) == wrong[1]
 
 
 def test_a_parquet_file_is_read_by_others(tmp_path: Path) -> None:

@@ -115,7 +115,9 @@ def command_of(header: Mapping[str, Any], row: Result) -> str:
 
 def _plain(cell: Any) -> Any:
     if isinstance(cell, float):
-        return None if not math.isfinite(cell) else _rounded(cell)
+        if math.isinf(cell):
+            return "inf"
+        return None if math.isnan(cell) else _rounded(cell)
     # a browser takes no halves of characters in an address
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 

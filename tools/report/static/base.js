@@ -1,5 +1,8 @@
 // what the page shows, and small helpers; texts of a trace are a stranger's and go into text nodes alone
 const data = JSON.parse(document.getElementById("data").textContent);
+// JSON has no word for inf
+for (const name of ["max_abs", "max_rel"])
+  if (data.rows[name]) data.rows[name] = data.rows[name].map((value) => (value === "inf" ? Infinity : value));
 const main = document.getElementById("main");
 const rowCount = data.rows.op ? data.rows.op.length : 0;
 const cell = (name, row) => (data.rows[name] ? data.rows[name][row] : null);
