@@ -14,6 +14,7 @@ import torch
 from opgrip.replay.arguments.inputs import ADDRESSES, Inputs
 from opgrip.replay.arguments.values import with_values
 from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.gradients import refused_argument, with_gradients
 from opgrip.replay.cases.ways import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
 from opgrip.replay.checks.verdicts import joined
@@ -54,6 +55,9 @@ OUT_OF_MEMORY = "out of memory"
 
 _NO_KERNEL = re.compile(r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)", re.IGNORECASE)
 """How extensions (mmcv's registry; builds without CUDA) say what torch says by NotImplementedError."""
+
+_NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
+"""How autograd refuses an operator, or an argument of one."""
 
 Prepared = tuple[Way, Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""
@@ -132,6 +136,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
         return FAILED, cause if cause.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}: {cause}"
     if isinstance(error, Unsupported):
         return UNSUPPORTED, str(error)
+    if missing := _NO_DERIVATIVE.search(str(error)):
+        return UNSUPPORTED, f"not differentiable: {missing[0]}"
     if isinstance(error, ModuleNotFoundError):
         return UNSUPPORTED, f"it needs {error.name}, which is not installed"
     if isinstance(error, NotImplementedError) or _NO_KERNEL.search(str(error)):
@@ -153,6 +159,7 @@ class _Preparation:
         self._recorded, self._settings = case, settings
         self._references: dict[object, Reference] = {}
         self._works: dict[object, Work] = {}
+        self._refused: set[str] = set()
 
     def row(self, way: Way, cached_row: Result | None) -> tuple[Result, Subject | None]:
         """A row, and what is measured for it."""
@@ -173,8 +180,7 @@ class _Preparation:
                 torch.set_grad_enabled(settings.wants_grad(case)),
             ):
                 operator = case.operator or find_operator(case.signature, settings.inputs.extensions)
-                make = self._backward if way.direction == BACKWARD else self._forward
-                result, subject = make(case, operator, way, result)
+                result, subject = self._made(case, operator, way, result)
                 if subject is not None:
                     for _ in range(settings.effort.warmup):
                         subject.run()
@@ -188,6 +194,20 @@ class _Preparation:
         if is_memory_short:
             release_memory(settings.device)
         return result, None
+
+    def _made(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+        """Return a row and what is measured for it, without gradients of arguments that the operator takes none of."""
+        settings = self._settings
+        make = self._backward if way.direction == BACKWARD else self._forward
+        is_unsaid = settings.adds_gradients and settings.wants_grad(case) and not operator.mutates
+        try:
+            return make(with_gradients(case, is_unsaid, self._refused), operator, way, result)
+        except Exception as error:
+            name = refused_argument(error)
+            if name is None or name in self._refused:
+                raise
+            self._refused.add(name)
+        return self._made(case, operator, way, result)
 
     def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings

@@ -79,12 +79,14 @@ class Settings(Plan):
     device : what the results name, and what is waited for
     batches : which sizes of the calls are the batch; None where it is not scaled
     memory : measure what a call allocates
+    adds_gradients : require gradients of floating-point arguments, as the source does not say which require them
     """
 
     place: DeviceMap
     device: str
     batches: Batches | None = None
     memory: bool = False
+    adds_gradients: bool = False
 
     @property
     def by_clock_of_device(self) -> bool:

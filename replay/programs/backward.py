@@ -22,9 +22,19 @@ def check_gradients(operator: Operator, arguments: Arguments) -> None:
         raise Unsupported("a call that writes into its arguments has no backward of its own")
     args, kwargs = arguments
     if not _wanting(arguments):
-        raise Unsupported("none of its arguments required a gradient")
-    if not _with_graph(operator.function(*args, **kwargs)):
-        raise Unsupported("its results have no gradient")
+        raise Unsupported(_why_none_wants(arguments))
+    results = _with_graph(operator.function(*args, **kwargs))
+    if not results:
+        raise Unsupported("not differentiable: its results have no gradient")
+    if any("NotImplemented" in result.grad_fn.name() for result in results if result.grad_fn is not None):
+        raise Unsupported("not differentiable: no derivative of it is implemented")
+
+
+def _why_none_wants(arguments: Arguments) -> str:
+    """Return why no argument wants a gradient."""
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(list(arguments))):
+        return "none of its arguments required a gradient"
+    return "not differentiable: none of its arguments is a floating-point tensor"
 
 
 def with_backward(program: Program) -> Function:

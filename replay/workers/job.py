@@ -23,6 +23,7 @@ from opgrip.replay.timing.methods import DISCRETE, EVENTS
 from opgrip.replay.workers.shards import Shard, take_shard
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
+from opgrip.traces.formats.building import says_gradients
 from opgrip.traces.options import from_plain
 from opgrip.traces.unconverted import unconverted
 
@@ -136,6 +137,7 @@ def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:
         **same | {"timing": plan.timing.with_method(EVENTS if by_events else DISCRETE)},
         place=device_map(recorded, requested or _unsaid_device(trace, recorded)),
         device=device,
+        adds_gradients=plan.timing.backward and not says_gradients(trace.header),
         batches=Batches(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
     )
 

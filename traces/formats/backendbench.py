@@ -18,7 +18,7 @@ import torch
 from opgrip.traces.arguments import map_leaves
 from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
 from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet, rows_of
 from opgrip.traces.formats.tritonbench import (
@@ -156,7 +156,7 @@ formats.register("backendbench")(
         read,
         write,
         suffixes=(".backendbench.parquet",),
-        defaults=(NO_TIMES, NO_VALUES, NO_DEVICE, SYNTHETIC),
+        defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, NO_DEVICE, SYNTHETIC),
         is_collection=True,
     )
 )

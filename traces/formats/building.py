@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from opgrip.traces.arguments import Opaque, encode
-from opgrip.traces.foreign import Losses
+from opgrip.traces.foreign import Losses, formats
 from opgrip.traces.records import (
     OPERATOR,
     Calls,
@@ -29,6 +29,10 @@ BLOCK = 4096
 """Calls of a block."""
 NO_TIMES = "durations: the file has none, so shares are by the number of calls"
 NO_VALUES = "values of tensors: the file has none, so they are drawn as each operator needs them"
+NO_GRADIENTS = (
+    "requires_grad: the file does not say it of each tensor, so --backward makes all floating-point arguments require "
+    "gradients"
+)
 NOT_RECORDED = Opaque("not recorded")
 
 
@@ -158,6 +162,16 @@ class RecordBuilder:
             number = numbers[key] = len(numbers)
             self._records.append(make(number))
         return number
+
+
+def says_gradients(header: Mapping[str, Any]) -> bool:
+    """Return True if the source of a trace says which tensors require gradients, as a capture does."""
+    if any(not says_gradients(process) for process in header.get("processes") or () if isinstance(process, Mapping)):
+        return False
+    if "converted_from" not in header:
+        return True
+    format_ = formats.get(str(header["converted_from"]))
+    return format_ is not None and NO_GRADIENTS not in format_.defaults
 
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.formats.building import NO_VALUES
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.nodes.calls import calls_of
 from opgrip.traces.formats.nodes.messages import is_metadata, metadata, metadata_facts, node_from_message, node_message
 from opgrip.traces.formats.nodes.node import FUNCTION_SCOPE, Node
@@ -105,6 +105,6 @@ formats.register(NAME)(
         read,
         write,
         suffixes=(".et", ".chakra"),
-        defaults=(NO_VALUES,),
+        defaults=(NO_VALUES, NO_GRADIENTS),
     )
 )

@@ -14,7 +14,7 @@ from typing import IO, Any
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import FormatError, UserError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.formats.building import NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.overloads import Bound, NoOverload
 from opgrip.traces.formats.profiler_arguments import bind_inputs
@@ -26,6 +26,7 @@ from opgrip.traces.trace import Trace
 
 DEFAULTS = (
     NO_VALUES,
+    NO_GRADIENTS,
     "results: the file has none",
     "devices of tensors: the file has none, so they are where the file has kernels, else on the processor",
     "types of tensors in lists: the file has none, so they are as the call's others, else float32",

@@ -18,7 +18,7 @@ import torch
 
 from opgrip.traces.configurations.modules import Recording
 from opgrip.traces.foreign import PACKED, ForeignFile, Format, Head, formats
-from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
 from opgrip.traces.formats.dlop_functions import FUNCTIONS, calls_of_row
 from opgrip.traces.formats.dlop_operators import (
@@ -233,7 +233,7 @@ formats.register("dlop")(
         "DLOP-Bench's tables of operators: JSON, lists by argument",
         recognizes,
         read,
-        defaults=(NO_TIMES, NO_VALUES, NO_DTYPES, NO_DEVICE, FORWARD),
+        defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, NO_DTYPES, NO_DEVICE, FORWARD),
         is_collection=True,
     )
 )

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.formats.building import NO_VALUES
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.calls import calls_of
 from opgrip.traces.formats.nodes.json_nodes import node_from_json, node_to_json
@@ -107,6 +107,6 @@ formats.register(NAME)(
         read,
         write,
         suffixes=(".et.json", "_et.json"),
-        defaults=(NO_VALUES,),
+        defaults=(NO_VALUES, NO_GRADIENTS),
     )
 )

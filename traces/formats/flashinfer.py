@@ -17,7 +17,7 @@ from typing import Any
 
 from opgrip.traces.arguments import FormatError, TensorSpec
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
-from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder, fit_values
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.flashinfer_folders import write_folder
 from opgrip.traces.formats.flashinfer_kernels import call_of_kernel
 from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
@@ -277,7 +277,7 @@ formats.register("flashinfer")(
         read,
         write_folder=write_folder,
         suffixes=(".flashinfer",),
-        defaults=(NO_TIMES, NO_VALUES, NO_DEVICE),
+        defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, NO_DEVICE),
         is_collection=True,
     )
 )

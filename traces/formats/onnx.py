@@ -18,7 +18,7 @@ from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
-from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.nodes.wire import holds_more_fields
 from opgrip.traces.formats.onnx_folding import Shapes, complete
@@ -338,6 +338,6 @@ formats.register("onnx")(
         "ONNX models: nodes as calls of aten, shapes by onnx's inference",
         recognizes,
         read,
-        defaults=(NO_TIMES, NO_VALUES, LAYOUT),
+        defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, LAYOUT),
     )
 )

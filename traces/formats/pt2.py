@@ -16,7 +16,7 @@ from typing import Any
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import MOST_BYTES, ForeignFile, Format, Head, formats
-from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.exported_values import CONSTANTS, LEAST_SIZE, Sizes, tensor_of
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.overloads import NoOverload, bind
@@ -289,6 +289,6 @@ formats.register("pt2")(
         "programs of torch.export: operators in their order, with shapes and modules",
         recognizes,
         read,
-        defaults=(NO_TIMES, NO_VALUES),
+        defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS),
     )
 )

@@ -18,7 +18,7 @@ import torch
 
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
 from opgrip.traces.limits import check_hashes
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, plain_name
@@ -236,7 +236,7 @@ formats.register("tritonbench")(
         read,
         write,
         suffixes=(".txt",),
-        defaults=(NO_TIMES, NO_VALUES, NO_DEVICE),
+        defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, NO_DEVICE),
         is_collection=True,
     )
 )

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
+from opgrip.replay.cases.gradients import require_gradients
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
+from opgrip.replay.operators.lookup import mutates
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
 from opgrip.traces.formats.overloads import NoOverload, bind, op_of, schemas_of
@@ -129,7 +131,8 @@ def _signatures(operators: Sequence[str], configurations: Sequence[Mapping[str, 
             raise UserError(f"no operator {name!r} is registered", _near(name))
         for form in configurations:
             op, args, kwargs = _bound(name, schemas, form)
-            yield Signature(number, OPERATOR, op, args, kwargs)
+            signature = Signature(number, OPERATOR, op, args, kwargs)
+            yield signature if mutates(signature) else require_gradients(signature)
             number += 1
 
 
@@ -173,19 +176,18 @@ def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
     unknown = [name for name in form if name not in parameters]
     if unknown:
         raise ValueError(f"{op_of(schema)} has no argument {unknown[0][:60]}")
-    wants_grad = not schema.is_mutable
-    return {name: _value(value, parameters[name].type, name, wants_grad) for name, value in form.items()}
+    return {name: _value(value, parameters[name].type, name) for name, value in form.items()}
 
 
-def _value(value: Any, kind: Any, name: str, wants_grad: bool) -> Any:
+def _value(value: Any, kind: Any, name: str) -> Any:
     match kind.kind():
         case "OptionalType":
-            return None if value is None else _value(value, kind.getElementType(), name, wants_grad)
+            return None if value is None else _value(value, kind.getElementType(), name)
         case "TensorType":
-            return _tensor(value, name, wants_grad)
+            return _tensor(value, name)
         case "ListType":
             inner = kind.getElementType()
-            return [_value(item, inner, name, wants_grad) for item in value] if isinstance(value, list) else value
+            return [_value(item, inner, name) for item in value] if isinstance(value, list) else value
         case "IntType" if isinstance(value, str):
             for table in (DTYPES, LAYOUTS, MEMORY_FORMATS):
                 if value in table:
@@ -199,7 +201,7 @@ def _value(value: Any, kind: Any, name: str, wants_grad: bool) -> Any:
             return value
 
 
-def _tensor(form: Any, name: str, wants_grad: bool) -> TensorSpec:
+def _tensor(form: Any, name: str) -> TensorSpec:
     """A tensor of a shape, or of an object that says more of it."""
     if isinstance(form, list):
         form = {"shape": form}
@@ -213,8 +215,7 @@ def _tensor(form: Any, name: str, wants_grad: bool) -> TensorSpec:
     if dtype is None or not isinstance(form.get("dtype", ""), str):
         raise ValueError(f"{name} has no dtype of torch")
     device = str(_device(form.get("device", "cpu")))
-    has_gradient = wants_grad and (dtype.is_floating_point or dtype.is_complex)
-    return TensorSpec(shape, stride, dtype, device, requires_grad=has_gradient)
+    return TensorSpec(shape, stride, dtype, device)
 
 
 def _usual_dtype(name: str) -> torch.dtype:

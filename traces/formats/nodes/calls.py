@@ -24,11 +24,10 @@ from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
 from opgrip.traces.words import counted
 from opgrip.traces.written import schema_of
 
-NO_GRADIENTS = "requires_grad: the file does not say which tensors need gradients, so none does"
 NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"
 NO_GENERATORS = "generators: the file does not tell them, so calls take the default one"
 NO_PARENTS = "nesting: {} of the file name no node around them, so what ran inside others may be counted beside these"
-DEFAULTS = (NO_GRADIENTS, NO_NUMBERS, NO_GENERATORS)
+DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
 MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 MOST_LABEL = 1 << 16
 """Characters of a label."""

@@ -1,0 +1,151 @@
+"""Gradients under --backward of calls whose source does not say which tensors require them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from foreign_data import write_as
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.replay.measuring.preparation import prepare
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.timing.options import Effort, TimingOptions
+from opgrip.replay.workers.job import Job
+from opgrip.traces import Trace, load
+from opgrip.traces.foreign import Losses, formats
+
+RELU, MATRIX = "aten.relu.default", "aten.mm.default"
+
+
+def backward_rows(target: str) -> dict[str, Result]:
+    """Return the backward row of each operator, made ready and not timed."""
+    plan = Plan(timing=TimingOptions(backward=True), effort=Effort(warmup=0))
+    loaded = Job(target, plan=plan).load()
+    rows = [row for case in loaded.cases for _, row, _ in prepare(case, loaded.settings)]
+    assert all(row.status == "ok" for row in rows if row.direction == "forward"), rows
+    return {row.op: row for row in rows if row.direction == "backward"}
+
+
+def captured(folder: Path) -> Trace:
+    """Return the trace of a program that needs no gradients."""
+    weight = torch.randn(8, 8)
+    with Capture(folder / "own.jsonl", force=True), torch.no_grad():
+        (torch.randn(4, 8) @ weight).relu().argmax(-1)
+        torch.ones(2, dtype=torch.complex64).exp()
+    return load(folder / "own.jsonl")
+
+
+def written(name: str) -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        write_as(name, captured(folder), folder / "file")
+        return str(folder / "file")
+
+    return write
+
+
+def flashinfer(folder: Path) -> str:
+    format_ = formats.get("flashinfer")
+    assert format_ is not None
+    assert format_.write_folder is not None
+    (folder / "dataset").mkdir()
+    format_.write_folder(captured(folder), folder / "dataset", Losses())
+    return str(folder / "dataset")
+
+
+def table(folder: Path) -> str:
+    (folder / "relu.json").write_text(json.dumps({"input_size": [[2, 3]]}), encoding="utf-8")
+    return str(folder / "relu.json")
+
+
+def profile(folder: Path) -> str:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler, torch.no_grad():
+        (torch.randn(4, 8) @ torch.randn(8, 8)).relu()
+    profiler.export_chrome_trace(str(folder / "profile.json"))
+    return str(folder / "profile.json")
+
+
+def onnx(folder: Path) -> str:
+    helper, proto = pytest.importorskip("onnx.helper"), pytest.importorskip("onnx").TensorProto
+    values = [helper.make_tensor_value_info(name, proto.FLOAT, [2, 3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", values[:1], values[1:])
+    pytest.importorskip("onnx").save(helper.make_model(graph), folder / "relu.onnx")
+    return str(folder / "relu.onnx")
+
+
+def exported(folder: Path) -> str:
+    program = torch.export.export(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.randn(2, 4),))
+    torch.export.save(program, folder / "model.pt2")
+    return str(folder / "model.pt2")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *map(written, ("tritonbench", "execution_trace", "chakra", "backendbench")),
+        *(flashinfer, table, profile, onnx, exported),
+    ],
+    ids=["tritonbench", "execution_trace", "chakra", "backendbench", "flashinfer", "dlop", "chrome", "onnx", "pt2"],
+)
+def test_a_file_that_does_not_say_which_tensors_require_gradients_has_backward_rows(
+    make: Callable[[Path], str], tmp_path: Path
+) -> None:
+    if make is not flashinfer:
+        assert backward_rows(make(tmp_path))[RELU].status == "ok"
+    else:
+        assert backward_rows(make(tmp_path))[MATRIX].status == "ok"
+
+
+def test_a_capture_says_which_tensors_require_gradients(tmp_path: Path) -> None:
+    captured(tmp_path)
+    assert backward_rows(str(tmp_path / "own.jsonl"))[RELU].error == "none of its arguments required a gradient"
+
+
+def test_gradients_change_no_key_of_a_case(tmp_path: Path) -> None:
+    path = written("tritonbench")(tmp_path)
+    keys = [{case.key for case in Job(path, plan=plan).load().cases} for plan in (Plan(), with_backward())]
+    assert keys[0] == keys[1]
+
+
+def with_backward() -> Plan:
+    return Plan(timing=TimingOptions(backward=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("aten.argmax.default|((T([2, 3], f32),), {})", "not differentiable: its results have no gradient"),
+        ("aten.floor_divide.default|((T([2], f32), T([2], f32)), {})", "not differentiable: no derivative of it"),
+        ("aten.add.Tensor|((T([2], i64), T([2], i64)), {})", "not differentiable: none of its arguments"),
+        ("aten.relu_.default|((T([2], f32),), {})", "writes into its arguments"),
+        ("aten.igammac.default|((T([2], f32), T([2], f32)), {})", "not differentiable: the derivative for"),
+        ("aten.view.default|((T([2, 3], f32), [6]), {})", None),
+    ],
+)
+def test_an_operator_without_gradients_says_why(call: str, reason: str | None, tmp_path: Path) -> None:
+    op, _, arguments = call.partition("|")
+    (tmp_path / "inputs.txt").write_text(f"Operator: {op}\ncnt: 1, {arguments}\n", encoding="utf-8")
+    row = backward_rows(str(tmp_path / "inputs.txt"))[op]
+    assert row.status == ("ok" if reason is None else "unsupported")
+    assert reason is None or reason in str(row.error)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        (
+            "aten.native_batch_norm.default",
+            "T([2, 3, 4, 4], f32), None, None, T([3], f32), T([3], f32), False, 0.1, 1e-05",
+        ),
+        ("aten.nll_loss_forward.default", "T([4, 5], f32), T([4], i64), T([5], f32), 1, -100"),
+    ],
+)
+def test_an_argument_without_a_derivative_requires_no_gradient(op: str, arguments: str, tmp_path: Path) -> None:
+    (tmp_path / "inputs.txt").write_text(f"Operator: {op}\ncnt: 1, (({arguments}), {{}})\n", encoding="utf-8")
+    assert backward_rows(str(tmp_path / "inputs.txt"))[op].status == "ok"
