@@ -19,6 +19,7 @@ from opgrip.replay.reports.reading import header_of
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.html_forms import as_html
 from opgrip.traces.output import cannot_be_written, whole_file
+from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "ratio", "error")
 """Columns that a notebook shows, as far as a row has something in them, and after the mode what rows were varied by;
 `Results.frame` has all."""
+
+PRINTED = 60
+"""Rows that `print` shows."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -65,6 +69,15 @@ class Results:
     def __repr__(self) -> str:
         of_trace = f" of {self.header['trace']}" if "trace" in self.header else ""
         return f"<Results{of_trace}: {summarize(list(self.rows))}>"
+
+    def __str__(self) -> str:
+        from opgrip.replay.reports.table import print_results
+
+        table = io.StringIO()
+        print_results(self.rows[:PRINTED], table)
+        left_out = len(self) - PRINTED
+        more = f"and {counted(left_out, 'row')} more, in .frame\n" if left_out > 0 else ""
+        return f"{table.getvalue()}{more}{self!r}"
 
     def plot(
         self,

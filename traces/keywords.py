@@ -29,7 +29,7 @@ def arguments_of(
     keywords : options by their long names, with `_` for `-`: a number, a word, True, or several in a list or tuple;
         None for what is usual
     excluded : options that are no keywords
-    only : those that are, where they are few
+    only : those that are, where they are few; of the others, messages say that `replay()` has them
 
     Raises
     ------
@@ -45,7 +45,8 @@ def arguments_of(
     }
     for name, value in keywords.items():
         if name not in options:
-            hint = did_you_mean(name, options, form="{!r}")
+            elsewhere = only is not None and any(name == action.dest for action in parser._actions)
+            hint = "it is an option of replay() only" if elsewhere else did_you_mean(name, options, form="{!r}")
             raise TypeError(f"got an unexpected keyword argument {name!r}{f': {hint}' if hint else ''}")
         if value is not None:
             setattr(args, name, _value(options[name], value))

@@ -66,6 +66,7 @@ class Case:
     behaviours : which calls the signature stands for, and each of the variants; empty where all are as frequent
     fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
     operator : what it calls, where that is not the operator that the signature names
+    reference : what its results are compared with, under every mode; None for its own under the reference mode
     part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
     module : path of the one that most of those calls are in; empty outside of all
     """
@@ -82,6 +83,7 @@ class Case:
     behaviours: Sequence[Behaviour] = ()
     fresh: float | None = None
     operator: Operator | None = None
+    reference: Operator | None = None
     captured_host_us: float | None = None
     captured_spread: float | None = None
     perturbed: int = 0

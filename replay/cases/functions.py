@@ -41,6 +41,7 @@ def function_case(
     kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     number: int = 0,
+    trial: Trial | None = None,
 ) -> Case:
     """A function and its arguments as a case, which runs on copies of their tensors.
 
@@ -49,11 +50,13 @@ def function_case(
     args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed on as they are
     name : for its row; None for the function's own
     number : of the case, its own among those that are replayed together
+    trial : a run of the function on these arguments; None to make one
     """
     arguments = (tuple(args), dict(kwargs or {}))
+    trial = trial or try_function(function, arguments)
     values = dict(enumerate(map(_held, tensors_in(list(arguments)))))
     name = name or function.__qualname__
-    return described_case(function, arguments, values, writes(function, arguments), name, number)
+    return described_case(function, arguments, values, trial.writes, name, number)
 
 
 def described_case(
@@ -99,19 +102,58 @@ def _held(tensor: Tensor) -> Held:
     return Held(tensor.detach().clone(memory_format=torch.preserve_format))
 
 
-def writes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether a call writes into the tensors that it takes: it is run once, on copies.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of a function, on copies of its arguments.
 
-    Of one that fails, nobody knows: what it raises is for its row to tell.
+    Attributes
+    ----------
+    writes : whether it wrote into the tensors that it takes; True if it failed, since then nobody knows
+    results : what it returned
     """
-    args, kwargs = map_leaves(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.copy(leaf), arguments
-    )
+
+    writes: bool
+    results: Any = None
+    failed: bool = False
+
+
+def try_function(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Trial:
+    """Run a function once, on copies of its arguments; never raises, since its row reports what it raises."""
+    args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
-    before = [tensor._version for tensor in argument_tensors]
+    versions = [tensor._version for tensor in argument_tensors]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            function(*args, **kwargs)
+            results = function(*args, **kwargs)
         except Exception:
-            return True
-    return before != [tensor._version for tensor in argument_tensors]
+            return Trial(writes=True, failed=True)
+        # what writes by `.data` or by numpy leaves the versions as they are
+        writes = versions != [tensor._version for tensor in argument_tensors] or not all(
+            map(_same_values, argument_tensors, tensors_in(list(arguments)))
+        )
+    return Trial(writes, results)
+
+
+def writes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Return True if a call writes into the tensors that it takes; see `Trial`."""
+    return try_function(function, arguments).writes
+
+
+def _copied(arguments: Any) -> Any:
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return copy.copy(leaf)
+        return leaf.detach().clone()
+
+    return map_leaves(copied, arguments)
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; True for those that torch cannot compare."""
+    try:
+        different = one != other
+        if one.is_floating_point() or one.is_complex():
+            different &= ~(one.isnan() & other.isnan())
+        return not bool(different.any())
+    except (RuntimeError, NotImplementedError):
+        return True

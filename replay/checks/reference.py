@@ -67,19 +67,23 @@ class Reference:
 
     def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[Verdict]:
         first = self._runs(1)[0]
-        if self._mutates and not actual.arguments and not self._writes:
-            first = Results(first.outputs)
         chosen: dict[int, str | None] = {}
         if self._operator is not None:
             chosen = chosen_otherwise(self._operator, self._make_arguments(), actual.outputs, first.outputs)
         verdicts = []
-        for place, ours in paired(actual, first):
+        for place, ours in self._pairs(actual, first):
             if place.kind == "output" and place.number in chosen:
                 reason = chosen[place.number]
                 verdicts.append(Verdict() if reason is None else wrong(f"{place}: {reason}"))
             else:
                 verdicts.append(self._judge(place, ours, actual, tolerance))
         return verdicts
+
+    def _pairs(self, actual: Results, first: Results) -> list[tuple[Place, Any]]:
+        """Return what decides, by its place; raises `Unpaired`."""
+        if self._mutates and not actual.arguments and not self._written:
+            first = Results(first.outputs)
+        return paired(actual, first)
 
     def _judge(self, place: Place, leaf: Any, actual: Results, tolerance: Tolerance) -> Verdict:
         expected = place.of(self._runs(1)[0])
@@ -173,17 +177,24 @@ class Reference:
         return max((tensor.numel() for tensor in tensors_of(self._make_arguments())), default=0)
 
     @cached_property
-    def _writes(self) -> bool:
-        """Whether the call changes any of its arguments."""
-        before = [plain(tensor) for tensor in tensors_of(self._make_arguments())]
-        after = [plain(tensor) for tensor in self._runs(1)[0].arguments]
-        return any(
-            one is None
-            or other is None
-            or one.shape != other.shape
-            or bool(gap(one, other, Tolerance(0, 0)).exceeds_tolerance.any())
-            for one, other in zip(before, after, strict=True)
-        )
+    def _written(self) -> set[int]:
+        """Places of the arguments that the call changes; none where it may not write."""
+        after = self._runs(1)[0].arguments
+        return {
+            place for place, pair in enumerate(zip(self._first_arguments, after, strict=False)) if is_changed(*pair)
+        }
+
+    @property
+    def _first_arguments(self) -> list[Tensor]:
+        return tensors_of(self._make_arguments())
+
+
+def is_changed(before: Tensor, after: Tensor) -> bool:
+    """Return True if a tensor's values or shape changed."""
+    one, other = plain(before), plain(after)
+    if one is None or other is None or one.shape != other.shape:
+        return True
+    return bool(gap(one, other, Tolerance(0, 0)).exceeds_tolerance.any())
 
 
 def _same_tensor(leaf: Any, expected: Any) -> bool:

@@ -47,11 +47,13 @@ class Verdict:
     right_abs, right_rel : largest errors of results that are right, `right_rel` over the elements that are not zero in
         the reference; None where there was nothing to subtract, as of random numbers
     faults : what is not right: differences, and other reasons in words
+    notes : what else to report, which makes nothing wrong
     """
 
     right_abs: float | None = None
     right_rel: float | None = None
     faults: tuple[Difference | str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def right(self) -> bool:
@@ -97,4 +99,5 @@ def joined(verdicts: Iterable[Verdict]) -> Verdict:
         max((part.right_abs for part in parts if part.right_abs is not None), default=None),
         max((part.right_rel for part in parts if part.right_rel is not None), default=None),
         tuple(faults.values()),
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )

@@ -17,6 +17,7 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.gradients import refused_argument, with_gradients
 from opgrip.replay.cases.ways import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
+from opgrip.replay.checks.candidates import CandidateReference
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.measuring.behaviours import shares_of
 from opgrip.replay.measuring.results import (
@@ -227,7 +228,7 @@ class _Preparation:
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None))
-            if way.mode != settings.modes.reference:
+            if way.mode != settings.modes.reference or case.reference is not None:
                 reference = self._reference(case, way, place, operator, item)
                 verdicts.append(reference.check(actual, settings.tolerance))
         result = _with_verdict(result, verdicts)
@@ -305,7 +306,7 @@ class _Preparation:
         if settings.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function))(inputs.make())
             result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
-        if way.mode != settings.modes.reference:
+        if way.mode != settings.modes.reference or case.reference is not None:
             reference = self._reference(case, way, 0, operator, inputs)
             result = _with_verdict(result, [reference.check(actual, settings.tolerance)])
         if result.status != OK:
@@ -344,16 +345,19 @@ class _Preparation:
         """What is right for these arguments, those in this place among the case's."""
         key = (way.cache, way.point, way.values, way.direction, place)
         if key not in self._references:
-            own = inputs.copy() if operator.mutates else inputs
+            right = case.reference or operator
+            mutates = operator.mutates or right.mutates
+            own = inputs.copy() if mutates else inputs
 
             def arguments() -> Arguments:
-                if operator.mutates:
+                if mutates:
                     own.restore()
                 return own.make()
 
-            function = self._reference_function(way, operator, arguments())
-            op = case.op if function is operator.function and case.operator is None else None
-            self._references[key] = Reference(function, arguments, operator.mutates, op)
+            function = self._reference_function(way, right, arguments())
+            op = case.op if function is right.function and case.operator is None else None
+            kind = Reference if case.reference is None else CandidateReference
+            self._references[key] = kind(function, arguments, mutates, op)
         return self._references[key]
 
     def _reference_function(self, way: Way, operator: Operator, arguments: Arguments) -> Function:
@@ -409,7 +413,8 @@ def _with_verdict(result: Result, verdicts: Sequence[Verdict]) -> Result:
     if not verdicts:
         return result
     verdict = joined(verdicts)
-    result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel)
+    notes = dict.fromkeys(note for note in (result.note, *verdict.notes) if note)
+    result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel, note=", ".join(notes))
     return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -86,6 +87,8 @@ def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
     """What a call gives, and the memory that it took of torch's allocator for this device."""
     if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
+    # read when Kineto starts: below this it prints two lines for each profile
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(profile_memory=True) as profiled:
         result = run()
     live = peak = allocated = 0

@@ -105,7 +105,7 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
         Heading("share", lambda row: f"{row.share:.1%}", lambda _: in_program, rank=3),
         Heading("trace", lambda row: row.trace, _any(lambda row: row.trace), is_number=False, least=12),
         Heading("operator", _operator, is_number=False, least=20),
-        Heading("mode", _mode, _any(lambda row: row.mode != EAGER), is_number=False, least=8),
+        Heading("mode", _mode, _any(lambda row: row.mode != EAGER or row.note), is_number=False, least=8),
         Heading("threads", lambda row: str(row.threads or "-"), _any(lambda row: row.threads)),
         Heading("cache", lambda row: row.cache or "-", lambda rows: len(_caches(rows)) > 1, is_number=False),
         Heading("batch", lambda row: f"x{row.batch_scale}", _any(lambda row: row.batch_scale != 1)),

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.replay import benchmark
+from opgrip.replay import benchmark, load_results
 from opgrip.traces import UserError
+from opgrip.traces.errors import ExistingFileError
 
 FAST = {"iterations": 3, "warmup": 0}
 
 
-def quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
+def sigmoid_gelu(x: Tensor) -> Tensor:
+    """The same function by another formula."""
+    return x * (1 + torch.erf(x / 2**0.5)) / 2
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def drop(x: Tensor) -> Tensor:
+    return functional.dropout(x + 9)
+
+
+def write_and_return(x: Tensor) -> Tensor:
+    return x.copy_(torch.softmax(x, -1))
+
+
+def write_out_of_sight(x: Tensor) -> Tensor:
+    result = torch.softmax(x, -1)
+    x.data.zero_()
+    return result
 
 
 def test_an_operator_is_timed_on_shapes_with_its_gradients() -> None:
@@ -34,15 +57,20 @@ def test_an_operator_is_timed_on_shapes_with_its_gradients() -> None:
 
 def test_several_functions_run_on_the_same_inputs_under_modes() -> None:
     meta = torch.empty(5, 4, device="meta", dtype=torch.bfloat16).t()
-    results = benchmark([quick_gelu, functional.gelu], [[(8, 5)], [meta]], mode=["eager", "jit"], **FAST)
+    results = list(benchmark([functional.gelu, sigmoid_gelu], [[(8, 5)], [meta]], mode=["eager", "jit"], **FAST))
     assert [(row.shapes, row.mode, row.status) for row in results] == [
         (shapes, mode, "ok")
         for shapes in ("float32[8,5]", "bfloat16[4,5]")
         for _ in range(2)
         for mode in ("eager", "jit")
     ]
-    assert {row.op.rpartition(".")[2] for row in results} == {"quick_gelu", "gelu"}
-    assert all((row.ratio is not None) == (row.mode == "jit") for row in results)
+    assert [row.op.rpartition(".")[2] for row in results[::2]] == ["gelu", "sigmoid_gelu", "gelu", "sigmoid_gelu"]
+    assert results[0].op == "torch.nn.functional.gelu"
+    # the reference in eager has nothing to be compared with
+    is_reference = [row.op == "torch.nn.functional.gelu" and row.mode == "eager" for row in results]
+    assert [row.ratio is None for row in results] == is_reference
+    assert [row.max_abs is None for row in results] == is_reference
+    assert all(row.allocated_bytes and row.peak_bytes for row in results)
 
 
 def test_values_are_what_they_are_given_as() -> None:
@@ -68,9 +96,84 @@ def test_a_function_that_fails_costs_its_row_alone() -> None:
     ]
 
 
+CANDIDATES: dict[str, tuple[Any, Any, str, str]] = {
+    "zeros": (softmax, torch.zeros_like, "wrong", "output 0: 128 of 128 elements differ, by 0.54 (rel 1) at most"),
+    "nan": (softmax, lambda x: torch.softmax(x.sqrt(), -1), "wrong", "by inf (rel inf) at most"),
+    "other formula": (softmax, lambda x: x.exp() / x.exp().sum(-1, True), "ok", ""),
+    "in place": (softmax, write_and_return, "ok", "writes into its arguments"),
+    "in place by .data": (softmax, write_out_of_sight, "ok", "writes into its arguments"),
+    "out of place": (write_and_return, softmax, "ok", ""),
+    "out argument": (lambda x: None if x.mul_(2) is x else x, lambda x: None, "wrong", "argument 0: 128 of 128"),
+    "tuple": (lambda x: (x, x + 1), lambda x: [x, 1 + x], "ok", ""),
+    "tuple for tensor": (
+        softmax,
+        lambda x: (softmax(x), x),
+        "wrong",
+        "returns a tuple of 2, where the reference returns a",
+    ),
+    "None": (softmax, lambda x: None, "wrong", "returns None, where the reference returns a tensor"),
+    "dictionary": (lambda x: {"a": x, "b": -x}, lambda x: {"b": -x, "a": x}, "ok", ""),
+    "other keys": (lambda x: {"a": x}, lambda x: {"b": x}, "wrong", "a dictionary of 1: 'b', where"),
+    "strides": (lambda x: x.t().contiguous(), torch.t, "ok", ""),
+    "shape": (softmax, lambda x: softmax(x)[:1], "wrong", "output 0 is (1, 16), not (8, 16)"),
+    "promoted": (softmax, lambda x: softmax(x.double()), "wrong", "output 0 is float64, not float32"),
+    "integers": (lambda x: (x > 0).int(), lambda x: (x > 1).int(), "wrong", "elements differ, by 1 (rel 1)"),
+    "bools": (lambda x: x > 0, lambda x: x > 1, "wrong", "elements differ, by 1 (rel 1)"),
+    "random": (lambda x: functional.dropout(x + 9), lambda x: functional.dropout(9 + x), "ok", ""),
+    "other chance": (
+        lambda x: functional.dropout(x + 9),
+        lambda x: functional.dropout(x + 9, 0.1),
+        "wrong",
+        "distributed",
+    ),
+    "module": (torch.relu, torch.nn.ReLU(), "ok", ""),
+    "raises": (softmax, lambda x: 1 // 0, "failed", "ZeroDivisionError"),
+    "reference raises": (lambda x: 1 // 0, softmax, "ok", "not compared: the reference failed"),
+    "object": (softmax, lambda x: iter(()), "ok", "not compared: there is a tuple_iterator among the results"),
+}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_is_compared_with_the_first_function(name: str) -> None:
+    reference, candidate, status, said = CANDIDATES[name]
+    _, row, last = benchmark([reference, candidate, reference], [[(8, 16)]], threads=1, **FAST)
+    assert row.status == status
+    assert said in (row.error or row.note)
+    if status == "wrong" and "elements differ" in said:
+        assert f"by {row.max_abs:.2g} (rel {row.max_rel:.2g})" in row.error
+    assert (row.ratio is None) == (status != "ok" or "reference failed" in said)
+    # nobody's writes reach another function
+    assert last.status == ("failed" if "reference raises" in name else "ok")
+
+
+def test_gradients_of_a_candidate_are_compared() -> None:
+    results = benchmark(
+        [torch.exp, lambda x: x.exp(), lambda x: x.exp().detach() + 0 * x], [[(8,)]], backward=True, **FAST
+    )
+    assert [(row.direction, row.status) for row in results] == [
+        *[("forward", "ok"), ("backward", "ok")] * 2,
+        *[("forward", "ok"), ("backward", "wrong")],
+    ]
+
+
+def test_functions_of_one_name_have_rows_of_their_own_and_are_printed(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    results = benchmark([torch.neg, lambda x: -x, lambda x: x], [[(3,)]], output=output, **FAST)
+    assert [row.op for row in results] == ["torch.neg", f"{__name__}.<lambda>", f"{__name__}.<lambda> (2)"]
+    assert len({row.key for row in results}) == 3
+    *_, reason, summary = str(results).splitlines()
+    assert reason.startswith(f"{__name__}.<lambda> (2): wrong: output 0: 3 of 3 elements differ")
+    assert summary == repr(results) == "<Results: 3 cases: 2 ok, 1 wrong>"
+    assert load_results(output)["ratio"].notna().sum() == 1
+    with pytest.raises(ExistingFileError, match=r"exists: choose another name, or replace it with force=True"):
+        benchmark(torch.neg, [[(3,)]], output=output, **FAST)
+
+
 def test_what_is_not_for_it_is_refused() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'top'"):
         benchmark(torch.neg, [[(3,)]], top=3)
+    with pytest.raises(TypeError, match=r"'profile': it is an option of replay\(\) only"):
+        benchmark(torch.neg, [[(3,)]], profile=True)
     with pytest.raises(UserError, match="there is nothing to time"):
         benchmark(torch.neg, [])
     with pytest.raises(UserError, match="there is no mode 'quick'"):
