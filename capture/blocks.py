@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.capture.own_work import NONE_OPEN
+from opgrip.capture.own_work import NONE_OPEN, Runs, runs_of
 from opgrip.capture.page_faults import FEWEST
 from opgrip.capture.place_times import PlaceTimes
 from opgrip.capture.placed_mode import UNPAIRED
@@ -23,6 +23,8 @@ BLOCK = 1024
 """Calls in one record."""
 COLUMNS = 4
 """Integers that a mode keeps of a call, before those of its tensors."""
+INTERRUPTED_NS = 1_000_000
+"""Duration of calls that other processes may have interrupted: the system gives a processor for about so long."""
 MOST_SEQUENCES = 1 << 18
 """Forward calls that wait for their backward calls."""
 
@@ -69,6 +71,8 @@ class Blocks:
     marks : how many of them were marks of `record_function`, by their signature
     perturbed : how many of the others ran right after the capture's own work
     newest : the largest number of a storage in them
+    duration_ns : sum of the durations of calls
+    is_contended : whether other processes used the processors while the next calls ran
 
     Parameters
     ----------
@@ -85,6 +89,8 @@ class Blocks:
         self._place_times = PlaceTimes()
         self._threads: dict[int, int] = {}
         self.newest = -1
+        self.is_contended = False
+        self.duration_ns = 0
         # by thread: the last sequence number, the scope of the forward call that made each node, the last call
         self._sequence: dict[int, int] = {}
         self._forward: dict[int, dict[int, int]] = {}
@@ -134,11 +140,11 @@ class Blocks:
         starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
         counted = mode.faults.take(starts)
-        for place, (_, since, without_counting) in counted.items():
-            start[place], duration[place] = since - self.recorder.started_ns, without_counting
+        for place, call in counted.items():
+            start[place], duration[place] = call.start_ns - self.recorder.started_ns, call.duration_ns
         began = start + self.recorder.started_ns
         perturbed = mode.own_work.take(began, began + duration, block.open_since_ns)
-        page_faults = [(place, faults) for place, (faults, *_) in counted.items() if faults >= FEWEST]
+        page_faults = [(place, call.faults) for place, call in counted.items() if call.faults >= FEWEST]
         flows = block.flows.tolist()
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         with self.recorder.graphs.question() as may_ask:
@@ -149,8 +155,13 @@ class Blocks:
                 self.recorder.observations.want_at(number, there, self.recorder.modes)
         if learning:
             return
+        slow_memory = self.recorder.slow_memory.slow_calls(counted, signature)
+        self.duration_ns += int(duration.sum())
+        long = np.flatnonzero(duration >= INTERRUPTED_NS).tolist() if self.is_contended else []
+        perturbed = _with_places(perturbed, [*(place for place, _ in slow_memory), *long])
         yield Calls(
-            self._threads[mode.number], *columns, flows, self.newest, device_ns, page_faults, streams, perturbed
+            *(self._threads[mode.number], *columns, flows, self.newest, device_ns, page_faults, streams, perturbed),
+            slow_memory,
         )
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
@@ -250,6 +261,14 @@ class Blocks:
         if len(matching_scopes) != 1 or not self.recorder.scopes.has_scope(matching_scopes[0]):
             return None
         return matching_scopes[0]
+
+
+def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
+    """Return runs that cover single places too."""
+    if not places:
+        return runs
+    covered = {place for first, length in runs for place in range(first, first + length)}
+    return runs_of(np.array(sorted(covered.union(places)), dtype=np.intp))
 
 
 def _first(block: CallBlock) -> list[int]:

@@ -49,6 +49,7 @@ from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import load_private
 from opgrip.capture.triton_launches import TritonWatch
 from opgrip.capture.watching import Watching
+from opgrip.traces.doubts import time_doubts
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.records import Header
 from opgrip.traces.tensor_file import HEADER_FIELD
@@ -114,6 +115,7 @@ class Capture:
         and how many could not be recorded
     marks : how many marks of `record_function` were recorded besides
     perturbed : how many calls ran right after the capture's own work, and are marked so
+    doubts : what made the times doubtful, in sentences; empty on a quiet machine
     stopped : the limit that ended the recording while the program went on, None where none did
     bytes_written : size of the trace before compression
     failure, problem : what kept the trace from being written, and in words, with what there is of it; None where
@@ -166,6 +168,7 @@ class Capture:
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
         self.marks = self.perturbed = 0
+        self.doubts: tuple[str, ...] = ()
         self.stopped: str | None = None
         self.failure: Exception | None = None
         self.problem: UserError | None = None
@@ -274,6 +277,8 @@ class Capture:
         blocks = flusher.blocks
         self.marks, self.perturbed = blocks.marks.total(), blocks.perturbed
         self.calls, self.signatures = blocks.calls - self.marks, flusher.signatures - len(blocks.marks)
+        slow_memory = recorder.slow_memory.excess_ns / max(blocks.duration_ns, 1)
+        self.doubts = tuple(time_doubts(flusher.contended, slow_memory))
         self.stopped = flusher.reached
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written

@@ -42,6 +42,8 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     for folder in capture.grips.written:
         yield f"a sample in {folder}: run it with pytest"
     yield from capture.notes()
+    if capture.calls:
+        yield from capture.doubts
     if capture.calls and where != "stdout":
         yield f"run them again with: opreplay {_shown(capture, capture.dumps[-1]) if capture.dumps else where}"
 

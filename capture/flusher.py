@@ -14,6 +14,7 @@ from opgrip.capture.devices import describe_devices, started_devices
 from opgrip.capture.limits import Held, Limits, parts_within
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.accelerators import describe_accelerators
+from opgrip.traces.contention import Contention
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import reason_of
 from opgrip.traces.records import End, Record, listed
@@ -21,6 +22,8 @@ from opgrip.traces.words import counted
 from opgrip.traces.writer import TraceWriter, encode_line
 
 INTERVAL_S = 0.5
+SPAN_NS = 100_000_000
+"""Time after which contention is looked at again."""
 PAUSE_S = 50e-6
 UNLIMITED = Limits()
 
@@ -57,6 +60,9 @@ class Flusher:
         self.discards_empty = False
         self.reached: str | None = None
         self.blocks = Blocks(recorder)
+        self._contended_ns = self._recorded_ns = 0
+        self._contention: Contention | None = None
+        self._looked_ns = perf_counter_ns()
         self.learning = False
         self._learns = learns
         self._held = Held() if limits or learns else None
@@ -85,6 +91,8 @@ class Flusher:
         self._stop.set()
         self._thread.join()
         self.finish()
+        if self._contention is not None:
+            self._contention.close()
 
     def flush(self, pause_s: float = 0.0) -> None:
         """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's.
@@ -101,6 +109,7 @@ class Flusher:
             return
         with self._writing:
             try:
+                self._look_at_contention()
                 kernels = self.recorder.kernels
                 # what has ended by now, whose calls are all there
                 windows = [] if kernels is None else kernels.take_windows()
@@ -205,6 +214,7 @@ class Flusher:
             without_values=listed(recorder.fitter.without_values),
             stopped=self.reached,
             thinned={} if recorder.budget is None else recorder.budget.counts(),
+            contended=self.contended,
             devices=describe_devices(),
             accelerator=describe_accelerators(started_devices()),
         )
@@ -256,7 +266,25 @@ class Flusher:
             self.recorder.stop()
         return self.reached is not None
 
+    def _look_at_contention(self) -> None:
+        """Find out whether other processes used the processors while the calls ran that are written next."""
+        span = perf_counter_ns() - self._looked_ns
+        if self._contention is None or (span < SPAN_NS and not self._stop.is_set()):
+            return
+        self._looked_ns += span
+        self.blocks.is_contended = self._contention.is_contended()
+        if self.recorder.waiting:
+            self._recorded_ns += span
+            self._contended_ns += span if self.blocks.is_contended else 0
+
+    @property
+    def contended(self) -> float:
+        """Share of the recorded time in which other processes used the processors that the program waited for."""
+        return round(self._contended_ns / max(self._recorded_ns, 1), 3)
+
     def _run(self) -> None:
+        # this thread waits while the program uses the processors, as it is to do
+        self._contention = Contention(ignored=threading.get_native_id())
         with self.recorder.own_work():
             while not self._stop.wait(INTERVAL_S):
                 self.flush(PAUSE_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import resource
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
@@ -45,14 +46,29 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.itemsize if tensor.layout is torch.strided and not tensor.is_nested else 0
 
 
-class FaultCounter:
-    """Counts the page faults of one thread's calls.
+@dataclass(frozen=True, slots=True)
+class CountedCall:
+    """What was counted of a call.
 
-    The counting lies within a call's recorded time, so when it began and what it took without it are kept too.
+    Attributes
+    ----------
+    faults : page faults of all threads: an operator's own threads touch its result first
+    start_ns, duration_ns : without the counting, which lies within the call's recorded time
+    system_ns, processor_ns : time of all threads in the kernel, and in all, which most kernels count in ticks
     """
 
+    faults: int
+    start_ns: int
+    duration_ns: int
+    system_ns: float
+    processor_ns: float
+
+
+class FaultCounter:
+    """Counts the page faults of one thread's calls."""
+
     def __init__(self) -> None:
-        self._counted: dict[int, tuple[int, int, int]] = {}
+        self._counted: dict[int, CountedCall] = {}
 
     def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
         """An operator whose page faults are counted.
@@ -63,17 +79,21 @@ class FaultCounter:
         """
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            before = _faults()
+            before = resource.getrusage(resource.RUSAGE_SELF)
             start = perf_counter_ns()
             result = operator(*args, **kwargs)
             duration = perf_counter_ns() - start
-            self._counted[started()] = (_faults() - before, start, duration)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            system_s = after.ru_stime - before.ru_stime
+            processor_s = system_s + after.ru_utime - before.ru_utime
+            faults = after.ru_minflt - before.ru_minflt
+            self._counted[started()] = CountedCall(faults, start, duration, system_s * 1e9, processor_s * 1e9)
             return result
 
         return run
 
-    def take(self, starts: Sequence[int]) -> dict[int, tuple[int, int, int]]:
-        """Page faults of calls by their place, their start and duration in ns, to be asked for once.
+    def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
+        """What was counted of calls, by their place, to be asked for once.
 
         Parameters
         ----------
@@ -83,8 +103,3 @@ class FaultCounter:
             return {}
         counts_by_place = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
         return {place: counted for place, counted in counts_by_place if counted is not None}
-
-
-def _faults() -> int:
-    # of all threads: an operator's own threads touch its result first
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -27,6 +27,7 @@ from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Places
 from opgrip.capture.scope_table import ScopeTable
 from opgrip.capture.signatures import call_key, describe_result
+from opgrip.capture.slow_memory import SlowMemory, usual_fault_ns
 from opgrip.capture.storages import Storages
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import unobserved
@@ -65,6 +66,7 @@ class Recorder:
     epochs : how often the tables were begun anew, and the numbers of what each epoch met
     budget : of the program's time; None for no such limit
     thinning : what is left out to keep within it
+    slow_memory : finds calls whose page faults were slow
     taken, taken_integers : calls that were taken from the threads, and how many integers were in their rows
     passed, writing_ns : calls of modules in threads that are not recorded, and what the thread that writes has taken
     by_steps : a thread is recorded only while it is in a step, in which its mode is not idle
@@ -127,6 +129,7 @@ class Recorder:
         self.observations = Observations(self._value_share)
         self._own_work: set[int] = set()
         self._stopped = False
+        self.slow_memory = SlowMemory(usual_fault_ns())
         self.thinning = Thinning.NOTHING
         self.taken = self.taken_integers = self.passed = self.writing_ns = 0
         if self.budget is not None:

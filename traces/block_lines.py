@@ -31,6 +31,8 @@ def encode_block(block: CallBlock) -> bytes:
         parts.append(f'"streams":{_text(block.streams)}')
     if block.perturbed:
         parts.append(f'"perturbed":{_plain([list(pair) for pair in block.perturbed])}')
+    if block.slow_memory:
+        parts.append(f'"slow_memory":{_plain([list(pair) for pair in block.slow_memory])}')
     return f"{','.join(parts)}}}\n".encode()
 
 

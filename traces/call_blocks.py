@@ -22,7 +22,7 @@ Fields: TypeAlias = dict[str, bytes]
 _COLUMNS = ("signature", "scope", "after_ns", "duration_ns")
 _OPTIONAL_COLUMNS = ("tensors", "storages", "device_ns", "streams")
 _NUMBERS = ("thread", "start_ns", "newest")
-_PAIRS = ("page_faults", "perturbed")
+_PAIRS = ("page_faults", "perturbed", "slow_memory")
 _NAMES = {name.encode(): name for names in (_COLUMNS, _OPTIONAL_COLUMNS, _NUMBERS, _PAIRS) for name in names}
 _ARRAYS = ("signature", "scope", "start_ns", "duration_ns", *_OPTIONAL_COLUMNS)
 _NEEDED = {"thread", "start_ns", *_COLUMNS}
@@ -46,7 +46,7 @@ class CallBlock:
     signature, scope, start_ns, duration_ns : (N,)
     tensors, device_ns, streams : (N,), or (0,) where the block tells nothing of them
     storages : (sum of `tensors`,)
-    newest, page_faults, perturbed : as `Calls` has them
+    newest, page_faults, perturbed, slow_memory : as `Calls` has them
     """
 
     thread: int
@@ -61,6 +61,7 @@ class CallBlock:
     page_faults: list[tuple[int, int]] = field(default_factory=list)
     streams: Integers = field(default_factory=_none)
     perturbed: list[tuple[int, int]] = field(default_factory=list)
+    slow_memory: list[tuple[int, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.signature)
@@ -85,6 +86,7 @@ def block_of(record: Calls) -> CallBlock:
         page_faults=record.page_faults,
         streams=column(record.streams),
         perturbed=record.perturbed,
+        slow_memory=record.slow_memory,
     )
 
 
@@ -94,6 +96,7 @@ def record_of(block: CallBlock) -> Calls:
         *(block.thread, block.signature.tolist(), block.scope.tolist(), block.start_ns.tolist()),
         *(block.duration_ns.tolist(), block.tensors.tolist(), block.storages.tolist(), block.newest),
         *(block.device_ns.tolist(), block.page_faults, block.streams.tolist(), block.perturbed),
+        block.slow_memory,
     )
 
 
@@ -189,6 +192,7 @@ def parse_blocks(lines: Sequence[Fields]) -> list[CallBlock] | None:
             newest=newest[place],
             page_faults=pairs["page_faults"][place],
             perturbed=pairs["perturbed"][place],
+            slow_memory=pairs["slow_memory"][place],
             **{name: parts[name][place] for name in _ARRAYS},
         )
         for place, fields in enumerate(lines)

@@ -40,6 +40,8 @@ def calls_to_json(record: Calls) -> dict[str, Json]:
         form["streams"] = record.streams
     if record.perturbed:
         form["perturbed"] = [list(pair) for pair in record.perturbed]
+    if record.slow_memory:
+        form["slow_memory"] = [list(pair) for pair in record.slow_memory]
     return form
 
 
@@ -62,6 +64,7 @@ def calls_from_json(form: Mapping[str, Json]) -> Calls:
         *(integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
         *(tensors, storages, newest, device_ns, counts_by_place(form, "page_faults", len(starts))),
         *(streams, counts_by_place(form, "perturbed", len(starts))),
+        counts_by_place(form, "slow_memory", len(starts)),
     )
 
 

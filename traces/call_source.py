@@ -114,7 +114,8 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
     places = np.flatnonzero(flags)
     storages = block.storages[np.repeat(flags, block.tensors)] if len(block.tensors) else block.storages[:0]
     perturbed = np.flatnonzero(perturbed_flags(block.perturbed, len(block))[places]).tolist()
-    place_of = {place: index for index, place in enumerate(places.tolist())} if block.page_faults else {}
+    has_pairs = block.page_faults or block.slow_memory
+    place_of = {place: index for index, place in enumerate(places.tolist())} if has_pairs else {}
     return replace(
         block,
         signature=block.signature[places],
@@ -127,15 +128,21 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
         streams=block.streams[places] if len(block.streams) else block.streams,
         page_faults=[(place_of[place], count) for place, count in block.page_faults if place in place_of],
         perturbed=[(place, 1) for place in perturbed],
+        slow_memory=[(place_of[place], excess) for place, excess in block.slow_memory if place in place_of],
     )
 
 
-def page_faults(block: CallBlock) -> Integers:
-    """Of each call of a block, the pages that the system gave."""
-    faults = np.zeros(len(block), dtype=np.int64)
-    for place, count in block.page_faults:
-        faults[place] = count
-    return faults
+def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
+    """Return the number of each call of a block, 0 for a call that has no pair.
+
+    Parameters
+    ----------
+    pairs : (place, number), such as a block's `page_faults` and `slow_memory`
+    """
+    numbers = np.zeros(calls, dtype=np.int64)
+    for place, number in pairs:
+        numbers[place] = number
+    return numbers
 
 
 def or_all(column: Integers, calls: int, value: int) -> Integers:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from opgrip.traces.accelerators import device_of
 from opgrip.traces.call_blocks import CallBlock, perturbed_flags
-from opgrip.traces.call_source import concatenated, or_all, page_faults
+from opgrip.traces.call_source import by_call, concatenated, or_all
 from opgrip.traces.device_times import with_functions
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.records import Scope, Signature, Thread
@@ -23,6 +23,7 @@ COLUMNS = {
     "stream": np.int64,
     "perturbed": np.bool_,
     "page_faults": np.int64,
+    "slow_memory_ns": np.int64,
     "tensors": np.int64,
 }
 """What blocks tell of calls."""
@@ -53,7 +54,8 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: Names) -> pd.
     table = pd.DataFrame(
         named_columns(columns["signature"], columns["scope"], columns["thread"], names)
         | {name: columns[name] for name in ("start_ns", "duration_ns", "device_ns", "stream", "perturbed")}
-        | {"host_ns": 0.0, "raw_ns": 0.0, "time_ns": 0.0, "page_faults": columns["page_faults"], "tensors": tensors}
+        | {"host_ns": 0.0, "raw_ns": 0.0, "time_ns": 0.0, "page_faults": columns["page_faults"]}
+        | {"slow_memory_ns": columns["slow_memory_ns"], "tensors": tensors}
         | {"first_storage": np.cumsum(tensors) - tensors}
     )
     table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
@@ -109,7 +111,8 @@ def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[An
                 device_times(block),
                 or_all(block.streams, calls, 0),
                 perturbed_flags(block.perturbed, len(block)),
-                page_faults(block),
+                by_call(block.page_faults, calls),
+                by_call(block.slow_memory, calls),
             ),
             or_all(block.tensors, calls, 0),
         )

@@ -31,10 +31,12 @@ class Contention:
     Parameters
     ----------
     proc : where the kernel tells of processes
+    ignored : native number of a thread whose waits do not count
     """
 
-    def __init__(self, proc: Path = PROC) -> None:
+    def __init__(self, proc: Path = PROC, ignored: int | None = None) -> None:
         self._proc = proc
+        self._ignored = str(ignored)
         self._files: dict[str, int] = {}
         self._waited: dict[str, tuple[int, int]] = {}
         self._listed_ns = self._began_ns = self._steal_ns = perf_counter_ns()
@@ -75,7 +77,7 @@ class Contention:
         folder = self._proc / "self" / "task"
         with suppress(OSError):
             for thread in os.listdir(folder):
-                if thread not in self._files:
+                if thread not in self._files and thread != self._ignored:
                     with suppress(OSError, ValueError):
                         file = os.open(folder / thread / "schedstat", os.O_RDONLY)
                         self._files[thread] = file

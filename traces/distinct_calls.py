@@ -14,19 +14,22 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.call_blocks import CallBlock, perturbed_flags
-from opgrip.traces.call_source import or_all, page_faults
+from opgrip.traces.call_source import by_call, or_all
 from opgrip.traces.call_table import Names, named_columns
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.weighted import COUNT, unperturbed_ns
 
-KEYS = ("thread", "signature", "scope", "stream", "perturbed", "page_faults", "device_ns", "duration_ns")
+KEYS = (
+    *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
+    *("device_ns", "duration_ns"),
+)
 """What calls that count as one have in common."""
 FIRST, PLACE = "start_ns", "place"
 """When the first of them started, and where it stands in the file."""
 BATCH = 1 << 18
 """Calls that are summed up at a time."""
 WIDEST = 1 << 62
-TIMES = ("device_ns", "duration_ns")
+TIMES = ("slow_memory_ns", "device_ns", "duration_ns")
 MOST_ROWS = 1 << 18
 """Different calls that are told apart by all digits of their times."""
 FINEST, COARSEST = 10, 3
@@ -50,7 +53,8 @@ class DistinctCalls:
         self._pieces.append(
             [
                 *(np.full(calls, block.thread), block.signature, block.scope, or_all(block.streams, calls, 0)),
-                *(perturbed_flags(block.perturbed, len(block)).astype(np.int64), page_faults(block)),
+                *(perturbed_flags(block.perturbed, len(block)).astype(np.int64), by_call(block.page_faults, calls)),
+                by_call(block.slow_memory, calls),
                 *(np.maximum(or_all(block.device_ns, calls, -1), -1), block.duration_ns, block.start_ns),
             ]
         )
@@ -74,6 +78,7 @@ class DistinctCalls:
         table["perturbed"] = rows["perturbed"].astype(bool)
         table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
         table["page_faults"] = rows["page_faults"]
+        table["slow_memory_ns"] = rows["slow_memory_ns"]
         table[COUNT] = rows[COUNT]
         table["host_ns"] = unperturbed_ns(table)
         table["time_ns"] = table["device_ns"].fillna(table["host_ns"])

@@ -120,7 +120,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _calls(block: Calls, names: _Names, chosen: Filter, as_json: bool) -> Iterator[str]:
-    pages, first = dict(block.page_faults), 0
+    pages, slow_ns, first = dict(block.page_faults), dict(block.slow_memory), 0
     perturbed = perturbed_flags(block.perturbed, len(block.scope))
     for place, (signature, scope) in enumerate(zip(block.signature, block.scope, strict=True)):
         count = block.tensors[place] if block.tensors else 0
@@ -146,6 +146,7 @@ def _calls(block: Calls, names: _Names, chosen: Filter, as_json: bool) -> Iterat
             facts["stream"] = block.streams[place]
         facts |= {"page_faults": pages[place]} if place in pages else {}
         facts |= {"perturbed": True} if perturbed[place] else {}
+        facts |= {"slow_memory_ns": slow_ns[place]} if place in slow_ns else {}
         yield _json({"type": "call", **facts}) if as_json else _call_line(facts)
 
 
@@ -154,7 +155,7 @@ def _call_line(facts: dict[str, Any]) -> str:
     extra = "".join(
         f"  {name.removesuffix('_ns')} {value / 1e3:,.1f} us" if name.endswith("_ns") else f"  {name} {value}"
         for name, value in facts.items()
-        if name in ("device_ns", "stream", "page_faults", "perturbed")
+        if name in ("device_ns", "stream", "page_faults", "perturbed", "slow_memory_ns")
     )
     where = f"{shortened(facts['module'], MOST) or '(root)'} {facts['phase']}"
     return f"{'call':<12} {times}  thread {facts['thread']}  {facts['op']} #{facts['signature']}  {where}{extra}"

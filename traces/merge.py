@@ -324,6 +324,7 @@ class _Join:
             devices=end.devices | record.devices,
             accelerator=merge_facts(end.accelerator, record.accelerator),
             thinned=dict(Counter(end.thinned) + Counter(record.thinned)),
+            contended=max(end.contended, record.contended),
             before=end.before if record.before is None else (end.before or 0) + record.before,
         )
 

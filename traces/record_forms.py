@@ -244,6 +244,8 @@ def _end_to_json(record: End) -> dict[str, Json]:
         form["before"] = record.before
     if record.thinned:
         form["thinned"] = dict(record.thinned)
+    if record.contended:
+        form["contended"] = record.contended
     if record.devices:
         form["devices"] = dict(record.devices)
     if record.accelerator:
@@ -268,7 +270,14 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
         accelerator=_facts(form.get("accelerator", {})),
         before=optional(integer, form.get("before")),
         thinned={text(what): integer(count) for what, count in form.get("thinned", {}).items()},
+        contended=_share(form.get("contended", 0.0)),
     )
+
+
+def _share(value: Json) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise FormatError("a share that is not between 0 and 1")
+    return float(value)
 
 
 def _facts(form: Mapping[str, Json]) -> dict[str, Json]:
@@ -324,11 +333,11 @@ _FIELDS: dict[str, set[str]] = {
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
-        *("newest", "device_ns", "page_faults", "streams", "perturbed"),
+        *("newest", "device_ns", "page_faults", "streams", "perturbed", "slow_memory"),
     },
     "device_times": {"type", "thread", "first", "device_ns"},
     "kernels": {"type", "signature", "names", "launches", "device_ns"},
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"}
-    | {"devices", "accelerator", "before", "thinned"},
+    | {"devices", "accelerator", "before", "thinned", "contended"},
 }

@@ -192,7 +192,10 @@ class Calls:
     streams : torch's number of the stream of its accelerator that each call gave work to; empty where that is 0, the
         default one, for all
     perturbed : (place in this block, how many calls from there on) of the calls that ran right after, or around, so
-        much of the capture's own work that they found other caches and memory
+        much of the capture's own work that they found other caches and memory, that met slow memory, or that may have
+        been interrupted because other processes used the processors
+    slow_memory : (place in this block, ns) of the calls whose page faults took much longer than is usual on the
+        machine, and an estimate of how much longer; they are among those that are perturbed
     """
 
     thread: int
@@ -207,6 +210,7 @@ class Calls:
     page_faults: list[tuple[int, int]] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
     perturbed: list[tuple[int, int]] = field(default_factory=list)
+    slow_memory: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +296,7 @@ class End:
     before : of a trace that has the last calls alone, how many there were before these; None in others
     thinned : how often a capture left out what, to keep within its budget: `values` of signatures, `scopes` of modules,
         whole `steps`
+    contended : share of the recorded time in which other processes used the processors that the program waited for
     """
 
     calls: int
@@ -305,6 +310,7 @@ class End:
     accelerator: dict[str, Any] = field(default_factory=dict)
     before: int | None = None
     thinned: dict[str, int] = field(default_factory=dict)
+    contended: float = 0.0
 
 
 Record: TypeAlias = (

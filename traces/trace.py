@@ -78,6 +78,7 @@ class Trace:
         right before it, or within it), host_ns (its duration; of one that was perturbed, the median of its signature's
         others, where there are any; so of one that was interrupted), raw_ns (of the device where there is one, else the
         duration), time_ns (of the device where there is one, else host_ns), page_faults (0 where none were counted),
+        slow_memory_ns (estimate of how much longer than usual its page faults took; host_ns is without it),
         tensors, first_storage. Module, function, file and line of a call in a backward pass are those of the forward
         call that caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them

@@ -47,6 +47,11 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
     return pd.Series(middle, index=sizes.index).reindex(np.unique(names.dropna()))
 
 
+def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
+    """Return durations of calls, as they would be had page faults taken as long as is usual on the machine."""
+    return calls["duration_ns"] - calls["slow_memory_ns"]
+
+
 @dataclass(frozen=True, slots=True)
 class Typical:
     """What stands for the durations of calls that were perturbed.
@@ -62,7 +67,7 @@ class Typical:
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
         """Durations of calls; of those that were perturbed, what stands for them where there is such."""
-        signature, durations = calls["signature"], calls["duration_ns"]
+        signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
         return durations.where(~is_replaced | median_ns.isna(), median_ns)
@@ -70,7 +75,7 @@ class Typical:
 
 def typical_of(calls: pd.DataFrame) -> Typical | None:
     """What stands for perturbed ones among all calls of a trace, or all distinct ones; None where there are none."""
-    durations, perturbed, counts = calls["duration_ns"], calls["perturbed"], counts_of(calls)
+    durations, perturbed, counts = usual_ns(calls), calls["perturbed"], counts_of(calls)
     if not perturbed.any():
         return None
     signature = calls["signature"]

@@ -24,7 +24,7 @@ MEMORY = "memory"
 """Of the first tensor of each call."""
 COLUMNS = [
     *("signature", "op", "kind", "scope", "module", "function", "file", "line", "phase", "inside", "gripped"),
-    *("start_ns", "duration_ns", "device_ns", "raw_ns", "time_ns", "perturbed", "page_faults"),
+    *("start_ns", "duration_ns", "device_ns", "raw_ns", "time_ns", "perturbed", "page_faults", "slow_memory_ns"),
 ]
 """What cases are made of."""
 
@@ -206,7 +206,7 @@ def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[n
 def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The place of each call, and what those in it take in ns."""
     first = pd.Series(memory, index=calls.index)
-    raw_ns = calls["raw_ns"].astype(float)
+    raw_ns = (calls["raw_ns"] - calls["slow_memory_ns"]).astype(float)
     calm_ns = calm_times(calls)
     by_memory = [calls["scope"], first]
     again = raw_ns.groupby(by_memory).transform("size") > 1

@@ -78,6 +78,7 @@ def records(draw: st.DrawFn) -> Calls:
         page_faults=draw(places),
         streams=draw(st.just([]) | st.lists(st.integers(1, 9), min_size=calls, max_size=calls)),
         perturbed=draw(places),
+        slow_memory=draw(places),
     )
 
 

@@ -126,7 +126,7 @@ def parts(draw: st.DrawFn) -> list[Record]:
     return [*records, End(ended, ended, 100)]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(processes=st.lists(parts(), min_size=1, max_size=3))
 def test_a_merged_trace_says_of_each_process_what_its_own_trace_says(
     processes: list[list[Record]], tmp_path: Path

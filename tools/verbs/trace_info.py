@@ -175,6 +175,7 @@ LEAST = {
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     """What is told of a trace above its tables, by name."""
     from opgrip.traces.accelerators import facts_in_words
+    from opgrip.traces.doubts import time_doubts
     from opgrip.traces.labels import are_marks, is_mark
     from opgrip.traces.records import FUNCTION, HIGHER_ORDER
     from opgrip.traces.redaction.headers import REDACTED
@@ -235,12 +236,15 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         )
     operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
+    contended = 0.0 if trace.end is None else trace.end.contended
     if operations["perturbed"].any():
-        yield "perturbed", _perturbed(operations)
+        yield "perturbed", _perturbed(operations, contended)
     if len(labels := trace.labels):
         more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
         yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
     yield from _losses(trace)
+    slow_ns, duration_ns = ((operations[name] * operations[COUNT]).sum() for name in ("slow_memory_ns", "duration_ns"))
+    yield from (("doubtful", text) for text in time_doubts(contended, slow_ns / max(duration_ns, 1)))
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -263,7 +267,7 @@ def _redacted(form: Mapping[str, Any]) -> str:
     return f"names, paths, texts and values are not the program's{names}{hidden}"
 
 
-def _perturbed(calls: pd.DataFrame) -> str:
+def _perturbed(calls: pd.DataFrame, contended: float) -> str:
     """How many calls were perturbed, and for how many of these the times of others stand."""
     from opgrip.traces.weighted import COUNT
 
@@ -272,7 +276,10 @@ def _perturbed(calls: pd.DataFrame) -> str:
     timed = int(perturbed[COUNT][others].sum())
     of_others = ", timed by others like them" if others.all() else f", {timed:,} timed by others like them"
     count = counted(int(perturbed[COUNT].sum()), "call")
-    return f"{count} right after the capture's own work{of_others if others.any() else ''}"
+    causes = ["right after the capture's own work"]
+    causes += ["on slow memory"] if calls["slow_memory_ns"].any() else []
+    causes += ["while other processes used the processors"] if contended else []
+    return f"{count} {' or '.join(causes)}{of_others if others.any() else ''}"
 
 
 def _run(name: object, steps: object, warmup: object) -> str:

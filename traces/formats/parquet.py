@@ -186,6 +186,7 @@ class _Block:
             counts_by_place(rest, "page_faults", self.count),
             streams if streams.any() else NONE,
             counts_by_place(rest, "perturbed", self.count),
+            counts_by_place(rest, "slow_memory", self.count),
         )
 
     def _column(self, name: str, null: int | None = None) -> Integers:

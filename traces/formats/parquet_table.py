@@ -114,6 +114,8 @@ class ParquetTable:
             form["page_faults"] = [list(pair) for pair in record.page_faults]
         if record.perturbed:
             form["perturbed"] = [list(pair) for pair in record.perturbed]
+        if record.slow_memory:
+            form["slow_memory"] = [list(pair) for pair in record.slow_memory]
         return form
 
     def _end_block(self) -> None:

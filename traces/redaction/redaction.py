@@ -212,6 +212,7 @@ class Redaction:
             accelerator=redact_accelerator(record.accelerator),
             before=record.before,
             thinned={what: count for what, count in record.thinned.items() if what in THINNED},
+            contended=record.contended,
         )
 
     def calls(self, record: Calls) -> Iterator[Record]:
@@ -219,6 +220,7 @@ class Redaction:
         yield Calls(
             *(record.thread, record.signature, record.scope, record.start_ns, record.duration_ns, record.tensors),
             *(record.storages, record.newest, record.device_ns, record.page_faults, record.streams, record.perturbed),
+            record.slow_memory,
         )
 
     def device_times(self, record: DeviceTimes) -> Iterator[Record]:

@@ -224,6 +224,7 @@ class _Writing:
             page_faults=[(int(places[place]), pages) for place, pages in block.page_faults if flags[place]],
             streams=of_part(block.streams),
             perturbed=_runs([int(places[place]) for place in perturbed if flags[place]]),
+            slow_memory=[(int(places[place]), excess) for place, excess in block.slow_memory if flags[place]],
         )
 
     def _device_times(self, record: DeviceTimes) -> DeviceTimes | None:

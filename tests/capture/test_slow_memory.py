@@ -1,0 +1,161 @@
+"""Calls whose page faults were slow are marked, and count without what these took longer than usual."""
+
+from __future__ import annotations
+
+import mmap
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from example_trace import write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opgrip.capture import Capture, slow_memory
+from opgrip.capture import flusher as flushing
+from opgrip.capture.closing import closing_lines
+from opgrip.capture.page_faults import CountedCall
+from opgrip.capture.slow_memory import TICK_NS, SlowMemory, usual_fault_ns
+from opgrip.replay.cases.cases import make_cases
+from opgrip.traces import load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import Calls, End, Scope, Signature, Thread
+
+USUAL_NS, SLOW_NS = 2_000, 12_000
+PAGES, WORK_NS = 3_000, 4_000_000
+"""Page faults of a call that makes 12 MB, and what it takes besides."""
+
+
+def counted(cost_ns: float, calls: int, work_ns: int = WORK_NS, pages: int = PAGES) -> dict[int, CountedCall]:
+    """Calls whose page faults cost this, as a kernel counts them that samples every 4 ms."""
+    wanted = [place * pages * cost_ns for place in range(calls + 1)]
+    ticks = [int(time // TICK_NS) for time in wanted]
+    durations = [int(pages * cost_ns + work_ns)] * calls
+    starts = [0, *accumulate(durations)]
+    return {
+        place: CountedCall(pages, starts[place], durations[place], (after - before) * TICK_NS, durations[place])
+        for place, (before, after) in enumerate(pairwise(ticks))
+    }
+
+
+@given(calls=st.integers(2, 40), cost_ns=st.floats(2.5 * USUAL_NS, 100 * USUAL_NS), threads=st.integers(1, 64))
+def test_the_excess_of_slow_faults_is_estimated(calls: int, cost_ns: float, threads: int) -> None:
+    found = SlowMemory(USUAL_NS).slow_calls(counted(cost_ns, calls), [0] * calls)
+    expected = PAGES * (cost_ns - USUAL_NS)
+    if expected * calls < 15 * TICK_NS:
+        # chance makes some ticks
+        return
+    assert [place for place, _ in found] == [*range(calls)]
+    assert sum(excess for _, excess in found) == pytest.approx(expected * calls, rel=0.15)
+
+
+@given(
+    calls=st.integers(1, 1000),
+    pages=st.integers(1, 5000),
+    work_ns=st.integers(0, 10**9),
+    cost_ns=st.floats(0, 1.5 * USUAL_NS),
+)
+def test_calls_on_memory_at_hand_are_not_marked(calls: int, pages: int, work_ns: int, cost_ns: float) -> None:
+    memory = SlowMemory(USUAL_NS)
+    assert memory.slow_calls(counted(cost_ns, calls, work_ns, pages), [0] * calls) == []
+    assert memory.excess_ns == 0
+    assert SlowMemory(None).slow_calls(counted(50 * SLOW_NS, calls), [0] * calls) == []
+
+
+def test_a_call_that_computes_for_long_is_not_marked_beside_slow_ones() -> None:
+    slow, computing = counted(SLOW_NS, 20), counted(USUAL_NS, 20, 500_000_000)
+    block = slow | {20 + place: call for place, call in computing.items()}
+    found = SlowMemory(USUAL_NS).slow_calls(block, [0] * 20 + [1] * 20)
+    assert [place for place, _ in found] == [*range(20)]
+
+
+def trace_with(path: Path, slow: list[int], calls: int = 4) -> Path:
+    spec = TensorSpec((8, 8), (8, 1), torch.float32, "cpu")
+    excess = 9_000_000
+    durations = [1_000_000 + excess * (place in slow) for place in range(calls)]
+    block = Calls(
+        *(0, [0] * calls, [0] * calls, [place * 20_000_000 for place in range(calls)], durations),
+        *([2] * calls, [*range(2 * calls)], -1),
+        page_faults=[(place, 3000) for place in range(calls)],
+        perturbed=[(place, 1) for place in slow],
+        slow_memory=[(place, excess) for place in slow],
+    )
+    signature = Signature(0, "operator", "aten.sin.default", (spec,), {}, spec)
+    return write(path, [signature, Scope(0, "", "", "forward"), Thread(0, "MainThread"), block, End(calls, 1, 10**9)])
+
+
+@pytest.mark.parametrize(("slow", "is_marked"), [([], False), ([0, 2], False), ([0, 1, 2, 3], True)])
+def test_slow_memory_is_not_in_medians_and_shares(slow: list[int], is_marked: bool, tmp_path: Path) -> None:
+    trace = load(trace_with(tmp_path / "t.jsonl", slow))
+    assert trace.calls["time_ns"].tolist() == trace.distinct_calls["time_ns"].tolist() == [1_000_000] * 4
+    assert trace.summary()["time_us"].tolist() == [4_000]
+    (case,) = make_cases(trace)
+    assert case.captured_us == 1_000
+    assert (case.perturbed >= case.count) == is_marked
+
+
+@pytest.fixture
+def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that takes long to provide memory: faults cost less than any that this one has."""
+    monkeypatch.setattr("opgrip.capture.recorder.usual_fault_ns", lambda: 20.0)
+
+
+@pytest.mark.usefixtures("slow_faults")
+def test_a_capture_on_slow_memory_says_so(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl") as capture:
+        for _ in range(60):
+            # larger than what the C library keeps
+            torch.zeros(12 << 20)
+    assert any(line.startswith("the machine was slow to provide memory") for line in closing_lines(capture))
+    calls = load(tmp_path / "t.jsonl").calls
+    slow = calls["slow_memory_ns"] > 0
+    assert slow.any()
+    assert calls["perturbed"][slow].all()
+
+
+class Busy:
+    """Contention that is always there."""
+
+    def __init__(self, ignored: int) -> None:
+        assert ignored
+
+    def is_contended(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_capture_on_a_busy_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flushing, "Contention", Busy)
+    monkeypatch.setattr("opgrip.capture.blocks.INTERRUPTED_NS", 1)
+    with Capture(tmp_path / "t.jsonl") as capture:
+        torch.ones(4) + 1
+    assert any(line.startswith("the machine was busy in 100% of the") for line in closing_lines(capture))
+    trace = load(tmp_path / "t.jsonl")
+    assert trace.end is not None
+    assert trace.end.contended == 1
+    assert trace.calls["perturbed"].all()
+
+
+def test_the_usual_cost_of_a_page_fault_is_of_memory_at_hand() -> None:
+    if slow_memory._has_huge_pages():
+        pytest.skip("this system provides huge pages unasked")
+    usual = usual_fault_ns()
+    assert usual is not None
+    assert 10 < usual < 1_000_000
+
+
+def test_slow_memory_of_this_machine_is_found(tmp_path: Path) -> None:
+    """On a virtual machine with free page reporting, as far as it is slow now."""
+    usual = usual_fault_ns()
+    size = 512 << 20
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        first = slow_memory._touch(memory)
+    if usual is None or first is None or first < 4 * usual:
+        pytest.skip("memory is quick here")
+    with Capture(tmp_path / "t.jsonl"):
+        kept = [torch.zeros(64 << 20) for _ in range(8)]
+    del kept
+    assert load(tmp_path / "t.jsonl").calls["slow_memory_ns"].any()
