@@ -120,7 +120,8 @@ class SlowMemory:
     def _is_slow(self, faults: float, system_ns: float) -> bool:
         """Return True if ticks in the kernel are at least twice the usual, and more than chance makes them."""
         usual = faults * (self.usual_ns or 0.0) / TICK_NS
-        return system_ns / TICK_NS >= max(SLOW * usual, usual + 3 * usual**0.5 + 3)
+        chance: float = 3 * usual**0.5 + 3
+        return system_ns / TICK_NS >= max(SLOW * usual, usual + chance)
 
 
 def _means(

@@ -111,7 +111,7 @@ def test_ctrl_c_says_where_the_trace_of_a_script_is(folder: Path) -> None:
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     calls = len(load(folder / "endless.jsonl", partial=False).calls)
-    first, second = stderr.splitlines()
+    first, second = (line for line in stderr.splitlines() if "the machine was busy" not in line)
     assert first.startswith(f"opcapture: {calls:,} calls of 2 signatures, ")
     assert first.endswith(" kB, to endless.jsonl (interrupted)")
     assert second == "opcapture: run them again with: opreplay endless.jsonl"
