@@ -200,9 +200,8 @@ def _way(row: Result) -> tuple[object, ...]:
 
 def _over(row: Result, base: Result | None) -> Result:
     """Return a candidate's row with its time over that of the reference."""
-    known = base is not None and base.median_us and row.median_us
-    ratio = row.median_us / base.median_us if known else None
-    return replace(row, ratio=ratio, ratio_p10=None, ratio_p90=None)
+    time_us, base_us = row.median_us, None if base is None else base.median_us
+    return replace(row, ratio=time_us / base_us if time_us and base_us else None, ratio_p10=None, ratio_p90=None)
 
 
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -67,6 +67,7 @@ class Case:
     fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
     operator : what it calls, where that is not the operator that the signature names
     reference : what its results are compared with, under every mode; None for its own under the reference mode
+    unused : places of its results that the program does not use: see `with_unused`
     part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
     module : path of the one that most of those calls are in; empty outside of all
     """
@@ -87,6 +88,7 @@ class Case:
     captured_host_us: float | None = None
     captured_spread: float | None = None
     perturbed: int = 0
+    unused: frozenset[int] = frozenset()
     part_of: int | None = None
     module: str = ""
 

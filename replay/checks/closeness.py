@@ -76,7 +76,7 @@ def magnitudes(values: Tensor) -> Tensor:
     return values.abs() if values.is_floating_point() or values.is_complex() else values.double().abs()
 
 
-def verdict(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verdict:
+def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verdict:
     """Return the verdict over a result.
 
     Parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.checks.choices import chosen_otherwise
-from opgrip.replay.checks.closeness import gap, verdict
+from opgrip.replay.checks.closeness import gap, verdict_on
 from opgrip.replay.checks.distributions import drawn_otherwise, runs_wanted
 from opgrip.replay.checks.dropout import DROPOUT, dropped_otherwise
 from opgrip.replay.checks.places import Place, Unpaired, paired, within
@@ -44,14 +44,21 @@ class Reference:
     make_arguments : gives the same arguments in their first state each time
     mutates : whether the call may write into its arguments
     op : the operator's name such as `aten.sort.default`; None for a Python function
+    unused : places of outputs that nothing uses: differences in these are noted, and make nothing wrong
     """
 
     def __init__(
-        self, function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, op: str | None
+        self,
+        function: Callable[..., Any],
+        make_arguments: Callable[[], Arguments],
+        mutates: bool,
+        op: str | None,
+        unused: Collection[int] = (),
     ) -> None:
         self._function = function
         self._make_arguments = make_arguments
         self._mutates = mutates
+        self._unused = unused
         self._operator = named(function, op)
         self._seeded: list[Results] = []
 
@@ -74,9 +81,12 @@ class Reference:
         for place, ours in self._pairs(actual, first):
             if place.kind == "output" and place.number in chosen:
                 reason = chosen[place.number]
-                verdicts.append(Verdict() if reason is None else wrong(f"{place}: {reason}"))
+                verdict = Verdict() if reason is None else wrong(f"{place}: {reason}")
             else:
-                verdicts.append(self._judge(place, ours, actual, tolerance))
+                verdict = self._judge(place, ours, actual, tolerance)
+            if place.kind == "output" and place.number in self._unused:
+                verdict = Verdict() if verdict.right else Verdict(notes=(f"unused {verdict.reason}",))
+            verdicts.append(verdict)
         return verdicts
 
     def _pairs(self, actual: Results, first: Results) -> list[tuple[Place, Any]]:
@@ -112,7 +122,7 @@ class Reference:
             return Verdict() if reason is None else wrong(f"{place}: {reason}")
         if bool(differing.any()):
             differing = differing & ~self._excused(place, ours, reference, tolerance)
-        return verdict(str(place), reference, between, differing)
+        return verdict_on(str(place), reference, between, differing)
 
     def _excused(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
         """(elements,) bool, where rounding explains a difference."""

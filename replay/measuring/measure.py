@@ -16,8 +16,9 @@ from opgrip.replay.cases.ways import Point, Points, Way
 from opgrip.replay.measuring.behaviours import telling_behaviours
 from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import Energy
+from opgrip.replay.measuring.failures import failed
 from opgrip.replay.measuring.metering import metered, with_energy
-from opgrip.replay.measuring.preparation import Prepared, failed, prepare
+from opgrip.replay.measuring.preparation import Prepared, prepare
 from opgrip.replay.measuring.results import NOISY, Result, rate_of
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import ModeOptions

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
@@ -20,11 +18,10 @@ from opgrip.replay.checks import Reference, Verdict
 from opgrip.replay.checks.candidates import CandidateReference
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.measuring.behaviours import shares_of
+from opgrip.replay.measuring.failures import failed
 from opgrip.replay.measuring.results import (
-    FAILED,
     OK,
     SKIPPED,
-    UNSUPPORTED,
     WRONG,
     Result,
     describe_shapes,
@@ -37,7 +34,7 @@ from opgrip.replay.operators.bounds import bound_indices
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
-from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
+from opgrip.replay.operators.lookup import Operator, find_operator
 from opgrip.replay.operators.memory import Memory, bytes_of, is_out_of_memory, release_memory, with_memory
 from opgrip.replay.operators.torch_private import is_composite
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
@@ -48,17 +45,7 @@ from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.work.work import Work, counted, work_of
 from opgrip.traces.arguments import tensors
-from opgrip.traces.causes import cause_of
 from opgrip.traces.records import Signature
-
-OUT_OF_MEMORY = "out of memory"
-"""Beginning of the reason of a row that had too little of it."""
-
-_NO_KERNEL = re.compile(r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)", re.IGNORECASE)
-"""How extensions (mmcv's registry; builds without CUDA) say what torch says by NotImplementedError."""
-
-_NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
-"""How autograd refuses an operator, or an argument of one."""
 
 Prepared = tuple[Way, Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""
@@ -127,30 +114,6 @@ def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error:
         bytes_out=bytes_of(signature.outputs) if forward else None,
         error=error,
     )
-
-
-def describe_failure(error: BaseException) -> tuple[str, str]:
-    """Status and reason of a case that raised."""
-    # first: what a compiler refuses for want of memory it can do
-    if is_out_of_memory(error):
-        cause = cause_of(error)
-        return FAILED, cause if cause.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}: {cause}"
-    if isinstance(error, Unsupported):
-        return UNSUPPORTED, str(error)
-    if missing := _NO_DERIVATIVE.search(str(error)):
-        return UNSUPPORTED, f"not differentiable: {missing[0]}"
-    if isinstance(error, ModuleNotFoundError):
-        return UNSUPPORTED, f"it needs {error.name}, which is not installed"
-    if isinstance(error, NotImplementedError) or _NO_KERNEL.search(str(error)):
-        return UNSUPPORTED, cause_of(error)
-    return FAILED, cause_of(error)
-
-
-def failed(result: Result, error: BaseException, settings: Settings) -> Result:
-    """A row whose making or running raised."""
-    status, reason = describe_failure(error)
-    detail = "".join(traceback.format_exception(error)) if settings.detail else None
-    return replace(result, status=status, error=reason, detail=detail)
 
 
 class _Preparation:
@@ -227,7 +190,7 @@ class _Preparation:
                 result, actual = self._first_run(case, result, operator, program, item, began)
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
-            faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None))
+            faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None, case.unused))
             if way.mode != settings.modes.reference or case.reference is not None:
                 reference = self._reference(case, way, place, operator, item)
                 verdicts.append(reference.check(actual, settings.tolerance))
@@ -357,7 +320,9 @@ class _Preparation:
             function = self._reference_function(way, right, arguments())
             op = case.op if function is right.function and case.operator is None else None
             kind = Reference if case.reference is None else CandidateReference
-            self._references[key] = kind(function, arguments, mutates, op)
+            self._references[key] = kind(
+                function, arguments, mutates, op, case.unused if way.direction != BACKWARD else ()
+            )
         return self._references[key]
 
     def _reference_function(self, way: Way, operator: Operator, arguments: Arguments) -> Function:

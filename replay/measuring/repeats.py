@@ -32,7 +32,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
         for name in ("ratio", "ratio_p10", "ratio_p90")
     }
-    errors = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
+    errors: dict[str, Any] = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
     return replace(
         first,
         median_us=middle,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -249,7 +249,9 @@ def describe_shapes(signature: Signature) -> str:
     return " ".join([*map(_describe, signature.args), *named])
 
 
-def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> bool | None:
+def same_outputs(
+    recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
+) -> bool | None:
     """Whether the tensors among outputs have the shapes and dtypes of those that were recorded.
 
     None where the recorded ones are not known.
@@ -257,15 +259,22 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
     Parameters
     ----------
     dtypes : else shapes alone
+    unused : places of outputs that may have others
     """
     import torch
 
-    from opgrip.traces.arguments import Opaque, leaves, tensors
+    from opgrip.traces.arguments import Opaque, TensorSpec, leaves
     from opgrip.traces.tensor_specs import shape_of
 
-    if any(isinstance(leaf, Opaque) for leaf in leaves(recorded)):
+    expected_leaves = list(leaves(recorded))
+    if any(isinstance(leaf, Opaque) for leaf in expected_leaves):
         return None
-    expected = [(spec.shape, spec.dtype if dtypes else None) for spec in tensors(recorded)]
+    if len(outputs) == len(expected_leaves):
+        outputs, expected_leaves = (
+            [leaf for place, leaf in enumerate(tree) if place not in unused] for tree in (outputs, expected_leaves)
+        )
+    specs = (leaf for leaf in expected_leaves if isinstance(leaf, TensorSpec))
+    expected = [(spec.shape, spec.dtype if dtypes else None) for spec in specs]
     actual = (tensor for tensor in outputs if isinstance(tensor, torch.Tensor))
     return expected == [(shape_of(tensor), tensor.dtype if dtypes else None) for tensor in actual]
 

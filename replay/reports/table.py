@@ -29,6 +29,8 @@ DOUBTFUL = "~"
 """Before captured times that are."""
 SHORT = 60
 """Characters of an operator and its shapes in a line below."""
+NOTE = 40
+"""Characters of a note."""
 OPERATORS = 3
 """Operators that a reason names."""
 
@@ -157,7 +159,7 @@ def _operator(result: Result) -> str:
 
 
 def _mode(result: Result) -> str:
-    return f"{result.mode} ({result.note})" if result.note else result.mode
+    return f"{result.mode} ({shorten(result.note, NOTE)})" if result.note else result.mode
 
 
 def _speed_up(result: Result) -> str:

@@ -16,7 +16,7 @@ from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.cases.ways import FORWARD, Way
 from opgrip.replay.checks import Reference
 from opgrip.replay.checks.tolerances import Tolerance
-from opgrip.replay.measuring.preparation import describe_failure
+from opgrip.replay.measuring.failures import describe_failure
 from opgrip.replay.measuring.results import OK, WRONG
 from opgrip.replay.modes import Program, Tuning, find_mode, runs_graphs
 from opgrip.replay.operators.bounds import bound_indices

@@ -15,7 +15,7 @@ import torch
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
-from opgrip.replay.measuring.preparation import describe_failure
+from opgrip.replay.measuring.failures import describe_failure
 from opgrip.replay.measuring.results import OK, SKIPPED
 from opgrip.replay.operators.agreement.checking import checking_parts
 from opgrip.replay.operators.contexts import restored

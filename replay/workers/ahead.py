@@ -15,7 +15,8 @@ import torch
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import Way
-from opgrip.replay.measuring.preparation import OUT_OF_MEMORY, empty_row
+from opgrip.replay.measuring.failures import OUT_OF_MEMORY
+from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import find_mode

@@ -14,8 +14,9 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.surroundings import Surroundings, make_surroundings
+from opgrip.replay.cases.unused import with_unused
 from opgrip.replay.measuring.settings import GROUPS, Plan, Settings
-from opgrip.replay.modes import find_mode
+from opgrip.replay.modes import EAGER, find_mode
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.sweeps.batch import Batches
 from opgrip.replay.timing.caches import PROGRAM
@@ -76,6 +77,8 @@ class Job:
         cases = source_cases.cases
         if not source_cases.is_cut:
             cases = [cases[place] for place in selection.places(len(cases))]
+        if self.plan.modes.all_names != (EAGER,):
+            cases = with_unused(cases, trace)
         notes = [note for note in (trace.missing, unconverted(trace)) if note]
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         settings = settings_for(self.plan, trace)

@@ -1,0 +1,139 @@
+"""Results that only the backward of an operator takes, and which of them a program does not use.
+
+A compiler's attention may return another logsumexp than eager's, or one of another shape; a program that only predicts
+never sees it. Such a result is compared and reported, but does not make a row wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from opgrip.replay.cases.cases import Case
+from opgrip.traces import Trace
+from opgrip.traces.arguments import TensorSpec, leaves, tensors
+from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.integer_text import Integers
+from opgrip.traces.interfaces import interface_of
+from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
+
+FOR_BACKWARD: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(
+        ["_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"]
+        + ["_scaled_dot_product_fused_attention_overrideable"],
+        range(1, 9),
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu": (1,),
+    "_scaled_dot_product_efficient_attention": (1, 2, 3),
+    "_flash_attention_forward": (1, 2, 3, 4),
+    "_efficient_attention_forward": (1, 2, 3, 4, 5),
+    **dict.fromkeys(["native_layer_norm", "native_group_norm", "native_batch_norm"], (1, 2)),
+    **dict.fromkeys(["_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "miopen_batch_norm"], (1, 2)),
+    **dict.fromkeys(["cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"], (1, 2, 3)),
+    "_fused_rms_norm": (1,),
+    **dict.fromkeys(["nll_loss_forward", "nll_loss2d_forward", "log_sigmoid_forward", "_ctc_loss"], (1,)),
+    **dict.fromkeys(["max_pool2d_with_indices", "max_pool3d_with_indices"], (1,)),
+    **dict.fromkeys(["adaptive_max_pool2d", "adaptive_max_pool3d"], (1,)),
+    **dict.fromkeys(["_embedding_bag", "_embedding_bag_forward_only"], (1, 2, 3)),
+    "_thnn_fused_lstm_cell": (2,),
+    "_thnn_fused_gru_cell": (1,),
+    "mkldnn_rnn_layer": (3,),
+    "_weight_norm_interface": (1,),
+}
+"""By operator, the places of results that torch returns for the operator's own backward: statistics, seeds, indices.
+
+A trace does not say which results leave the program, so any other result may be one that its caller gets.
+"""
+
+
+def with_unused(cases: Sequence[Case], trace: Trace) -> list[Case]:
+    """Return cases with the places of their results that the program does not use.
+
+    The dataflow of the trace decides: what no later call takes is not used. If the trace does not hold all calls, or
+    not the memory between them, a result counts as used if the call ran with gradients.
+    """
+    candidates = {
+        case.trace_number: {*FOR_BACKWARD[packet]}
+        for case in cases
+        if case.operator is None and (packet := _packet(case.signature)) in FOR_BACKWARD
+    }
+    if not candidates:
+        return list(cases)
+    used = _used_results(trace, candidates) if _is_whole(trace) else {}
+
+    def marked(case: Case) -> Case:
+        places = candidates.get(case.trace_number)
+        if places is None or case.operator is not None:
+            return case
+        return replace(case, unused=frozenset(places - used.get(case.trace_number, _used_in_training(case, places))))
+
+    return [marked(case) for case in cases]
+
+
+def _packet(signature: Signature) -> str:
+    parts = signature.op.split(".")
+    return parts[1] if signature.kind == OPERATOR and len(parts) == 3 and parts[0] == "aten" else ""
+
+
+def _is_whole(trace: Trace) -> bool:
+    """Whether a trace holds each call that may have taken a result."""
+    end = trace.end
+    return end is not None and not end.dropped and end.stopped is None and FIELD not in trace.header
+
+
+def _used_in_training(case: Case, places: set[int]) -> set[int]:
+    with_gradients = case.context.get("grad", True) and any(
+        spec.requires_grad for spec in tensors([case.signature.args, case.signature.kwargs])
+    )
+    return places if with_gradients else set()
+
+
+def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
+    """Return, of the signatures whose memory is known, the places of those candidates that a later call takes."""
+    takes = {item.number: len(interface_of(item).takes) for item in trace.signatures}
+    # of each result its memory, signature and place, (N, 3)
+    results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, takes)])
+    taken = np.empty(0, dtype=np.int64)
+    for calls, memory in trace.call_parts():
+        arguments = np.unique(memory[_places_of_arguments(calls, takes)])
+        taken = np.union1d(taken, arguments[np.isin(arguments, results[:, 0])])
+    unknown = {*results[results[:, 0] == NO_STORAGE, 1].tolist()}
+    used: dict[int, set[int]] = {number: set() for number in {*results[:, 1].tolist()} - unknown}
+    for _, number, place in results[np.isin(results[:, 0], taken)].tolist():
+        if number in used:
+            used[number].add(place)
+    return used
+
+
+def _results(trace: Trace, candidates: Mapping[int, set[int]], takes: Mapping[int, int]) -> Iterator[Integers]:
+    """Yield the memory, signature and place of the candidates among the results of calls, (N, 3)."""
+    signatures = (item for item in trace.signatures if item.number in candidates)
+    places = {item.number: _places(item, candidates[item.number]) for item in signatures}
+    for calls, memory in trace.call_parts():
+        for number in candidates:
+            own = calls[calls["signature"] == number]
+            first, counts = own["first_storage"].to_numpy(np.int64), own["tensors"].to_numpy(np.int64)
+            for tensor, place in places[number].items():
+                position = takes[number] + tensor
+                known = counts > position
+                numbers = np.full(len(own), NO_STORAGE, dtype=np.int64)
+                numbers[known] = memory[first[known] + position]
+                yield np.column_stack([numbers, np.full_like(numbers, number), np.full_like(numbers, place)])
+
+
+def _places(signature: Signature, candidates: Collection[int]) -> dict[int, int]:
+    """Return the place among all results by that among the results' tensors, of candidates that are tensors."""
+    places = [place for place, leaf in enumerate(leaves(signature.outputs)) if isinstance(leaf, TensorSpec)]
+    return {tensor: place for tensor, place in enumerate(places) if place in candidates}
+
+
+def _places_of_arguments(calls: pd.DataFrame, takes: Mapping[int, int]) -> Integers:
+    """Return where the memory of all calls' arguments stands among that of all tensors."""
+    argument_counts = calls["signature"].map(takes).fillna(0).to_numpy(np.int64)
+    counts = np.minimum(calls["tensors"].to_numpy(np.int64), argument_counts)
+    before = np.cumsum(counts) - counts
+    within: Integers = np.arange(counts.sum()) - np.repeat(before, counts)
+    return np.repeat(calls["first_storage"].to_numpy(np.int64), counts) + within

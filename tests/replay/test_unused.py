@@ -1,0 +1,108 @@
+"""Results that only an operator's backward takes decide where the program uses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from outside import with_package
+from programs import run_command
+from torch.nn import functional
+
+from opgrip.capture import Capture
+from opgrip.replay import load_results
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.unused import FOR_BACKWARD, with_unused
+from opgrip.replay.checks import Reference, Tolerance
+from opgrip.replay.modes.mode import Results
+from opgrip.replay.options import job_with
+from opgrip.traces import Trace, load
+
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A step with attention and a norm that predicts, and one that trains."""
+    folder = tmp_path_factory.mktemp("unused")
+    torch.manual_seed(0)
+    query, weight = torch.randn(2, 4, 8, 16), torch.ones(16, requires_grad=True)
+    paths = {kind: folder / f"{kind}.jsonl" for kind in ("predict", "train")}
+    for kind, path in paths.items():
+        with torch.set_grad_enabled(kind == "train"), Capture(path):
+            scaled = functional.layer_norm(query * weight, (16,), weight)
+            result = functional.scaled_dot_product_attention(scaled, scaled, scaled)
+            if kind == "train":
+                result.sum().backward()
+    return paths
+
+
+def unused_in(trace: Trace) -> dict[str, set[int]]:
+    cases = with_unused(make_cases(trace), trace)
+    return {case.op: {*case.unused} for case in cases if case.op.split(".")[1] in FOR_BACKWARD}
+
+
+PREDICTING = {ATTENTION: {1}, "aten.native_layer_norm.default": {1, 2}}
+TRAINING = {ATTENTION: set[int](), "aten.native_layer_norm.default": set[int]()}
+
+
+def test_the_dataflow_of_a_program_says_what_it_uses(traces: dict[str, Path]) -> None:
+    assert unused_in(load(traces["predict"])) == PREDICTING
+    assert unused_in(load(traces["train"])) == TRAINING
+
+
+@pytest.mark.parametrize("lack", ["distilled", "cut"])
+def test_without_dataflow_a_call_that_ran_with_gradients_uses_all(traces: dict[str, Path], lack: str) -> None:
+    for kind, expected in (("predict", PREDICTING), ("train", TRAINING)):
+        trace = load(traces[kind])
+        trace = replace(trace, header={**trace.header, "distilled": {}}) if lack == "distilled" else trace
+        assert unused_in(replace(trace, end=None) if lack == "cut" else trace) == expected
+
+
+def test_only_other_modes_than_eager_ask_for_it(traces: dict[str, Path]) -> None:
+    places = {
+        mode: {case.op: {*case.unused} for case in job_with(traces["predict"], mode=[mode]).load().cases}
+        for mode in ("eager", "jit")
+    }
+    assert places["jit"][ATTENTION] == {1}
+    assert places["eager"][ATTENTION] == set()
+
+
+def test_the_places_are_results_of_registered_operators() -> None:
+    for packet, places in FOR_BACKWARD.items():
+        operator = getattr(torch.ops.aten, packet)
+        returns = [len(getattr(operator, name)._schema.returns) for name in operator.overloads()]
+        # the result that the caller gets is never among them
+        assert 0 not in places
+        assert max(places) < max(returns), packet
+
+
+def test_a_difference_in_an_unused_result_is_noted() -> None:
+    def two() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(3), torch.ones(2)
+
+    reference = Reference(two, lambda: ((), {}), False, None, unused={1})
+    others = ((torch.ones(4), " is (4,), not (2,)"), (torch.zeros(2), ": 2 of 2 elements differ, by 1 (rel 1)"))
+    for other, said in others:
+        verdict = reference.check(Results([torch.ones(3), other]), Tolerance())
+        assert (verdict.right, verdict.max_abs) == (True, 0)
+        assert verdict.notes[0].startswith(f"unused output 1{said}")
+    assert not reference.check(Results([torch.zeros(3), torch.ones(2)]), Tolerance()).right
+
+
+def test_a_mode_with_other_statistics_is_right_where_a_model_predicts(traces: dict[str, Path], tmp_path: Path) -> None:
+    environment = with_package(tmp_path, {"opgrip.modes": "planted_modes"}) | {"OPGRIP_CACHE": str(tmp_path / "cache")}
+    rows = {}
+    for kind, path in traces.items():
+        output = tmp_path / f"{kind}.json"
+        options = ("--mode", "planted-statistics", "--iterations", "2", "--warmup", "0", "--jobs", "1")
+        done = run_command("opreplay", path, "--op", ATTENTION, *options, "-o", output, env=environment)
+        assert done.returncode == 0, done.stderr
+        rows[kind] = load_results(output).set_index("mode").loc["planted-statistics"]
+    assert rows["predict"]["status"] == "ok"
+    assert rows["predict"]["faithful"]
+    assert rows["predict"]["note"] == "unused output 1 is (2, 4, 8, 1), not (2, 4, 8)"
+    assert rows["train"]["status"] == "wrong"
+    assert rows["train"]["error"] == "output 1 is (2, 4, 8, 1), not (2, 4, 8)"
