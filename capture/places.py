@@ -21,6 +21,10 @@ _OF_GRAPHS = "<eval_with_key>"
 """What the name of code begins with that torch wrote of a graph."""
 _OF_TRITON = "triton."
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
+_OWN_PACKAGES = ("opgrip.capture.", "opgrip.replay.", "opgrip.tools.", "opgrip.traces.")
+"""Packages whose functions are not the program's. Samples and built-in models are programs."""
+_RUNNER = "opgrip.traces.command"
+"""Module that runs a command of opgrip: frames around it are of the command, not of the program that it runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +103,7 @@ class Site:
 
 
 class CallSites:
-    """Finds the program's own frames on the stack: those of torch, Triton and this package are passed over.
+    """Finds the program's own frames on the stack: those of torch, Triton and opgrip are passed over.
 
     Parameters
     ----------
@@ -116,6 +120,8 @@ class CallSites:
         sites: list[Site] = []
         while frame is not None and len(sites) < self.depth:
             code = frame.f_code
+            if frame.f_globals.get("__name__") == _RUNNER:
+                break
             if code not in self._files:
                 self._files[code] = _short_name(code.co_filename, frame.f_globals.get("__name__"))
             file = self._files[code]
@@ -159,7 +165,7 @@ def is_running(frame: FrameType) -> bool:
 
 def _short_name(file: str, module: object) -> str | None:
     """A file's name as a trace holds it; None for a file that is not the program's."""
-    if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith(_OF_TRITON):
+    if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith((_OF_TRITON, *_OWN_PACKAGES)):
         return None
     if isinstance(module, str) and module != "__main__" and file.endswith(".py"):
         path = module.replace(".", "/")

@@ -118,10 +118,10 @@ class SlowMemory:
         return [(places[index], int(excess[index])) for index in np.flatnonzero(is_slow).tolist()]
 
     def _is_slow(self, faults: float, system_ns: float) -> bool:
-        """Return True if ticks in the kernel are at least twice the usual, and more than chance makes them."""
+        """Return True if the kernel took more ticks than usual faults and chance make."""
         usual = faults * (self.usual_ns or 0.0) / TICK_NS
         chance: float = 3 * usual**0.5 + 3
-        return system_ns / TICK_NS >= max(SLOW * usual, usual + chance)
+        return system_ns / TICK_NS >= usual + chance
 
 
 def _means(

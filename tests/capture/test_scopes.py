@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import run_command
 from torch import nn
 
 from opgrip.capture import Capture
@@ -288,3 +289,23 @@ def test_lines_of_like_layers_are_told_apart(tmp_path: Path) -> None:
     calls = capture(tmp_path, lambda: [model(torch.ones(2, 4)) for _ in range(20)]).calls
     views = calls[calls["op"] == "aten.view.default"]["line"].value_counts().to_dict()
     assert views == {line_of(Attention.forward, "self.q(x)"): 20, line_of(Attention.forward, "self.k(x)"): 20}
+
+
+MODEL = """
+import torch
+from torch import nn
+
+def factory():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1), torch.rand(1, 4, 8)
+"""
+
+
+@pytest.mark.parametrize("command", [("--model", "encoder.py:factory"), ("--", "encoder.py")], ids=["model", "script"])
+def test_functions_of_opgrip_are_not_functions_of_the_program(command: tuple[str, str], tmp_path: Path) -> None:
+    text = MODEL + "\nif __name__ == '__main__':\n    net, rows = factory()\n    net(rows)\n"
+    (tmp_path / "encoder.py").write_text(text, encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scopes = load(tmp_path / "t.jsonl").scopes
+    assert {scope.function for scope in scopes} <= {"", "<module>", "factory", "deepcopy"}
+    assert not any("opgrip" in scope.file or "bin/" in scope.file for scope in scopes)

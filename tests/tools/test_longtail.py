@@ -73,6 +73,55 @@ def test_opcapture_prints_the_table_of_what_it_captured(tmp_path: Path) -> None:
     assert load(tmp_path / "t.jsonl").header["steps"] == 3
 
 
+TRAINING = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter((torch.rand(8, 8) * 2 - 1).sin())
+
+    def forward(self, rows):
+        scaled = halves(rows @ self.weight)
+        return (halves(scaled + 1) - scaled).abs().mean()
+
+def halves(rows):
+    low = rows[:, :4] * 0.5
+    return torch.cat([low, rows[:, 4:] - low], 1)
+
+class RowsDataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, place):
+        return (torch.rand(8) * 3 - 1).abs()
+
+def train():
+    net, losses = Net(), []
+    for rows in torch.utils.data.DataLoader(RowsDataset(), batch_size=4):
+        for _ in range(3):
+            loss = net(rows)
+            loss.backward()
+        losses.append(loss.detach() * 2 + 1)
+    return torch.stack(losses).sum() / 2 - 1
+
+train()
+"""
+
+
+def test_functions_that_are_not_worth_gripping_are_not_recommended(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text(TRAINING, encoding="utf-8")
+    done = run_command("opcapture", "--find-longtail", "-o", "t.jsonl", "--", "training.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--grip __main__:halves -- training.py" in done.stderr
+    (omitted,) = [line for line in done.stderr.splitlines() if line.startswith("left out")]
+    for name in ("Net.__init__ (builds the model)", "Net.forward (the program", "RowsDataset.__getitem__ (loads data)"):
+        assert f"__main__:{name}" in omitted
+    assert "__main__:train (the program or a step)" in omitted
+    assert done.stderr.count("--grip") == 1
+
+
 def test_a_scripts_table_goes_beside_its_own_output(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_command("opcapture", "--find-longtail", "--", "script.py", cwd=tmp_path)

@@ -360,7 +360,7 @@ def _columns(table: pd.DataFrame, by: str, is_timed: bool) -> list[TableColumn]:
 
 def _place_column(name: str, cells: Iterable[Any]) -> TableColumn:
     """What calls are grouped by."""
-    empty = "(root)" if name == "module" else ""
+    empty = {"module": "(root)", "function": "(none)"}.get(name, "")
     heading = "operator" if name == "op" else name
     import pandas as pd
 

@@ -15,7 +15,7 @@ VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes"
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
     """What `--grip` calls a function, by the file and the qualified name that a trace has: `module:qualname`."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
-    if _is_script(file, header):
+    if is_script(file, header):
         module = "__main__"
     return f"{module}:{function.replace('.<locals>', '')}"
 
@@ -36,7 +36,7 @@ def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return words[1:place], words[place + 1 :]
 
 
-def _is_script(file: str, header: Mapping[str, Any]) -> bool:
+def is_script(file: str, header: Mapping[str, Any]) -> bool:
     """Whether a file is what the trace's command runs, which Python knows as `__main__`."""
     own, program = _parts(header)
     match program:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from opgrip.traces.longtail.calls import BACKWARD, Function, MadeCall, MadeCalls, function_of
 from opgrip.traces.longtail.commands import grip_command, pattern_of
 from opgrip.traces.longtail.invocations import Invocations
+from opgrip.traces.longtail.omitted import Spans, constructors, models_forward, reason_to_omit
 from opgrip.traces.longtail.operators import operation_of
 from opgrip.traces.longtail.times import CaptureCost, Times, measure_times
 from opgrip.traces.longtail.traffic import Borders, Traffic
@@ -79,6 +79,7 @@ class LongTail:
     wall_ns : time of all functions that made calls, long tail or not
     bandwidths : bytes a second that `fused_ns` was worked out from, those of all traces
     device_launches : of the launches, those with a time on a device
+    omitted : functions that are not worth gripping, by their patterns, and why; they are not among the others
     """
 
     functions: list[LongTailFunction]
@@ -87,6 +88,7 @@ class LongTail:
     wall_ns: float
     bandwidths: tuple[float, ...]
     device_launches: int
+    omitted: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -105,6 +107,7 @@ class _Sum:
     fused_ns: float = 0.0
     wall_by_command: dict[tuple[str, str], float] = field(default_factory=dict)
     traces: int = 0
+    omitted: str | None = None
 
     @property
     def is_long_tail(self) -> bool:
@@ -134,9 +137,11 @@ def find_longtail(
         launches.append(counts.calls)
         device_launches += counts.device_calls
     wall = sum(item.operator_ns + item.between_ns for item in sums.values())
-    functions = [_function(file, name, item) for (file, name), item in sums.items() if name and item.is_long_tail]
-    functions.sort(key=attrgetter("saving_ns"), reverse=True)
-    return LongTail(functions, len(launches), sum(launches), wall, tuple(sorted(bandwidths)), device_launches)
+    ranked = [(_function(*of, item), item.omitted) for of, item in sums.items() if of[1] and item.is_long_tail]
+    ranked.sort(key=lambda pair: pair[0].saving_ns, reverse=True)
+    functions = [function for function, reason in ranked if reason is None]
+    omitted = {function.pattern: reason for function, reason in ranked if reason is not None}
+    return LongTail(functions, len(launches), sum(launches), wall, tuple(sorted(bandwidths)), device_launches, omitted)
 
 
 @dataclass(slots=True)
@@ -183,29 +188,34 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
     counts = _Counts()
     wall_by_function: dict[Function, float] = {}
     calls_by_function: Counter[Function] = Counter()
+    containing = models_forward(trace)
     for thread in calls.threads:
-        invocations = Invocations()
-        for run in _runs(_counted(calls.of(thread), counts, invocations), traffic, times):
+        invocations, spans = Invocations(), Spans()
+        for run in _runs(_counted(calls.of(thread), counts, invocations, spans), traffic, times):
             _add_run(sums.setdefault(run.function, _Sum()), run, bandwidth)
             wall = run.operator_ns + run.between_ns
             wall_by_function[run.function] = wall_by_function.get(run.function, 0.0) + wall
         calls_by_function.update(invocations.counts)
+        containing |= spans.containing(invocations.counts)
+    building = constructors(trace, calls_by_function)
     for function, wall in wall_by_function.items():
         own = sums[function]
         own.calls += calls_by_function[function]
         own.traces += 1
+        own.omitted = own.omitted or reason_to_omit(trace.header, function, building, containing)
         pattern = pattern_of(trace.header, *function)
         command = (pattern, grip_command(trace.header, pattern))
         own.wall_by_command[command] = own.wall_by_command.get(command, 0.0) + wall
     return counts
 
 
-def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocations) -> Iterator[MadeCall]:
+def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocations, spans: Spans) -> Iterator[MadeCall]:
     """The calls of a thread, while they are counted."""
     for call in calls:
         counts.calls += 1
         counts.device_calls += call.device_ns is not None
         invocations.note(call)
+        spans.note(call)
         yield call
 
 

@@ -31,6 +31,8 @@ NUMBERS = {
 }
 """Columns of numbers with their ranks, as in `TableColumn`; the function and the command that grips it follow."""
 WRITTEN = (".json", ".csv")
+MOST_OMITTED = 5
+"""Functions that are named although they are not recommended."""
 
 
 def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
@@ -64,6 +66,10 @@ def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
         TableColumn("grip it with", commands, is_number=False, least=60, below=True, joint=" \\", most=1000),
     ]
     print_table(columns, file)
+    if longtail.omitted:
+        names = [f"{pattern} ({reason})" for pattern, reason in longtail.omitted.items()]
+        more = f" and {len(names) - MOST_OMITTED} more" if len(names) > MOST_OMITTED else ""
+        print_line(f"left out, as not worth gripping: {', '.join(names[:MOST_OMITTED])}{more}", file)
 
 
 def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
