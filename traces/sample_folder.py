@@ -38,6 +38,26 @@ class OpenSample:
     tags: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class SampleFolder:
+    """What `sample.json` says of a sample, whose code is not loaded.
+
+    Attributes
+    ----------
+    entry : the function in `file`, as in `Coder.decode`
+    classes : names in `file` of the classes that the recorded calls name
+    origin, tags : as those of `OpenSample`
+    """
+
+    folder: Path
+    name: str
+    entry: str
+    file: str
+    classes: Mapping[str, str]
+    origin: str
+    tags: frozenset[str]
+
+
 def open_sample(folder: Path) -> OpenSample:
     """Load the code in a sample's folder, which runs it: for folders that one trusts.
 
@@ -45,7 +65,7 @@ def open_sample(folder: Path) -> OpenSample:
     ------
     UserError : where there is no sample, or its code cannot be loaded
     """
-    about = _read(folder)
+    about = read_sample(folder)
     # its own name could be that of an installed package
     spec = spec_from_file_location(f"opgrip_sample_{about.name}", folder / about.file)
     assert spec is not None, "it is a .py file"
@@ -67,20 +87,13 @@ def open_sample(folder: Path) -> OpenSample:
     return OpenSample(folder, about.name, function, vars(module) | classes, about.origin, about.tags)
 
 
-@dataclass(frozen=True, slots=True)
-class _About:
-    """What `sample.json` says."""
+def read_sample(folder: Path) -> SampleFolder:
+    """Read what a sample's folder says of it.
 
-    name: str
-    entry: str
-    file: str
-    classes: Mapping[str, str]
-    origin: str
-    tags: frozenset[str]
-
-
-def _read(folder: Path) -> _About:
-    """What a sample's folder says of it; `UserError` where it is not what `grip` writes."""
+    Raises
+    ------
+    UserError : if `grip` does not write such a folder
+    """
     try:
         with (folder / SAMPLE).open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -97,7 +110,7 @@ def _read(folder: Path) -> _About:
         _check("source as an object", isinstance(about["source"], dict))
         origin = ":".join(str(about["source"][key]) for key in ("module", "qualname"))
         tags = frozenset(map(str, about.get("tags", ())))
-        return _About(about["name"], about["entry"], file_name, about["classes"], origin, tags)
+        return SampleFolder(folder, about["name"], about["entry"], file_name, about["classes"], origin, tags)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder} is no sample", one_line(error)) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import count
@@ -70,6 +70,7 @@ class Case:
     unused : places of its results that the program does not use: see `with_unused`
     part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
     module : path of the one that most of those calls are in; empty outside of all
+    load : takes the case's number, runs code of the user, and returns the case that can be run, in a worker; or None
     """
 
     signature: Signature
@@ -91,6 +92,7 @@ class Case:
     unused: frozenset[int] = frozenset()
     part_of: int | None = None
     module: str = ""
+    load: Callable[[int], Case] | None = None
 
     @property
     def number(self) -> int:

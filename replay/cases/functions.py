@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.records import FUNCTION, Signature
 from opgrip.traces.values import Drawable
+
+NOT_KNOWN = Opaque("not known")
+"""Outputs of a call that are not recorded."""
+
+FunctionArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +55,22 @@ def function_case(
     args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed on as they are
     name : for its row; None for the function's own
     number : of the case, its own among those that are replayed together
-    trial : a run of the function on these arguments; None to make one
+    trial : a run of the function on these arguments; None to make one in the process that measures the case
     """
     arguments = (tuple(args), dict(kwargs or {}))
-    trial = trial or try_function(function, arguments)
     values = dict(enumerate(map(_held, tensors_in(list(arguments)))))
     name = name or function.__qualname__
-    return described_case(function, arguments, values, trial.writes, name, number)
+    return described_case(FunctionOperator(function, arguments, trial), arguments, values, name, number)
 
 
 def described_case(
-    function: Callable[..., Any],
-    arguments: tuple[tuple[Any, ...], dict[str, Any]],
-    values: Mapping[int, Drawable],
-    mutates: bool,
-    name: str,
-    number: int,
+    operator: Operator, arguments: FunctionArguments, values: Mapping[int, Drawable], name: str, number: int
 ) -> Case:
-    """A function and its arguments as a case.
+    """Return the case of a function and its arguments.
 
     Parameters
     ----------
     values : what the tensors among the arguments are drawn from, by their place among them
-    mutates : whether a call writes into its arguments
     """
     places = count()
     storages: dict[int, int] = {}
@@ -93,9 +91,38 @@ def described_case(
         )
 
     described = map_leaves(describe, arguments)
-    outputs = Opaque("not known")
-    signature = Signature(number, FUNCTION, name, described[0], described[1], outputs)
-    return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=Operator(function, mutates))
+    signature = Signature(number, FUNCTION, name, described[0], described[1], NOT_KNOWN)
+    return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=operator)
+
+
+class FunctionOperator(Operator):
+    """A function that is called once, on copies, to find out whether it writes into its arguments.
+
+    That call happens when `mutates` is first read: in the process that measures the case, because a function may
+    crash, hang or exit.
+    """
+
+    __slots__ = ("_arguments", "_writes")
+    _arguments: FunctionArguments
+    _writes: bool | None
+
+    def __init__(self, function: Callable[..., Any], arguments: FunctionArguments, trial: Trial | None = None) -> None:
+        self._set(function=function, _arguments=arguments, _writes=None if trial is None else trial.writes)
+
+    @property
+    def mutates(self) -> bool:
+        """Whether it writes into its arguments."""
+        if self._writes is None:
+            self._set(_writes=try_function(self.function, self._arguments).writes)
+        return bool(self._writes)
+
+    def _set(self, **attributes: object) -> None:
+        # the base class is frozen
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 def _held(tensor: Tensor) -> Held:
@@ -117,7 +144,7 @@ class Trial:
     failed: bool = False
 
 
-def try_function(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Trial:
+def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> Trial:
     """Run a function once, on copies of its arguments; never raises, since its row reports what it raises."""
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
@@ -132,11 +159,6 @@ def try_function(function: Callable[..., Any], arguments: tuple[tuple[Any, ...],
             map(_same_values, argument_tensors, tensors_in(list(arguments)))
         )
     return Trial(writes, results)
-
-
-def writes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Return True if a call writes into the tensors that it takes; see `Trial`."""
-    return try_function(function, arguments).writes
 
 
 def _copied(arguments: Any) -> Any:

@@ -11,6 +11,7 @@ from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.traces.causes import cause_of
+from opgrip.traces.errors import UserError
 
 OUT_OF_MEMORY = "out of memory"
 """Beginning of the reason of a row that had too little of it."""
@@ -24,6 +25,8 @@ _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
     """Status and reason of a case that raised."""
+    if isinstance(error, UserError) and isinstance(error.__cause__, ModuleNotFoundError):
+        error = error.__cause__
     # first: what a compiler refuses for want of memory it can do
     if is_out_of_memory(error):
         cause = cause_of(error)
@@ -32,6 +35,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
         return UNSUPPORTED, str(error)
     if missing := _NO_DERIVATIVE.search(str(error)):
         return UNSUPPORTED, f"not differentiable: {missing[0]}"
+    if isinstance(error, UserError):
+        return FAILED, str(error)
     if isinstance(error, ModuleNotFoundError):
         return UNSUPPORTED, f"it needs {error.name}, which is not installed"
     if isinstance(error, NotImplementedError) or _NO_KERNEL.search(str(error)):

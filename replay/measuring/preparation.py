@@ -138,6 +138,8 @@ class _Preparation:
             case = settings.scaled(self._recorded, way.point)
             result = cached_row or empty_row(case, way, settings)
             # captured below autograd, so replayed without it
+            if case.load is not None:
+                case = case.load(case.number)
             with (
                 entered(PREPARE, way.label, case.number),
                 restored(settings.context_of(case, way)),
@@ -151,7 +153,7 @@ class _Preparation:
                 # what a device says of it only now is not the next row's
                 synchronizer(settings.device)()
                 return result, subject
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             check_use(settings.device, error)
             result, is_memory_short = failed(result, error, settings), is_out_of_memory(error)
         # when the error is gone, and with it the frames that hold tensors

@@ -280,11 +280,13 @@ def same_outputs(
 
 
 def _describe(value: object) -> str:
-    from opgrip.traces.arguments import TensorSpec
+    from opgrip.traces.arguments import Opaque, TensorSpec
     from opgrip.traces.names import tensor_outline
 
     if isinstance(value, TensorSpec):
         return tensor_outline(value.dtype, value.shape)
+    if isinstance(value, Opaque):
+        return value.type_name
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_describe, value))}]"
     return _short(value)

@@ -139,7 +139,7 @@ class Settings(Plan):
 
         if point.batch == 1:
             return case
-        if self.batches is None or case.operator is not None:
+        if self.batches is None or case.operator is not None or case.load is not None:
             raise Unsupported("the batch can be scaled of single calls of a trace only")
         return scaled(case, point.batch, self.batches)
 

@@ -18,7 +18,7 @@ from opgrip.replay.workers.watch import NOTHING
 from opgrip.traces.errors import UserError
 
 RETRIES = 2
-"""Times that a process may end where no case is to blame."""
+"""Times in succession that a process may end without a row where no case is to blame."""
 
 
 def supervise(
@@ -88,6 +88,7 @@ def run_window(
                 ended = heard
             else:
                 if heard is not None:
+                    blameless = 0
                     del remaining_cases[heard[0].case]
                 yield heard
         if ended is None:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, cached_property
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from opgrip.replay.cases.cases import Case, contexts_of, matches, no_match
-from opgrip.replay.cases.functions import function_case
+from opgrip.replay.cases.functions import NOT_KNOWN, function_case
 from opgrip.replay.cases.selection import Selection
 from opgrip.traces import Trace, load
+from opgrip.traces.arguments import Opaque, TensorSpec
 from opgrip.traces.errors import UserError
 from opgrip.traces.live_calls import LiveArguments
-from opgrip.traces.records import FUNCTION, HIGHER_ORDER
-from opgrip.traces.sample_folder import CALLS, SAMPLE, OpenSample, open_sample
+from opgrip.traces.objects import (
+    ArraySpec,
+    ModuleSpec,
+    NamedSpec,
+    ObjectSpec,
+    SameSpec,
+    ScalarSpec,
+    SharedSpec,
+    with_children,
+)
+from opgrip.traces.records import FUNCTION, HIGHER_ORDER, Signature
+from opgrip.traces.sample_folder import CALLS, SAMPLE, OpenSample, SampleFolder, open_sample, read_sample
 
 
 def folders_in(target: Path) -> list[Path]:
@@ -27,20 +42,20 @@ def folders_in(target: Path) -> list[Path]:
     return sorted(path.parent for path in target.glob(f"*/{SAMPLE}"))
 
 
-def open_folders(targets: Sequence[Path]) -> list[OpenSample]:
-    """The samples in folders that the user trusts.
+def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
+    """Read what samples the targets hold, without loading their code.
 
     Raises
     ------
-    UserError : where one has none
+    UserError : if a target holds no sample
     """
-    opened = []
+    samples = []
     for target in targets:
         folders = folders_in(target)
         if not folders:
             raise UserError(f"{target} holds no sample", "name a folder that opgrip grip or opcapture --grip wrote")
-        opened += [open_sample(folder) for folder in folders]
-    return opened
+        samples += [read_sample(folder) for folder in folders]
+    return samples
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
@@ -51,11 +66,10 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
     patterns, tags : see `sample_cases`
     """
     requested_tags = {tag.lower() for tag in tags}
-    for sample in map(open_sample, folders):
+    for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
-            yield from _cases(
-                load(sample.folder / CALLS, partial=False, unbounded=True), {sample.name: sample}, Selection()
-            )
+            trace = load(sample.folder / CALLS, partial=False, unbounded=True)
+            yield from _cases(trace, {sample.name: sample}, Selection())
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
@@ -65,13 +79,13 @@ def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -
     ------
     UserError : where there is none
     """
-    opened = {sample.origin: sample for sample in open_folders(folders)}
+    samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
         raise UserError("the trace holds no gripped calls", "capture it with opcapture --grip")
-    cases = _cases(trace, opened, selection)
+    cases = _cases(trace, samples, selection)
     if not cases:
-        raise no_match(names, list(opened), "--samples")
+        raise no_match(names, list(samples), "--samples")
     return cases
 
 
@@ -88,7 +102,7 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
     return calls[~calls["op"].astype(str).str.startswith(HIGHER_ORDER)]
 
 
-def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection) -> list[Case]:
+def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
     """The cases in the order of their first calls.
 
     What a call took in the program is not told: recording the operators inside takes longer than they do.
@@ -98,18 +112,84 @@ def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection)
     counts = calls["signature"].value_counts().to_dict()
     contexts = contexts_of(trace, calls)
     chosen = {
-        op: sample
-        for op, sample in opened.items()
+        op: _Code(trace, sample)
+        for op, sample in samples.items()
         if matches(sample.name, selection.op) and not selection.excludes(sample.name)
     }
-    live = {op: LiveArguments(trace, sample.classes) for op, sample in chosen.items()}
     cases = []
     for signature in trace.signatures:
-        sample = chosen.get(signature.op)
-        if sample is None or signature.number not in counts:
-            continue
-        args, kwargs = live[signature.op].make((signature.args, signature.kwargs))
-        case = function_case(sample.function, args, kwargs, sample.name, signature.number)
-        context = contexts.get(signature.number, {})
-        cases.append(replace(case, count=counts[signature.number], context=context))
+        code = chosen.get(signature.op)
+        if code is not None and signature.number in counts:
+            context = contexts.get(signature.number, {})
+            cases.append(_case(signature, code, counts[signature.number], context))
     return cases[: selection.top]
+
+
+class _Code:
+    """The code of a sample, which is loaded when a worker first needs it: it may crash, hang or exit."""
+
+    def __init__(self, trace: Trace, sample: SampleFolder) -> None:
+        self._trace, self.sample = trace, sample
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The sample's function."""
+        return self._opened.function
+
+    @cached_property
+    def live(self) -> LiveArguments:
+        """What makes the arguments of its recorded calls."""
+        return LiveArguments(self._trace, self._opened.classes)
+
+    @cached_property
+    def _opened(self) -> OpenSample:
+        return open_sample(self.sample.folder)
+
+
+def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
+    """The case of a recorded call, whose arguments and function are made when it is loaded."""
+    args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
+    signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
+    case = Case(signature, {}, calls, 0.0, 0.0, 0.0, context=context)
+
+    @cache
+    def loaded(number: int) -> Case:
+        args, kwargs = code.live.make((recorded.args, recorded.kwargs))
+        runnable = function_case(code.function, args, kwargs, code.sample.name, number)
+        return replace(runnable, count=calls, context=context)
+
+    return replace(case, load=loaded)
+
+
+class _Outline:
+    """Describes recorded arguments as `function_case` describes live ones: of an object, only its class is known."""
+
+    def __init__(self) -> None:
+        self._places = count()
+        self._storages: dict[Any, int] = {}
+        self._shared: dict[int, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return the outline of an argument."""
+        match value:
+            case TensorSpec():
+                place = next(self._places)
+                key = ("alone", place) if value.storage is None else value.storage
+                storage = self._storages.setdefault(key, len(self._storages))
+                return replace(value, storage=storage, values=place)
+            case ObjectSpec(name) | ModuleSpec(name) | NamedSpec(name):
+                return Opaque(name.rpartition(":")[2])
+            case ArraySpec():
+                return Opaque("ndarray")
+            case ScalarSpec(_, number):
+                return number
+            case SharedSpec(number, inner):
+                self._shared[number] = outline = self.of(inner)
+                return outline
+            case SameSpec(number):
+                return self._shared.get(number, Opaque("object"))
+            case torch.Size():
+                return value
+            case list() | tuple() | dict():
+                return with_children(value, self.of)
+        return value

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.cases.cases import Case, matches
-from opgrip.replay.cases.functions import Held, described_case, writes
+from opgrip.replay.cases.functions import FunctionOperator, Held, described_case
 from opgrip.replay.operators.calling import tensors_in
+from opgrip.replay.operators.lookup import Operator
 from opgrip.samples import Sample, Tag, samples, tag_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.suggestions import did_you_mean
@@ -85,8 +86,10 @@ def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
         place: ConfigurationTensor(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))
     }
     # a function that writes nowhere is not run to see that it does not
-    mutates = Tag.IN_PLACE in sample.tags and writes(sample.function, (arguments, {}))
-    return described_case(sample.function, (arguments, {}), drawables, mutates, sample.name, number)
+    may_write = Tag.IN_PLACE in sample.tags
+    function = sample.function
+    operator = FunctionOperator(function, (arguments, {})) if may_write else Operator(function, mutates=False)
+    return described_case(operator, (arguments, {}), drawables, sample.name, number)
 
 
 @lru_cache(maxsize=1)

@@ -30,7 +30,9 @@ class SampleSource:
         cases = [case for case in sample_cases(target, selection.op, selection.tag) if not selection.excludes(case.op)]
         if not cases:
             raise UserError(*ALL_EXCLUDED)
-        return CaseSet(cases[: selection.top], has_run_code=True)
+        # inputs of samples that ship are made here; code of gripped ones is loaded in a worker
+        has_run_code = any(case.load is None for case in cases)
+        return CaseSet(cases[: selection.top], has_run_code=has_run_code)
 
     def fingerprint(self, target: str) -> str:
         """A hash of their code and calls."""

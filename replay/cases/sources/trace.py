@@ -35,9 +35,7 @@ class TraceSource:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
         trace = load(target, selection.partial, selection.unbounded)
         if selection.samples:
-            return CaseSet(
-                gripped_calls(trace, selection, list(map(Path, selection.samples))), trace, has_run_code=True
-            )
+            return CaseSet(gripped_calls(trace, selection, list(map(Path, selection.samples))), trace)
         if selection.unit != CALL:
             return CaseSet(make_units(trace, selection, selection.unit, extensions), trace)
         cases = make_cases(trace, selection)

@@ -1,0 +1,147 @@
+"""Gripped samples that crash, hang, exit or want too much memory, for real: each costs its row, and others have theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from programs import run_command, run_python
+
+from opgrip.replay import load_results
+from opgrip.replay.cases.samples import sample_cases
+
+FAST = ("--iterations", "1", "--warmup", "0", "--timeout", "2")
+
+SCRIPT = """
+import torch
+from opgrip import grip
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+@grip(to='all')
+def fine(x, scale, pair=None):
+    x.add_(1)
+    return x * scale.factor
+
+x = torch.ones(3)
+fine(x, Scale(2.0), [x, torch.ones(2)])
+"""
+
+BODY = """
+import os, sys, time, torch
+class Scale:
+    pass
+{top}
+def {name}(x, scale, pair=None):
+    {body}
+    return x * scale.factor
+"""
+
+CRASHES = ("failed", "it ended its process: aborted")
+# name : text at module level, body of the function, status, reason
+BAD = {
+    "crashes": ("", "os.abort()", *CRASHES),
+    "crashes_at_import": ("os.abort()", "pass", *CRASHES),
+    "crashes_at_second_call": ("seen = []", "seen.append(1); len(seen) > 1 and os.abort()", *CRASHES),
+    "exits": ("", "sys.exit(3)", "failed", "SystemExit: 3"),
+    "exits_at_import": ("sys.exit('no')", "pass", "failed", "SystemExit: no"),
+    "ends": ("", "os._exit(0)", "failed", "it ended its process with status 0"),
+    "fills_memory": ("", "torch.ones(1 << 50)", "failed", "out of memory: "),
+    "hangs": ("", "time.sleep(600)", "timeout", "it took longer than 2 s"),
+    "hangs_at_import": ("time.sleep(600)", "pass", "timeout", "it took longer than 2 s"),
+    "lacks_class": ("del Scale", "pass", "failed", "cannot be loaded"),
+    "needs": ("import not_here", "pass", "unsupported", "it needs not_here, which is not installed"),
+    "raises": ("", "raise ValueError('bad')", "failed", "ValueError: bad"),
+    "raises_at_import": ("1 / 0", "pass", "failed", "raises_at_import cannot be loaded: ZeroDivisionError"),
+    "crashes_with_its_inputs": ("Scale.__del__ = lambda self: os.abort()", "pass", *CRASHES),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sample that is fine, one for each thing that goes wrong, and one that hangs when it ends."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "uses.py").write_text(SCRIPT)
+    done = run_python("uses.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for name, (top, body, *_) in BAD.items():
+        plant(folder / "all", name, top, body)
+    plant(folder / "all", "hangs_at_exit", "import atexit; atexit.register(time.sleep, 600)", "pass")
+    return folder
+
+
+def plant(folder: Path, name: str, top: str, body: str) -> None:
+    shutil.copytree(folder / "fine", folder / name)
+    about = json.loads((folder / name / "sample.json").read_text())
+    (folder / name / "sample.json").write_text(json.dumps(about | {"name": name, "entry": name, "file": "code.py"}))
+    calls = (folder / name / "calls.jsonl").read_text()
+    (folder / name / "calls.jsonl").write_text(calls.replace('"fine"', f'"{name}"'))
+    (folder / name / "code.py").write_text(BODY.format(top=top, name=name, body=body))
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> pd.DataFrame:
+    done = run_command("opreplay", "all", *FAST, "-o", "rows.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return load_results(folder / "rows.json").set_index("op")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_sample_costs_its_row(rows: pd.DataFrame, name: str) -> None:
+    *_, status, reason = BAD[name]
+    row = rows.loc[name]
+    assert row["status"] == status
+    assert reason in row["error"]
+    assert row["shapes"] == "float32[3] Scale [float32[3],float32[2]]"
+
+
+def test_the_other_samples_are_measured(rows: pd.DataFrame) -> None:
+    assert rows.index.is_unique
+    assert set(rows.index) == {*BAD, "fine", "hangs_at_exit"}
+    fine = rows.drop(index=list(BAD))
+    assert set(fine["status"]) == {"ok"}
+    assert (fine["median_us"] > 0).all()
+
+
+def test_a_case_is_the_same_before_and_after_its_code_is_loaded(folder: Path) -> None:
+    (case,) = sample_cases(str(folder / "all"), ["fine"])
+    assert case.load is not None
+    loaded = case.load(case.number)
+    assert (loaded.key, loaded.number, loaded.op) == (case.key, case.number, case.op)
+    assert loaded.operator is not None
+    assert loaded.operator.mutates
+
+
+def test_listing_bad_samples_runs_no_code_of_them(folder: Path) -> None:
+    done = run_command("opreplay", "all", "--list", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert {*BAD, "fine"} <= set(done.stdout.split())
+
+
+def test_a_bad_sample_costs_all_of_its_rows(folder: Path) -> None:
+    options = ["--op", "crashes", "--op", "exits", "--op", "fine", "--mode", "jit", "--backward", "--strict"]
+    done = run_command("opreplay", "all", *options, *FAST, "-o", "four.json", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    rows = load_results(folder / "four.json")
+    assert rows.groupby("op").size().to_dict() == {"crashes": 4, "exits": 4, "fine": 4}
+    assert set(rows[rows["op"] != "fine"]["status"]) == {"failed"}
+    assert "ok" in set(rows[rows["op"] == "fine"]["status"])
+
+
+def test_replay_in_python_reports_bad_samples_in_rows(folder: Path) -> None:
+    script = """
+import opgrip.replay as replay
+if __name__ == "__main__":
+    rows = replay.replay("all", op=["crashes*", "fine"], iterations=1, warmup=0, timeout=4)
+    print(*(f"{row.op}:{row.status}" for row in rows))
+"""
+    (folder / "calls_it.py").write_text(script)
+    done = run_python("calls_it.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    told = {*done.stdout.split()}
+    assert told == {"fine:ok", *(f"{name}:failed" for name in BAD if name.startswith("crashes"))}
