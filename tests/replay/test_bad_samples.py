@@ -1,4 +1,4 @@
-"""Gripped samples that crash, hang, exit or want too much memory, for real: each costs its row, and others have theirs."""
+"""Gripped samples that crash, hang, exit or want too much memory: each costs its row, and the others have theirs."""
 
 from __future__ import annotations
 
@@ -137,11 +137,11 @@ def test_replay_in_python_reports_bad_samples_in_rows(folder: Path) -> None:
     script = """
 import opgrip.replay as replay
 if __name__ == "__main__":
-    rows = replay.replay("all", op=["crashes*", "fine"], iterations=1, warmup=0, timeout=4)
+    rows = replay.replay("all", op=["crashes", "fine"], iterations=1, warmup=0, timeout=4)
     print(*(f"{row.op}:{row.status}" for row in rows))
 """
     (folder / "calls_it.py").write_text(script)
     done = run_python("calls_it.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     told = {*done.stdout.split()}
-    assert told == {"fine:ok", *(f"{name}:failed" for name in BAD if name.startswith("crashes"))}
+    assert told == {"fine:ok", "crashes:failed"}

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from busy import compared_times
 from optional import needs
-from programs import run_command
+from programs import ROOT, run_command
 
+from opgrip.replay.analyses.ncu.programs import FLAGS as NCU_FLAGS
 from opgrip.replay.analyses.nsys import nsys
 from opgrip.replay.analyses.nsys.nsys import PLACES
 from opgrip.replay.analyses.nsys.report import Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined, joined_alone, with_seen
-from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
+from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, merged_arguments
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.options import job_with
 from opgrip.replay.reports.cells import load_results
@@ -126,7 +127,60 @@ def test_where_nsys_was_looked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_arguments_of_a_file_are_read_as_a_shell_does(tmp_path: Path) -> None:
     path = tmp_path / "arguments"
     path.write_text("--stats=true  # all\n--env-var='A=1 2'\n", encoding="utf-8")
-    assert arguments_in(path) == ["--stats=true", "--env-var=A=1 2"]
+    assert arguments_in(path, nsys.FLAGS) == ["--stats=true", "--env-var=A=1 2"]
+
+
+@pytest.mark.parametrize("text", ["--output=x", "-o x", "-ox", "--stats=true --output x"])
+def test_a_file_of_arguments_does_not_name_the_report(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "arguments"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="sets --output, as opgrip does: name the report by opreplay's --output"):
+        arguments_in(path, nsys.FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "merged"),
+    [
+        ("--trace=cuda,nvtx,osrt", "--trace=nvtx,cuda,osrt --sample=none"),
+        ("--trace cuda -t osrt -s cpu", "--trace=nvtx,cuda,osrt -s cpu"),
+        ("-tnone --sample process-tree --stats=true", "--trace=nvtx --sample process-tree --stats=true"),
+        ("", "--trace=nvtx --sample=none"),
+    ],
+)
+def test_a_profiler_gets_each_option_once(text: str, merged: str) -> None:
+    assert merged_arguments(["--trace=nvtx", "--sample=none"], text.split(), nsys.FLAGS) == merged.split()
+
+
+def test_a_profiler_gets_options_several_times_that_it_takes_so() -> None:
+    own = ["--nvtx", "--nvtx-include=a", "--metrics=x,y", "--clock-control=none"]
+    others = ["--metrics", "y,z", "--nvtx-include", "b", "--clock-control", "base", "--set", "full"]
+    merged = ["--nvtx", "--nvtx-include=a", "--metrics=x,y,z", *others[2:]]
+    assert merged_arguments(own, others, NCU_FLAGS) == merged
+
+
+@real
+def test_arguments_of_the_documentation_are_added_to_ours(tiny_trace: Path, tmp_path: Path) -> None:
+    if int(version("nvtx").split(".")[2]) > 11:
+        pytest.skip("this nvtx needs a newer nsys than Debian's")
+    lines = (ROOT / "docs" / "profiling.md").read_text().splitlines()
+    arguments = [line.strip() for line in lines if line.startswith("    --") and "opreplay" not in line]
+    assert arguments
+    (tmp_path / "arguments").write_text("\n".join([*arguments, "--sample=none"]))
+    output = tmp_path / "rows.json"
+    words = ("--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments", "--nsys-iterations", 2)
+    done = run_command("opreplay", tiny_trace, *words, "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert load_results(output)["nsys_runs"].tolist() == [2]
+
+
+@real
+def test_what_nsys_says_against_an_argument_is_in_the_error(tiny_trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "arguments").write_text("--no-such-option=5")
+    done = run_command("opreplay", tiny_trace, "--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments")
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("opreplay: error: nsys wrote no report: ")
+    assert "unrecognised option '--no-such-option=5'" in error
 
 
 def made_up_report(path: Path, kernels: bool = True) -> Path:

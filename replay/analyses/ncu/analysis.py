@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
-from opgrip.replay.analyses.ncu.programs import COMMAND, PLACES
+from opgrip.replay.analyses.ncu.programs import COMMAND, FLAGS, PLACES
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
 from opgrip.replay.measuring.results import Result
@@ -83,7 +83,7 @@ class NcuAnalysis(Analysis):
         if any(count > 1 for count in session.job.plan.points.streams):
             raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams out, or --ncu")
         check_ranges("ncu")
-        arguments = () if options.ncu_args_file is None else arguments_in(options.ncu_args_file)
+        arguments = () if options.ncu_args_file is None else arguments_in(options.ncu_args_file, FLAGS)
         self._ncu = Ncu(
             find_program("ncu", "Nsight Compute", PLACES, options.ncu_bin),
             session.base.with_suffix(""),

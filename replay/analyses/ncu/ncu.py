@@ -12,11 +12,11 @@ from pathlib import Path
 
 from opgrip.replay.analyses.ncu.journal import Batch, Batches
 from opgrip.replay.analyses.ncu.metrics import BASIC, SETS
-from opgrip.replay.analyses.ncu.programs import COMMAND
+from opgrip.replay.analyses.ncu.programs import COMMAND, FLAGS
 from opgrip.replay.analyses.ncu.report import read_report
 from opgrip.replay.analyses.ncu.rows import columns_of, joined
 from opgrip.replay.analyses.profiling import target
-from opgrip.replay.analyses.profiling.programs import run_program
+from opgrip.replay.analyses.profiling.programs import LAST_LINES, merged_arguments, run_program
 from opgrip.replay.analyses.profiling.rows import key_of
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.caches import COLD
@@ -206,7 +206,8 @@ def _batch(
 def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
     caches = f"--cache-control={'all' if job.plan.timing.caches == (COLD,) else 'none'}"
     metrics_option = f"--metrics={','.join(ncu.metrics)}"
-    ncu_command = [ncu.binary, *ALWAYS, caches, metrics_option, *ncu.arguments, f"--export={report}", *command]
+    arguments = merged_arguments((*ALWAYS, caches, metrics_option), ncu.arguments, FLAGS)
+    ncu_command = [ncu.binary, *arguments, f"--export={report}", *command]
     started = ncu_command if ncu.command is None else in_template(ncu.command, ncu_command)
     try:
         done = run_program(started)
@@ -235,13 +236,13 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 
 
 def _reason(said: str, status: int) -> str:
-    """Why a batch has no report, in a line."""
+    """Return why a batch has no report: the errors that ncu printed, or else its last lines."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
         return "its cases launched no kernel"
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     ended = f"status {status}" if status >= 0 else f"signal {-status}"
-    return (errors or lines or [ended])[-1][:200]
+    return "; ".join((errors or lines or [ended])[-LAST_LINES:])
 
 
 def _summarize(done: Batches, ncu: Ncu, say: Callable[[str], None]) -> None:

@@ -1,5 +1,8 @@
 """Where ncu is, and how a template of a command names it."""
 
+from opgrip.replay.analyses.profiling.programs import Flags
+
+FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))
 PLACES = (
     "/usr/local/cuda*/bin/ncu",
     "/opt/nvidia/nsight-compute/*/ncu",

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.nsys.report import Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined_alone, with_seen
-from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, last_words, run_program
+from opgrip.replay.analyses.profiling.programs import (
+    Flags,
+    arguments_in,
+    find_program,
+    last_words,
+    merged_arguments,
+    run_program,
+)
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.ranges import NSYS, check_ranges
@@ -37,6 +44,11 @@ ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "
 BY_NODE = "--cuda-graph-trace=node"
 """Kernels of CUDA graphs one by one; without it a graph is one piece of work where the driver is 11.7 or later."""
 ON_CPU = ("--trace=nvtx",)
+FLAGS = Flags(
+    "--output",
+    "--trace",
+    {"-o": "--output", "-t": "--trace", "-s": "--sample", "-f": "--force-overwrite", "-c": "--capture-range"},
+)
 PASSES = 2
 """The second is for rows of which the first has nothing."""
 
@@ -93,7 +105,7 @@ class NsysAnalysis(Analysis):
             raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
         session.check_one_device("nsys")
         check_ranges("nsys")
-        arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file)
+        arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file, FLAGS)
         session.check_one_cache("nsys")
         report = session.beside(REPORT)
         binary = find_program("nsys", "Nsight Systems", PLACES, options.nsys_bin)
@@ -156,8 +168,8 @@ def profile_rows(
 
 def _run(nsys: Nsys, folder: Path, command: Sequence[str], device: str) -> None:
     options = _options_on_gpu(nsys) if device.partition(":")[0] == "cuda" else ON_CPU
-    nsys_command = [nsys.binary, "profile", *options, *ALWAYS, *nsys.arguments]
-    done = run_program([*nsys_command, "--output", str(folder / "report"), *command])
+    arguments = merged_arguments((*options, *ALWAYS), nsys.arguments, FLAGS)
+    done = run_program([nsys.binary, "profile", *arguments, "--output", str(folder / "report"), *command])
     if not _reports_in(folder):
         raise UserError(f"nsys wrote no report: {last_words(done)}", "see nsys status -e")
 

@@ -7,10 +7,15 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from opgrip.traces.errors import UserError
+
+LAST_LINES = 6
+"""Lines of a profiler that failed: the first of them says why, the others how it is used."""
 
 
 def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:
@@ -40,17 +45,88 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
     return binary
 
 
-def arguments_in(path: Path) -> list[str]:
-    """The words of a file of arguments, as a shell reads them; lines from # on are comments.
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """How a profiler's options are spelt.
+
+    Attributes
+    ----------
+    output : the option that names the report, which only opgrip sets
+    joined : the option whose value is a list that may be added to
+    short : long names by short ones
+    repeatable : options that may be given several times
+    """
+
+    output: str
+    joined: str
+    short: Mapping[str, str]
+    repeatable: Collection[str] = ()
+
+    def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
+        """Yield each option's long name, its value and its words; a word that is no option has no name.
+
+        Parameters
+        ----------
+        valued : long names of options whose value may be a word of its own
+        """
+        remaining = deque(words)
+        while remaining:
+            word = remaining.popleft()
+            long, has_value, value = word.partition("=")
+            name = long if long.startswith("--") else self.short.get(word[:2], "")
+            if name and not long.startswith("--"):
+                value = word[2:].removeprefix("=")
+                has_value = value
+            if not has_value and name in valued and remaining and not remaining[0].startswith("-"):
+                value = remaining.popleft()
+                yield name, value, [word, value]
+            else:
+                yield name, value or None, [word]
+
+
+def arguments_in(path: Path, flags: Flags) -> list[str]:
+    """Read a file of a profiler's arguments as a shell reads them; the rest of a line after # is a comment.
 
     Raises
     ------
-    UserError : where it cannot be read
+    UserError : if it cannot be read, or names the report, which opgrip has to find
     """
     try:
-        return shlex.split(path.read_text(encoding="utf-8"), comments=True)
+        words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no arguments: {error}", "write them as on a command line") from error
+    if any(name == flags.output for name, _, _ in flags.read(words, ())):
+        raise UserError(f"{path} sets {flags.output}, as opgrip does", "name the report by opreplay's --output")
+    return words
+
+
+def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
+    """Return our arguments and the user's, each option once: lists are joined, else the user's value counts.
+
+    Parameters
+    ----------
+    own : ours, as `--name=value`
+    others : the user's, in any form
+    """
+    own_names = {word.partition("=")[0] for word in own}
+    items: list[str] = []
+    kept: list[str] = []
+    set_by_user = set()
+    for name, value, words in flags.read(others, own_names):
+        if name == flags.joined:
+            items += (value or "").split(",")
+        else:
+            kept += words
+            set_by_user.add(name)
+    merged = []
+    for word in own:
+        name, _, value = word.partition("=")
+        if name == flags.joined:
+            items = [item for item in dict.fromkeys([*value.split(","), *items]) if item not in ("", "none")]
+            merged.append(f"{name}={','.join(items)}")
+        elif name not in set_by_user or name in flags.repeatable:
+            merged.append(word)
+    return [*merged, *kept]
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -73,6 +149,6 @@ def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """What a program said last, or its status where it said nothing."""
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    return lines[-1] if lines else f"status {done.returncode}"
+    """Return the last lines that a program printed, or its exit status if it printed nothing."""
+    lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+    return "; ".join(lines[-LAST_LINES:]) or f"status {done.returncode}"
