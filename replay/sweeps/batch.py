@@ -76,7 +76,7 @@ class Batches:
             self._find_out()
 
     def verdict(self, number: int) -> Verdict:
-        """What becomes of the calls of a signature, of most of them where they differ.
+        """What becomes of the calls of a signature, of most of those where it is known if they differ.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class Batches:
                     break
             if not going.requested_origins:
                 break
-        self._verdicts = {number: counts.most_common(1)[0][0] for number, counts in going.verdicts.items()}
+        self._verdicts = {number: _most_frequent(counts) for number, counts in going.verdicts.items()}
 
     def _go(self, going: _Pass, phased: Phased) -> None:
         call, signature = phased.call, self._signatures.get(phased.call.signature)
@@ -250,6 +250,11 @@ class Batches:
         if own and self._judge.own(signature):
             return (CALL, signature.number), *list(origins)[:1]
         return tuple(origins)[:2]
+
+
+def _most_frequent(counts: Counter[Verdict]) -> Verdict:
+    """Return the verdict on most calls of a signature, among those on calls whose growth is known if there are any."""
+    return max(counts, key=lambda verdict: (verdict.lost is None, counts[verdict]))
 
 
 def scaled(case: Case, factor: int, batches: Batches) -> Case:

@@ -13,7 +13,7 @@ from opgrip.replay.arguments.inputs import as_recorded
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.choices import RESHAPED, Choice, dimension_of, operator_of
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
-from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves, tensors
+from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Signature
 
@@ -91,8 +91,12 @@ def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[
         raise Contradiction(str(error)) from error
     except Exception as error:
         raise Contradiction(one_line(error)) from error
+    given, recorded = list(leaves(results)), list(leaves(signature.outputs))
+    if len(given) == len(recorded):
+        # other tools' files do not hold all results of a call
+        given = [leaf for leaf, record in zip(given, recorded, strict=True) if not isinstance(record, Opaque)]
     argument_tensors, result_tensors = (
-        [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)] for tree in ([args, kwargs], results)
+        [leaf for leaf in items if isinstance(leaf, torch.Tensor)] for items in (leaves([args, kwargs]), given)
     )
     return argument_tensors, result_tensors
 

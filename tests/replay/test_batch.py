@@ -229,6 +229,20 @@ def test_what_depends_on_values_is_not_known_and_neither_is_what_follows(tmp_pat
     assert scaled(cases["aten.abs.default"], 2, batches) is cases["aten.abs.default"]
 
 
+def test_a_call_of_unknown_growth_costs_no_row_of_calls_before_it(tmp_path: Path) -> None:
+    conv = nn.Conv2d(3, 4, 1)
+
+    def program() -> None:
+        features = conv(torch.ones(2, 3, 5, 5)).relu()
+        for _ in range(3):
+            features = features.index_put((features > 0,), torch.tensor(1.0)).where(features.nonzero().sum() > 9, 2.0)
+            features.relu()
+
+    trace = captured(tmp_path, program)
+    (case,) = (case for case in make_cases(trace) if case.op == "aten.relu.default")
+    assert scaled(case, 2, Batches(trace)).signature.args[0].shape == (4, 4, 5, 5)
+
+
 def test_a_trace_without_a_network_does_not_tell_its_batch(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: torch.ones(2, 3).sin())
     with pytest.raises(Unsupported, match="does not tell its batch"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
+
+import torch
 
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.formats.building import NOT_RECORDED
@@ -76,7 +79,9 @@ def _max_pool(node: Node) -> list[Call]:
     args = (x, kernel, stride, padding, dilation, ceil)
     if len(kernel) == 1:
         return [*calls, Call("max_pool1d.default", args, node.out, {})]
-    indices = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] is not None else NOT_RECORDED
+    indices = node.outputs[1] if len(node.outputs) > 1 else None
+    if indices is None:
+        indices = replace(node.out, dtype=torch.int64, storage=node.between())
     return [*calls, Call(f"max_pool{len(kernel)}d_with_indices.default", args, (node.out, indices), {})]
 
 

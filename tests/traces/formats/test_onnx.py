@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from optional import optional
 from torch import nn
 
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import leaves, map_leaves, tensors
 from opgrip.traces.errors import UserError
@@ -210,8 +212,9 @@ def test_a_node_computes_what_onnx_says(op: str, tmp_path: Path) -> None:
     assert trace.end is not None
     assert not trace.end.dropped
     actual = run_calls(trace, [torch.from_numpy(np.array(value)) for value in values.values()])
-    assert len(actual) == len(expected)
-    for mine, theirs in zip(actual, expected, strict=True):
+    # aten's pooling gives indices too
+    assert [item.dtype for item in actual[len(expected) :]] == ([torch.int64] if op == "MaxPool" else [])
+    for mine, theirs in zip(actual[: len(expected)], expected, strict=True):
         torch.testing.assert_close(mine.contiguous(), torch.from_numpy(np.array(theirs)), rtol=1e-4, atol=1e-5)
 
 
@@ -239,6 +242,28 @@ def call_by(signature: Signature, operands: list[torch.Tensor]) -> Any:
 
     args, kwargs = map_leaves(make, signature.args), map_leaves(make, signature.kwargs)
     return operator_of(signature)(*args, **kwargs)
+
+
+def test_a_batch_is_scaled_through_pooling_and_normalization(tmp_path: Path) -> None:
+    weights = {"w1": (6, 3, 3, 3), "scale": (6,), "shift": (6,), "rms": (4,)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"]),
+        helper.make_node("InstanceNormalization", ["a", "scale", "shift"], ["b"]),
+        helper.make_node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("LayerNormalization", ["c", "rms", "rms"], ["d"], axis=3),
+        helper.make_node("Relu", ["d"], ["y"]),
+    ]
+    constants = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in weights.items()]
+    x, y = (helper.make_tensor_value_info(*item) for item in (("x", 1, (1, 3, 10, 10)), ("y", 1, None)))
+    trace = write(nodes, [x], [y], tmp_path, constants)
+    batches = Batches(trace)
+    first = {case.op: next(tensors(scaled(case, 4, batches).signature.args)) for case in make_cases(trace)}
+    assert len(first) >= 5
+    assert {op: spec.shape for op, spec in first.items() if "norm" not in op} == {
+        "aten.convolution.default": (4, 3, 10, 10),
+        "aten.max_pool2d_with_indices.default": (4, 6, 8, 8),
+        "aten.relu.default": (4, 6, 4, 4),
+    }
 
 
 def test_what_has_no_operator_is_named_with_the_reason(tmp_path: Path) -> None:
