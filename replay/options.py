@@ -202,7 +202,7 @@ def _target_of(args: argparse.Namespace) -> str:
     if request.operator:
         from opgrip.replay.cases.sources.operator import target_of
 
-        return target_of(request.operator, request.inputs)
+        return target_of(request.operator, request.inputs, args.extension)
     if request.inputs:
         raise UserError("--inputs are of an operator", "name it with --operator")
     if not args.trace:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
+
+from opgrip.traces.errors import UserError
+from opgrip.traces.own_python import own_python
+
+IMPORT_S = 120
+"""Seconds that the import of an extension may take."""
+IMPORTED = 76
+"""Exit status of a process that imported an extension, which may itself exit with another."""
 
 TRUSTED_EXTENSIONS = ("mmcv._ext",)
 """Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
@@ -41,10 +53,47 @@ class Unsupported(Exception):
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
     """A line for each module that is not installed here."""
     for name in names:
-        try:
-            with _working_directory():
-                is_absent = find_spec(name) is None
-        except (ImportError, ValueError):
-            is_absent = True
-        if is_absent:
+        if not _is_installed(name):
             yield f"--extension {name}: no such module is installed, and its functions cannot run"
+
+
+def _is_installed(name: str) -> bool:
+    """Return True if a module can be found, without importing the packages that it is in."""
+    first, *others = name.split(".")
+    full_name = first
+    try:
+        with _working_directory():
+            spec = find_spec(first)
+        for part in others:
+            places = None if spec is None else spec.submodule_search_locations
+            if places is None:
+                return False
+            full_name = f"{full_name}.{part}"
+            spec = PathFinder.find_spec(full_name, list(places))
+    except (ImportError, ValueError):
+        return False
+    return spec is not None
+
+
+def check_import(name: str) -> None:
+    """Import a module in another process, because one that crashes or hangs would end this one.
+
+    Raises
+    ------
+    UserError : if it cannot be imported
+    """
+    try:
+        done = subprocess.run(
+            own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"--extension {name} cannot be imported: it took longer than {IMPORT_S} s") from error
+    if done.returncode != IMPORTED:
+        ended = f"status {done.returncode}" if done.returncode >= 0 else signal.strsignal(-done.returncode)
+        reason = next(reversed(done.stderr.split("\n")[:-1]), "") or f"its process ended: {ended}"
+        raise UserError(f"--extension {name} cannot be imported: {reason}")
+
+
+if __name__ == "__main__":
+    import_trusted(sys.argv[1])
+    os._exit(IMPORTED)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import run_command
+from programs import run_command, run_python
 
 from opgrip.replay import replay
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.operator import OperatorSource, target_of
+from opgrip.replay.operators.admission import absent_extensions
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import floating_dtype
@@ -133,3 +135,65 @@ def test_any_configuration_is_taken_or_refused_in_a_line(operator: str, one: Any
     with suppress(UserError):
         for signature in signatures(operator, {"self": one, "other": other}, {"tensors": one, "dim": other}):
             assert signature.op.startswith("aten.")
+
+
+OWN = """
+import torch
+library = torch.library.Library("myops", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+"""
+
+
+@pytest.fixture
+def own_operators(tmp_path: Path) -> Path:
+    """A folder with a module that registers an operator."""
+    (tmp_path / "myops.py").write_text(OWN)
+    return tmp_path
+
+
+def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
+    words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}', "--iterations", "1")
+    done = run_command("opreplay", *words, "--strict", cwd=own_operators)
+    assert done.returncode == 0, done.stderr
+    assert "myops.twice.default" in done.stdout
+
+
+def test_an_operator_of_an_extension_is_replayed_in_python(own_operators: Path) -> None:
+    script = """
+from opgrip.replay import replay
+if __name__ == "__main__":
+    rows = replay(operator="myops.twice", extension="myops", inputs='{"x": [8]}', iterations=1)
+    print([(row.op, row.status) for row in rows])
+"""
+    (own_operators / "uses.py").write_text(script)
+    done = run_python("uses.py", cwd=own_operators)
+    assert done.stdout == "[('myops.twice.default', 'ok')]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import os; os.abort()", "its process ended: Aborted"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(0)", "its process ended: status 0"),
+    ],
+)
+def test_an_extension_that_cannot_be_imported_is_one_line(own_operators: Path, text: str, reason: str) -> None:
+    (own_operators / "myops.py").write_text(text)
+    words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}')
+    done = run_command("opreplay", *words, cwd=own_operators)
+    assert done.returncode == 2
+    assert done.stderr == f"opreplay: error: --extension myops cannot be imported: {reason}\n"
+
+
+def test_a_package_is_not_imported_to_see_whether_it_has_a_module(
+    own_operators: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = own_operators / "unsafe"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit(3)")
+    (package / "there.py").write_text("")
+    monkeypatch.chdir(own_operators)
+    lines = list(absent_extensions(["unsafe", "unsafe.there", "unsafe.absent", "unsafe.there.more", "absent"]))
+    assert [line.partition(":")[0].split()[1] for line in lines] == ["unsafe.absent", "unsafe.there.more", "absent"]

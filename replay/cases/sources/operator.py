@@ -14,6 +14,7 @@ from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
 from opgrip.replay.cases.gradients import require_gradients
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
 from opgrip.replay.operators.lookup import mutates
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
@@ -52,6 +53,9 @@ class OperatorSource:
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         """A case for each operator and configuration; raises `UserError` where an operator takes none of them."""
         names, _, configurations = target.removeprefix(PREFIX).partition(" ")
+        own_extensions = _needed(names.split(","), extensions)
+        for extension in own_extensions:
+            import_trusted(extension)
         signatures = list(_signatures(names.split(","), json.loads(configurations)))
         share = 1 / len(signatures)
         cases = [
@@ -61,24 +65,25 @@ class OperatorSource:
         ]
         if not cases:
             raise UserError(*ALL_EXCLUDED)
-        return CaseSet(cases[: selection.top])
+        return CaseSet(cases[: selection.top], has_run_code=bool(own_extensions))
 
     def fingerprint(self, target: str) -> str:
         """A hash of what it says."""
         return hashlib.blake2b(target.encode(), digest_size=16).hexdigest()
 
 
-def target_of(operators: Sequence[str], inputs: Sequence[str]) -> str:
+def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Sequence[str] = ()) -> str:
     """What stands for operators and configurations of their arguments: `operator:aten.mm [{"self": [4, 4], ...}]`.
 
     Parameters
     ----------
     operators : names, with or without an overload
     inputs : JSON, each an object of arguments, or a list of such
+    extensions : modules of the user that may register the operators
 
     Raises
     ------
-    UserError : for text that is no such JSON
+    UserError : for text that is no such JSON, and an extension that cannot be imported
     """
     configurations: list[Any] = []
     for text in inputs:
@@ -91,7 +96,16 @@ def target_of(operators: Sequence[str], inputs: Sequence[str]) -> str:
     names = [name.strip() for text in operators for name in text.split(",")]
     if not all(map(NAME.fullmatch, names)):
         raise UserError(f"{','.join(names)[:60]!r} is no operator's name", "name it as in aten.add.Tensor or aten.mm")
+    for extension in _needed(names, extensions):
+        check_import(extension)
     return f"{PREFIX}{','.join(names)} {json.dumps(configurations or [{}])}"
+
+
+def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:
+    """Return the user's extensions that may register an operator which is not registered yet."""
+    if all(_schemas_of(name) for name in operators):
+        return []
+    return [name for name in extensions if name not in TRUSTED_EXTENSIONS]
 
 
 def name_of_target(target: str) -> str:
@@ -126,7 +140,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _signatures(operators: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> Iterator[Signature]:
     number = 0
     for name in operators:
-        schemas = schemas_of(name) or schemas_of(operator_name(_in_torch(name)))
+        schemas = _schemas_of(name)
         if not schemas:
             raise UserError(f"no operator {name!r} is registered", _near(name))
         for form in configurations:
@@ -134,6 +148,10 @@ def _signatures(operators: Sequence[str], configurations: Sequence[Mapping[str, 
             signature = Signature(number, OPERATOR, op, args, kwargs)
             yield signature if mutates(signature) else require_gradients(signature)
             number += 1
+
+
+def _schemas_of(name: str) -> list[Any]:
+    return schemas_of(name) or schemas_of(operator_name(_in_torch(name)))
 
 
 def _in_torch(name: str) -> str:
