@@ -227,6 +227,7 @@ class Capture:
         if self._flusher is None:
             return
         self._step += 1
+        self._recorder.steps.program_reports = True
         if self.schedule is ALWAYS and self._recorder.passes_step():
             return
         self._follow_schedule()
@@ -325,6 +326,7 @@ class Capture:
                 atexit.register(self.close)
             self._depth += 1
             if self._depth == 1 and self._flusher is not None:
+                self._recorder.steps.program_reports = True
                 self._follow_schedule()
             try:
                 return function(*args, **kwargs)
@@ -397,6 +399,7 @@ class Capture:
 
     def _begin_recorder(self, path: str | Path) -> None:
         self._recorder.begin()
+        self._recorder.steps.in_header = "steps" in self._details
         if self._full:
             self._recorder.fitter.full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes)
 
@@ -424,6 +427,8 @@ class Capture:
                 return
             self._watching.resume()
             self._has_recorded = self._has_recorded or not learns
+            if not learns:
+                self._recorder.steps.begin_step()
         else:
             self._watching.pause()
             self._recorder.leave_steps()

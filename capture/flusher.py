@@ -215,6 +215,7 @@ class Flusher:
             stopped=self.reached,
             thinned={} if recorder.budget is None else recorder.budget.counts(),
             contended=self.contended,
+            step_starts_ns=[] if recorder.by_steps else recorder.steps.starts_ns(),
             devices=describe_devices(),
             accelerator=describe_accelerators(started_devices()),
         )

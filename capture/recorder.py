@@ -28,6 +28,7 @@ from opgrip.capture.places import CallSites, Places
 from opgrip.capture.scope_table import ScopeTable
 from opgrip.capture.signatures import call_key, describe_result
 from opgrip.capture.slow_memory import SlowMemory, usual_fault_ns
+from opgrip.capture.step_marks import StepMarks
 from opgrip.capture.storages import Storages
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import unobserved
@@ -69,6 +70,7 @@ class Recorder:
     slow_memory : finds calls whose page faults were slow
     taken, taken_integers : calls that were taken from the threads, and how many integers were in their rows
     passed, writing_ns : calls of modules in threads that are not recorded, and what the thread that writes has taken
+    steps : when the program's steps began
     by_steps : a thread is recorded only while it is in a step, in which its mode is not idle
     """
 
@@ -103,6 +105,7 @@ class Recorder:
         """Begin with empty tables, as a forked process does, of whose threads this one alone is left."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
+        self.steps = StepMarks(self.started_ns)
         self.storages = Storages()
         self.graphs.forget()
         if self.kernels is not None:

@@ -175,6 +175,7 @@ class ScopeWatch:
             mode = self.recorder.mode_in_step()
             if mode is not None:
                 mode.leave(optimizer)
+                self.recorder.steps.end_optimizer_step(optimizer)
         except Exception as error:
             self.recorder.drop("optimizer scope", error)
 

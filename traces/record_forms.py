@@ -246,6 +246,8 @@ def _end_to_json(record: End) -> dict[str, Json]:
         form["thinned"] = dict(record.thinned)
     if record.contended:
         form["contended"] = record.contended
+    if record.step_starts_ns:
+        form["step_starts_ns"] = list(record.step_starts_ns)
     if record.devices:
         form["devices"] = dict(record.devices)
     if record.accelerator:
@@ -271,6 +273,7 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
         before=optional(integer, form.get("before")),
         thinned={text(what): integer(count) for what, count in form.get("thinned", {}).items()},
         contended=_share(form.get("contended", 0.0)),
+        step_starts_ns=[elapsed_ns(start) for start in form.get("step_starts_ns", [])],
     )
 
 
@@ -339,5 +342,5 @@ _FIELDS: dict[str, set[str]] = {
     "kernels": {"type", "signature", "names", "launches", "device_ns"},
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"}
-    | {"devices", "accelerator", "before", "thinned", "contended"},
+    | {"devices", "accelerator", "before", "thinned", "contended", "step_starts_ns"},
 }

@@ -297,6 +297,8 @@ class End:
     thinned : how often a capture left out what, to keep within its budget: `values` of signatures, `scopes` of modules,
         whole `steps`
     contended : share of the recorded time in which other processes used the processors that the program waited for
+    step_starts_ns : when each recorded step began, since the start of the capture, where the program or its optimizer
+        showed that and the header does not say how many steps there are
     """
 
     calls: int
@@ -311,6 +313,7 @@ class End:
     before: int | None = None
     thinned: dict[str, int] = field(default_factory=dict)
     contended: float = 0.0
+    step_starts_ns: list[int] = field(default_factory=list)
 
 
 Record: TypeAlias = (

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from opgrip.traces.call_blocks import CallBlock, block_of
 from opgrip.traces.integer_text import Integers
-from opgrip.traces.records import Calls, Header, Record, Thread
+from opgrip.traces.labels import is_mark
+from opgrip.traces.number_set import NumberSet
+from opgrip.traces.records import Calls, End, Header, Record, Signature, Thread
 
 MOST_STEPS = 1 << 20
 """Steps that a header may tell of."""
@@ -94,10 +96,35 @@ class _Places:
 
 
 def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepStarts | None:
-    """The beginnings of the steps of a trace, whose records are gone through twice; None where it tells of no steps."""
+    """Return when the steps of a trace began, whose records are read once or twice; None if it reports no steps."""
     first = next(iter(read()), None)
     counts = step_counts(first.fields) if isinstance(first, Header) else {}
-    return step_starts(lambda: _columns(read()), counts) if counts else None
+    if counts:
+        return step_starts(lambda: _columns(read()), counts)
+    end, last_ns, marks = None, 0, NumberSet()
+    for record in read():
+        match record:
+            case End():
+                end = record
+            case Signature():
+                marks.put(record.number, is_mark(record.op))
+            case Calls() | CallBlock():
+                block = block_of(record) if isinstance(record, Calls) else record
+                own = block.start_ns[~marks.flags(block.signature)]
+                last_ns = max(last_ns, int(own.max(initial=0)))
+    starts = reported_starts(end, last_ns)
+    return StepStarts({None: starts}) if len(starts) else None
+
+
+def reported_starts(end: End | None, last_ns: int) -> Integers:
+    """Return when each step began according to a trace's closing record, without a last one that has no calls.
+
+    Parameters
+    ----------
+    last_ns : start of the last call that is not a mark of `record_function`: an optimizer's mark ends behind its step
+    """
+    starts = np.sort(np.array([] if end is None else end.step_starts_ns[: MOST_STEPS + 1], dtype=np.int64))
+    return starts[starts <= last_ns] if len(starts) <= MOST_STEPS else starts[:0]
 
 
 def _columns(records: Iterable[Record | CallBlock]) -> Iterator[Columns]:

@@ -221,7 +221,8 @@ class FlightRecorder(Flusher):
 
     def _close_dump(self, writer: TraceWriter, before: int) -> None:
         self._signatures = self.definitions.file.signatures
-        writer.write_lines(self.definitions.encode([replace(self._end(self._signatures), before=before)]))
+        end = replace(self._end(self._signatures), before=before, step_starts_ns=[])
+        writer.write_lines(self.definitions.encode([end]))
         writer.close()
 
     def _write(self, records: Iterable[Record]) -> None:

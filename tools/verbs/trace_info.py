@@ -297,6 +297,8 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
     if trace.missing:
         yield "incomplete", trace.missing
     if trace.end is not None:
+        if trace.end.step_starts_ns:
+            yield "steps", f"{len(trace.end.step_starts_ns):,}, for opgrip trace trim --steps"
         yield "dropped", _list_dropped(trace.end.dropped)
         if trace.end.passed_by:
             yield "passed by", _list_dropped(trace.end.passed_by)

@@ -11,6 +11,7 @@ from opgrip.traces.identity import key_of_case
 from opgrip.traces.labels import STEP_LABEL
 from opgrip.traces.listing import call_outline
 from opgrip.traces.records import Signature
+from opgrip.traces.step_starts import reported_starts
 from opgrip.traces.trace import Trace
 from opgrip.traces.values import ValueModel
 from opgrip.traces.weighted import COUNT, quantiles
@@ -116,7 +117,8 @@ def _steps(trace: Trace) -> int:
     if type(steps) is int:
         return max(steps, 0)
     if "on_demand" not in trace.header:
-        return 0
+        starts = trace.own_calls["start_ns"]
+        return 0 if starts.empty else len(reported_starts(trace.end, int(starts.max())))
     return sum(1 for label in trace.labels.index if STEP_LABEL.fullmatch(str(label)))
 
 

@@ -16,7 +16,7 @@ TREATMENTS: dict[str, str] = {
         calls.thread calls.start_ns calls.signature calls.scope calls.after_ns calls.duration_ns
         calls.tensors calls.newest calls.storages calls.device_ns calls.page_faults calls.streams
         calls.perturbed calls.slow_memory end.contended end.calls end.before end.thinned.values end.thinned.scopes
-        end.thinned.steps end.signatures end.duration_ns end.dropped.count
+        end.thinned.steps end.step_starts_ns end.signatures end.duration_ns end.dropped.count
         end.without_values.count end.passed_by.count entered.thread entered.start_ns
         entered.scope entered.signature context.id
         effects.signature effects.operators effects.operator_ns device_times.thread device_times.first

@@ -213,6 +213,7 @@ class Redaction:
             before=record.before,
             thinned={what: count for what, count in record.thinned.items() if what in THINNED},
             contended=record.contended,
+            step_starts_ns=record.step_starts_ns,
         )
 
     def calls(self, record: Calls) -> Iterator[Record]:

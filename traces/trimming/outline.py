@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from opgrip.traces.arguments import numbers_of, tensors
 from opgrip.traces.errors import UserError
+from opgrip.traces.labels import is_mark
 from opgrip.traces.reader import TraceReader
-from opgrip.traces.records import Calls, Effects, Header, Observed, Scope, Signature
+from opgrip.traces.records import Calls, Effects, End, Header, Observed, Scope, Signature
+from opgrip.traces.step_starts import reported_starts
 from opgrip.traces.written import written
 
 COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors")
@@ -45,6 +47,7 @@ class Outline:
     storages : of all calls, `tensors` numbers of each
     first_storage : (calls,), where those of each begin
     observed : of each record, what it stands for
+    step_starts_ns : (steps,), as the trace's end has it
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +61,7 @@ class Outline:
     start_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     tensors: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     storages: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    step_starts_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def first_storage(self) -> NDArray[np.int64]:
@@ -91,6 +95,7 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
     UserError : where it is cut or damaged and `partial` is false, or holds no calls
     """
     outline = Outline()
+    end: End | None = None
     columns = {name: array("q") for name in (*COLUMNS, "storages")}
     for record in reader:
         match record:
@@ -106,12 +111,17 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
                 outline.effects[record.signature] = tuple(_present(numbers_of((record.after, record.random_state))))
             case Calls():
                 _add_block(columns, record)
+            case End():
+                end = record
     if reader.missing and not partial:
         raise UserError(reader.missing, "trim what there is with --partial")
     for name, numbers in columns.items():
         setattr(outline, name, np.frombuffer(numbers, dtype=np.int64) if numbers else np.empty(0, dtype=np.int64))
     if not len(outline.start_ns):
         raise UserError(f"{reader.path} holds no calls", "capture a program that runs some")
+    marks = [number for number, item in outline.signatures.items() if is_mark(item.op)]
+    own = outline.start_ns[~np.isin(outline.signature, marks)]
+    outline.step_starts_ns = reported_starts(end, int(own.max(initial=0)))
     return outline
 
 

@@ -103,14 +103,16 @@ def _matching(
 
 
 def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
-    """The calls of some steps, which begin where a place in the program is come by that each step has once."""
-    count = outline.header.get("steps")
+    """Return which calls belong to some steps, which begin when the trace says, or at a place that each has once."""
+    begins = outline.step_starts_ns.tolist()
+    count = outline.header.get("steps", len(begins))
     if type(count) is not int or not 0 < count <= len(outline.start_ns):
         raise UserError("the trace does not say how many steps it has", "name a span of --time")
     first, end = steps
     if first >= count:
         raise UserError(f"there is no step {first}", f"the trace has the steps 0 to {count - 1}")
-    begins = _beginnings(outline, count)
+    if "steps" in outline.header:
+        begins = _beginnings(outline, count)
     until = None if end is None or end >= count else begins[end]
     return within(outline.start_ns, (begins[first] if first else int(outline.start_ns.min()), until))
 

@@ -32,6 +32,7 @@ from opgrip.traces.records import (
     Thread,
     Values,
 )
+from opgrip.traces.step_starts import StepStarts
 from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.trimming.flow import Flow
 from opgrip.traces.trimming.outline import Outline, read_outline
@@ -117,7 +118,7 @@ def _header(outline: Outline, part: Part, trimmed: Trimmed, beside: bool) -> Hea
     if not beside:
         # the file of whole values is looked for beside the trace
         fields.pop(HEADER_FIELD, None)
-    if part.steps is not None:
+    if part.steps is not None and "steps" in fields:
         first, end = part.steps
         fields["steps"] = min(fields["steps"], fields["steps"] if end is None else end) - first
     facts = {"calls": trimmed.of_calls, "signatures": trimmed.of_signatures, "cut_edges": trimmed.cut_edges}
@@ -149,7 +150,17 @@ class _Writing:
     def end(self) -> End:
         """The closing record: totals of the part; what was dropped is that of the whole."""
         duration = self._end.duration_ns or self._last_ns
-        return replace(self._end, calls=int(self._flags.sum()), signatures=len(self.signatures), duration_ns=duration)
+        counts = {"calls": int(self._flags.sum()), "signatures": len(self.signatures)}
+        return replace(self._end, **counts, duration_ns=duration, step_starts_ns=self._step_starts_ns())
+
+    def _step_starts_ns(self) -> list[int]:
+        """Return when the steps began that the part has calls of."""
+        starts = self._outline.step_starts_ns
+        if not len(starts):
+            return []
+        steps = StepStarts({None: starts}).steps_of(None, self._outline.start_ns[self._flags])
+        kept: list[int] = starts[np.unique(steps)].tolist()
+        return kept
 
     def of(self, record: Record) -> Record | None:
         """A record as the part has it; None where it has none."""

@@ -1,0 +1,111 @@
+"""Steps that a program reports, or that its optimizer shows, and what takes a part of a trace by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command
+from torch import nn
+
+from opgrip.capture import Capture, Schedule
+from opgrip.traces import Trace, load, read
+from opgrip.traces.errors import UserError
+from opgrip.traces.step_starts import find_step_starts
+from opgrip.traces.trimming import Part, trim
+from opgrip.traces.validation import validate
+
+
+def ops_of(trace: Trace) -> list[str]:
+    return [name.split(".")[1] for name in trace.calls["op"].astype(str)]
+
+
+def steps_of(path: Path) -> list[list[str]]:
+    """The operators of each step, as both ways to take a part of a trace have them."""
+    whole = load(path)
+    assert whole.end is not None
+    steps = []
+    starts = find_step_starts(lambda: read(path))
+    assert starts is not None
+    for number in range(len(starts.begins[None])):
+        part = load(path, steps=number)
+        trim(path, path.with_name("part.jsonl"), Part(steps=(number, number + 1)), force=True)
+        assert validate(path.with_name("part.jsonl")).findings == []
+        trimmed = load(path.with_name("part.jsonl"))
+        assert ops_of(trimmed) == ops_of(part)
+        assert trimmed.end is not None
+        assert len(trimmed.end.step_starts_ns) == 1
+        steps.append(ops_of(part))
+    return steps
+
+
+def run(step: int) -> None:
+    x = torch.ones(3)
+    # nothing that each step does once
+    for _ in range(step + 1):
+        x.sin()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recorded"),
+    [
+        (Schedule(active=2, wait=1, skip=1, warmup=1, repeat=1), [3, 4]),
+        (Schedule(active=1, wait=2), [2, 5]),
+        (Schedule(), [0, 1, 2, 3, 4, 5]),
+    ],
+    ids=["warm-up", "waiting", "always"],
+)
+def test_steps_of_a_schedule_are_recorded(tmp_path: Path, schedule: Schedule, recorded: list[int]) -> None:
+    with Capture(tmp_path / "t.jsonl", schedule=schedule) as capture:
+        for step in range(6):
+            run(step)
+            capture.step()
+    assert steps_of(tmp_path / "t.jsonl") == [["ones", *["sin"] * (step + 1)] for step in recorded]
+
+
+def test_calls_of_a_decorated_function_are_steps(tmp_path: Path) -> None:
+    captured = Capture(tmp_path / "t.jsonl")
+    decorated = captured(run)
+    for step in range(3):
+        decorated(step)
+    captured.close()
+    assert steps_of(tmp_path / "t.jsonl") == [["ones", *["sin"] * (step + 1)] for step in range(3)]
+
+
+def test_steps_of_an_optimizer_are_recorded(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    first, second = (torch.optim.SGD(model.parameters(), foreach=False) for _ in range(2))
+    with Capture(tmp_path / "t.jsonl"):
+        for step in range(3):
+            run(step)
+            model.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            second.step() if step == 1 else first.step()
+    steps = steps_of(tmp_path / "t.jsonl")
+    assert [step.count("sin") for step in steps] == [1, 5]
+    assert [step.count("add_") for step in steps] == [2, 4]
+
+
+def test_a_program_without_steps_has_none(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        run(1)
+    with pytest.raises(UserError, match="does not say how many steps"):
+        load(tmp_path / "t.jsonl", steps=0)
+    with pytest.raises(UserError, match="does not say how many steps"):
+        trim(tmp_path / "t.jsonl", tmp_path / "part.jsonl", Part(steps=(0, 1)))
+
+
+def test_a_script_is_trimmed_by_the_steps_of_its_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nw = torch.ones(3, requires_grad=True)\noptimizer = torch.optim.Adam([w])\n"
+        "for step in range(4):\n    w.sin().sum().backward()\n    optimizer.step()\n"
+    )
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run_command("opgrip", "trace", "trim", "t.jsonl", "-o", "part.jsonl", "--steps", "1:3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    part = load(tmp_path / "part.jsonl")
+    assert ops_of(part).count("sin") == 2
+    done = run_command("opgrip", "trace", "info", "part.jsonl", cwd=tmp_path)
+    assert "2, for opgrip trace trim --steps" in done.stdout
