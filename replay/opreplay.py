@@ -19,6 +19,7 @@ from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
+    from opgrip.replay.measuring.results import Result
     from opgrip.replay.outcome import Results
     from opgrip.replay.replay import Replay
     from opgrip.replay.scoring import Score
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     output = from_arguments(Output, args)
     is_done = is_completed(output)
     if args.sequence and (launch := launch_of()) is not None:
-        return _replay_ranks(args, launch, output, reporter)
+        return _replay_ranks(args, launch, reporter)
     if args.shard is None and (launch := launch_of()) is not None and launch.world_size > 1:
         raise UserError(
             f"each of {launch.world_size} processes would replay the same", "add --shard auto, or --sequence for a step"
@@ -61,10 +62,12 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     if from_arguments(ScoreOptions, args).baseline is not None:
         raise UserError("--baseline is for several traces", "name a folder, zoo or zoo:PATTERN")
     with start_engine(args) as engine:
-        return _replay_one(Replay(args, reporter, engine=engine), is_done, words, reporter)
+        return _replay_one(Replay(args, reporter, engine=engine), args, is_done, words, reporter)
 
 
-def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: Reporter) -> int:
+def _replay_one(
+    replay: Replay, args: argparse.Namespace, is_done: bool, words: Sequence[str], reporter: Reporter
+) -> int:
     """Replay one trace, and print its table."""
     from opgrip.replay.reports.listing import list_cases
     from opgrip.replay.reports.table import print_results
@@ -79,7 +82,7 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
         list_cases(replay.loaded.cases, sys.stdout)
         return 0
     if replay.is_sequence:
-        return _replay_sequence(replay, output, reporter)
+        return _replay_sequence(replay, args, reporter)
     # what is refused is refused before it runs
     standing_of(replay.loaded.trace.header)
     again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
@@ -107,8 +110,19 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
         ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
         reporter.say(f"interrupted after {ran} of {counted(all_cases, 'case')}; {hint}")
         return INTERRUPTED
-    reporter.say(summarize(rows))
-    return 1 if output.strict and any(row.status != OK for row in rows) else 0
+    return _end(args, rows, reporter)
+
+
+def _end(args: argparse.Namespace, rows: Sequence[Result], reporter: Reporter, is_ok: bool = True) -> int:
+    """Say which requests no row fulfilled, and what came of all rows; return the exit status."""
+    from opgrip.replay.reports.fulfilment import unfulfilled
+
+    lines = unfulfilled(args, rows)
+    for line in lines:
+        reporter.say(line)
+    reporter.say(summarize(list(rows)))
+    is_ok = is_ok and all(row.status == OK for row in rows)
+    return 1 if lines or (args.strict and not is_ok) else 0
 
 
 def _print_scores(scores: Callable[[], Sequence[Score]], reporter: Reporter) -> None:
@@ -170,9 +184,7 @@ def _replay_several(
     if outcome.problems:
         of_all = counted(len(targets), "trace")
         reporter.say(f"{len(outcome.problems)} of {of_all} not replayed: {', '.join(outcome.problems)}")
-    reporter.say(summarize(rows))
-    is_ok = not outcome.problems and all(row.status == OK for row in rows)
-    return 1 if output.strict and not is_ok else 0
+    return _end(args, rows, reporter, is_ok=not outcome.problems)
 
 
 def _list_several(args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter) -> int:
@@ -200,19 +212,17 @@ def _say_what_is_stored(replay: Replay, again: str, reporter: Reporter) -> None:
         reporter.say(f"{cases} are in {journal_path(replay.output.output)}; go on with: {again}")
 
 
-def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
+def _replay_sequence(replay: Replay, args: argparse.Namespace, reporter: Reporter) -> int:
     from opgrip.replay.reports.sequence import ROWS, print_sequence
 
     results, result = replay.run_sequence()
     rows = list(results)
     print_sequence(result, rows, replay.job.selection.top or ROWS, sys.stdout)
     _say_where(replay, results, reporter)
-    reporter.say(summarize(rows))
-    is_ok = not result.unsupported and all(row.status == OK for row in rows)
-    return 1 if output.strict and not is_ok else 0
+    return _end(args, rows, reporter, is_ok=not result.unsupported)
 
 
-def _replay_ranks(args: argparse.Namespace, launch: Launch, output: Output, reporter: Reporter) -> int:
+def _replay_ranks(args: argparse.Namespace, launch: Launch, reporter: Reporter) -> int:
     """Replay a step with other ranks; the first prints."""
     from opgrip.replay.replay import replay_with_ranks
     from opgrip.replay.reports.ranks import ROWS, print_ranks
@@ -222,6 +232,4 @@ def _replay_ranks(args: argparse.Namespace, launch: Launch, output: Output, repo
         return 0
     print_ranks(launched.outcome, launched.whole.job.selection.top or ROWS, sys.stdout)
     _say_where(launched.whole, launched.results, reporter)
-    rows = list(launched.results)
-    reporter.say(summarize(rows))
-    return 1 if output.strict and any(row.status != OK for row in rows) else 0
+    return _end(args, list(launched.results), reporter)

@@ -1,0 +1,118 @@
+"""Which requests of a replay no row fulfilled: modes, directions, dtypes and analyses that gave no result at all."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+
+from opgrip.replay.analyses import in_order
+from opgrip.replay.arguments.options import InputOptions
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.ways import BACKWARD, Points
+from opgrip.replay.engines.options import EngineOptions
+from opgrip.replay.measuring.columns import Columns
+from opgrip.replay.measuring.energy import EnergyColumns, EnergyOptions
+from opgrip.replay.measuring.results import CONTENDED, OK, WRONG, Result
+from opgrip.replay.modes import EAGER, ModeOptions, Tuning
+from opgrip.replay.timing.options import TimingOptions
+from opgrip.traces.command import printable
+from opgrip.traces.options import flag_of, from_arguments, words_in
+
+RAN = (OK, WRONG, CONTENDED)
+"""Statuses of rows that gave results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An option as it was given.
+
+    Attributes
+    ----------
+    words : the option and its value
+    is_of : returns True if a row is of it
+    absence : why no row is of it, where none is
+    """
+
+    words: str
+    is_of: Callable[[Result], bool]
+    absence: str = "no row is of it"
+
+
+def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
+    """Return a line for each request of a command line that no row fulfilled; one line where no case ran at all."""
+    if not any(row.status in RAN for row in rows):
+        return [f"no case ran{_why(rows)}"] if rows else []
+    lines = []
+    for request in _requests(args):
+        own = [row for row in rows if request.is_of(row)]
+        if not any(row.status in RAN for row in own):
+            lines.append(f"nothing ran with {request.words}{_why(own) or f': {request.absence}'}")
+    return lines
+
+
+def _requests(args: argparse.Namespace) -> Iterator[Request]:
+    inputs, points = from_arguments(InputOptions, args), from_arguments(Points, args)
+    modes, timing = from_arguments(ModeOptions, args), from_arguments(TimingOptions, args)
+    references = (modes.reference,) if modes.reference != EAGER else ()
+    columns: dict[str, Iterable[object]] = {
+        "mode": (*modes.mode, *references),
+        "values": inputs.values,
+        "threads": points.threads,
+        "batch_scale": points.batch_scale,
+        "streams": points.streams,
+        "cache": timing.cache,
+    }
+    for name, values in columns.items():
+        for value in values:
+            yield Request(f"{flag_of(name)} {value}", partial(_has, name, value))
+    if timing.backward:
+        yield Request("--backward", partial(_has, "direction", BACKWARD), "no case is of a forward call")
+    if inputs.dtype is not None:
+        absence = "no case has a floating-point tensor that can be cast"
+        yield Request(f"--dtype {inputs.dtype}", partial(_is_of_dtype, inputs.dtype), absence)
+    if from_arguments(Tuning, args).trials:
+        yield Request("--tune", lambda row: bool(row.tune))
+    if from_arguments(EnergyOptions, args).energy:
+        yield Request("--energy", partial(_is_seen, EnergyColumns), "no row has an energy")
+    for analysis in in_order():
+        words = words_in(analysis.options)
+        is_requested = bool(words) and analysis.is_requested(from_arguments(analysis.options, args))
+        if is_requested and analysis.columns is not None:
+            yield Request(flag_of(words[0]), partial(_is_seen, analysis.columns), "it added nothing to any row")
+    selection = from_arguments(Selection, args)
+    is_part = selection.top is not None or from_arguments(EngineOptions, args).shard is not None
+    if selection.takes_all and not is_part:
+        for pattern in selection.op:
+            yield Request(f"--op {pattern}", partial(_matches, pattern), "no case matches it")
+
+
+def _has(column: str, value: object, row: Result) -> bool:
+    return bool(getattr(row, column) == value)
+
+
+def _is_of_dtype(dtype: str, row: Result) -> bool:
+    """Return True if a row was cast to a dtype, or recorded in it."""
+    return row.dtype == dtype or f"{dtype}[" in row.shapes
+
+
+def _is_seen(columns: type[Columns], row: Result) -> bool:
+    """Return True if an analysis added something to a row."""
+    return columns.of(row) != columns()
+
+
+def _matches(pattern: str, row: Result) -> bool:
+    return fnmatchcase(row.op, pattern)
+
+
+def _why(rows: Sequence[Result]) -> str:
+    """Return the reason that most rows have, and how many of them have it where they have several."""
+    reasons = Counter(f"{row.error}" if row.error else row.status for row in rows if row.status not in RAN)
+    if not reasons:
+        return ""
+    reason, count = reasons.most_common(1)[0]
+    share = "" if len(reasons) == 1 else f" ({count:,} of {reasons.total():,} rows)"
+    return f": {printable(reason)}{share}"
