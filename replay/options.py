@@ -22,7 +22,18 @@ from opgrip.traces.command import OneLineParser, add_debug, add_version
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import cache_folder
-from opgrip.traces.options import add_all_options, from_arguments, option, refuse_options, titled
+from opgrip.traces.options import (
+    CASES,
+    EFFORT,
+    OUTPUT,
+    RUN,
+    add_all_options,
+    from_arguments,
+    option,
+    options_in,
+    refuse_options,
+    titled,
+)
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job
@@ -63,18 +74,44 @@ class Output:
         short="-o",
         parse=Path,
         metavar="FILE",
+        role=OUTPUT,
     )
-    force: bool = option(False, "replace an existing file", short="-f")
-    append: bool = option(False, "add the rows to an existing file's (.json, .csv)", only=("single cases",))
-    resume: bool = option(False, "go on where an interrupted replay to --output stopped", only=("single cases",))
-    list: bool = option(False, "list the cases that would run, and run none", only=("single cases",))
-    strict: bool = option(False, "exit with status 1 where a case is not ok")
+    force: bool = option(
+        False,
+        "replace an existing file",
+        short="-f",
+        role=OUTPUT,
+    )
+    append: bool = option(
+        False,
+        "add the rows to an existing file's (.json, .csv)",
+        only=("single cases",),
+        role=OUTPUT,
+    )
+    resume: bool = option(
+        False,
+        "go on where an interrupted replay to --output stopped",
+        only=("single cases",),
+        role=OUTPUT,
+    )
+    list: bool = option(
+        False,
+        "list the cases that would run, and run none",
+        only=("single cases",),
+        role=OUTPUT,
+    )
+    strict: bool = option(
+        False,
+        "exit with status 1 where a case is not ok",
+        role=OUTPUT,
+    )
     store: Path | None = option(
         None,
         "keep the results there, in a file of their own below <machine>-<device>/; without it in the folder that "
         "$OPGRIP_STORE names, else in results/; nowhere where that variable is empty",
         parse=Path,
         metavar="DIR",
+        role=OUTPUT,
     )
     until_decided: str | None = option(
         None,
@@ -82,6 +119,7 @@ class Output:
         "up to 20 times",
         metavar="BASE",
         only=("single cases",),
+        role=EFFORT,
     )
 
     @property
@@ -101,6 +139,7 @@ class ScoreOptions:
         "of the one that ships",
         parse=Path,
         metavar="FILE",
+        role=OUTPUT,
     )
 
 
@@ -114,6 +153,7 @@ class OperatorRequest:
         "replay this operator in the place of a trace, such as aten.add.Tensor or aten.mm; can be repeated",
         repeated=True,
         metavar="NAME",
+        role=CASES,
     )
     inputs: tuple[str, ...] = option(
         (),
@@ -121,6 +161,7 @@ class OperatorRequest:
         """'{"self": [64, 64], "other": [64, 64]}'; or a list of such; can be repeated""",
         repeated=True,
         metavar="JSON",
+        role=CASES,
     )
 
 
@@ -129,6 +170,20 @@ def option_classes() -> list[type]:
     of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, Selection, *GROUPS.values()]
     of_sequences: list[type] = [SequenceOptions, RankOptions]
     return [*of_cases, *of_sequences, EngineOptions, *(analysis.options for analysis in in_order())]
+
+
+def run_settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options that change what all rows of a run mean, by their words, as far as they were given."""
+    return {
+        word: _text(getattr(args, word))
+        for declared in option_classes()
+        for _, word, default, about in options_in(declared)
+        if about.role == RUN and getattr(args, word) != default
+    }
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else "yes" if value is True else str(value)
 
 
 def make_parser() -> argparse.ArgumentParser:

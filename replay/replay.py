@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,15 +26,16 @@ from opgrip.replay.measuring.machines import this_machine
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.preparation import expected_rows
-from opgrip.replay.measuring.results import OK, UNUSUAL, Result
+from opgrip.replay.measuring.results import OK, SETTINGS, Result
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
-from opgrip.replay.options import Output, job_of, make_parser, words_of
+from opgrip.replay.options import Output, job_of, make_parser, run_settings, words_of
 from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
 from opgrip.replay.outputs import check_output, is_completed
 from opgrip.replay.repeating import repeat
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.completed import OPTIONS, read_completed
+from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.sequences.apart import replay_apart
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.launch import Launch, launch_of
@@ -84,7 +86,10 @@ def replay(trace: str | Path | Sequence[str | Path] | None = None, **options: An
     """
     with in_words_of_python():
         args = arguments_of(make_parser(), words_of(trace), options, excluded=("strict", "list"))
-        return replay_arguments(args)
+        results = replay_arguments(args)
+    for line in unfulfilled(args, results.rows):
+        warnings.warn(line, stacklevel=2)
+    return results
 
 
 def replay_arguments(args: argparse.Namespace) -> Results:
@@ -235,8 +240,8 @@ class Replay:
         }
         distilled = self.loaded.trace.header.get(FIELD)
         stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}
-        unusual = [*self.job.plan.unusual, *(["split"] if self.job.selection.split else [])]
-        return header | about | about_engine | stands_for | ({UNUSUAL: unusual} if unusual else {})
+        settings = run_settings(self._args)
+        return header | about | about_engine | stands_for | ({SETTINGS: settings} if settings else {})
 
     def kept(self, results: Results) -> Results:
         """Results, in the store too where one was named."""

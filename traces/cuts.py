@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from opgrip.traces.command import not_negative, positive, seed
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import CASES, option, titled
 
 INDEXED = 1 << 62
 """Cases that a `range` counts."""
@@ -25,15 +25,31 @@ class Cut:
         parse=not_negative,
         metavar="N",
         only=("single cases",),
+        role=CASES,
     )
     stop: int | None = option(
-        None, "up to the case before this one", parse=positive, metavar="N", only=("single cases",)
+        None,
+        "up to the case before this one",
+        parse=positive,
+        metavar="N",
+        only=("single cases",),
+        role=CASES,
     )
     sample: int | None = option(
-        None, "of these only N, chosen at random", parse=positive, metavar="N", only=("single cases",)
+        None,
+        "of these only N, chosen at random",
+        parse=positive,
+        metavar="N",
+        only=("single cases",),
+        role=CASES,
     )
     sample_seed: int = option(
-        0, "of that choice (default: %(default)s)", parse=seed, metavar="N", only=("single cases",)
+        0,
+        "of that choice (default: %(default)s)",
+        parse=seed,
+        metavar="N",
+        only=("single cases",),
+        role=CASES,
     )
 
     @property

@@ -35,6 +35,11 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(identity, sort_keys=True, default=str).encode(), digest_size=DIGITS).hexdigest()
 
 
+def key_of_part(key: str, *places: str) -> str:
+    """Return the key of those calls of a case that were made in some places of the program."""
+    return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
+
+
 def _told(leaf: Any) -> Any:
     """An argument as a trace has it; of one that no trace can hold, its type."""
     try:

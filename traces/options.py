@@ -21,6 +21,10 @@ from opgrip.traces.errors import UserError
 
 T = TypeVar("T")
 OPTION = "option"
+IDENTITY, RUN, CASES, EFFORT, OUTPUT = "identity", "run", "cases", "effort", "output"
+"""Roles of an option of a replay: it changes what a row measures, and a column of the row says how; it changes what
+all rows of a run mean, and the header says it; it selects cases; it bounds runs, time and memory; it changes only what
+is reported."""
 _titles: dict[type, str] = {}
 
 
@@ -38,6 +42,8 @@ class Option:
     choices : all values that it has
     repeated : whether it can be given several times, which makes a tuple
     several : whether several values follow it, which makes a tuple
+    role : what it does to the results of a replay, one of the roles above; empty for other commands
+    column : of results, that says the value of an option whose role is IDENTITY, where the option is called otherwise
     only : what it is for, such as `traces`, where it says nothing of anything else
     """
 
@@ -49,6 +55,8 @@ class Option:
     choices: Sequence[str] | None = None
     repeated: bool = False
     several: bool = False
+    role: str = ""
+    column: str = ""
     only: tuple[str, ...] = ()
 
 

@@ -9,7 +9,7 @@ from typing import IO
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import OUTPUT, option, titled
 from opgrip.traces.tables import TableColumn, print_table
 
 WORTH = 1.05
@@ -21,7 +21,12 @@ WORTH = 1.05
 class SweepOptions:
     """Whether the points of a sweep are held against each other."""
 
-    sweep: bool = option(False, "print how times scale with --threads and the like", only=("single cases", "one trace"))
+    sweep: bool = option(
+        False,
+        "print how times scale with --threads and the like",
+        only=("single cases", "one trace"),
+        role=OUTPUT,
+    )
 
 
 @analyses.register("sweep")

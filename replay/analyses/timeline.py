@@ -15,7 +15,7 @@ from opgrip.replay.analyses.profiling.rows import key_of, why_unseen
 from opgrip.replay.measuring.results import OK, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import OUTPUT, option, titled
 from opgrip.traces.output import whole_file
 
 RUNS = 3
@@ -32,6 +32,7 @@ class TimelineOptions:
         False,
         f"run the cases once more under torch's profiler: a timeline for Perfetto beside --output, NAME{SUFFIX}",
         only=("single cases", "one trace"),
+        role=OUTPUT,
     )
 
 

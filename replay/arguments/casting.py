@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import TensorSpec, tensors
+from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import Compressed, Coo, Nested
 
 CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -45,6 +46,22 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
         return leaf
 
     return cast
+
+
+def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
+    """Return a call as it runs in another dtype, its results too; the same call where no tensor can be cast."""
+    if dtype is None:
+        return signature
+    try:
+        cast = caster((signature.args, dict(signature.kwargs)), dtype)
+    except Unsupported:
+        return signature
+    recorded = (signature.args, dict(signature.kwargs))
+    arguments = map_leaves(cast, recorded)
+    if arguments == recorded:
+        return signature
+    args, kwargs = arguments
+    return replace(signature, args=args, kwargs=kwargs, outputs=map_leaves(cast, signature.outputs))
 
 
 def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:

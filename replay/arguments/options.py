@@ -9,7 +9,7 @@ from opgrip.replay.arguments.values import KINDS, RECORDED
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
 from opgrip.traces.command import seed
 from opgrip.traces.option_types import floating_dtype
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import CASES, IDENTITY, RUN, option, titled
 from opgrip.traces.suggestions import did_you_mean
 
 
@@ -32,9 +32,14 @@ class InputOptions:
         None,
         "where to replay, such as cuda:0 (default: where it was captured); cuda:0,cuda:1 spreads the cases over equal "
         "devices",
+        role=IDENTITY,
     )
     dtype: str | None = option(
-        None, "of floating-point tensors, such as bfloat16", parse=floating_dtype, only=("single cases",)
+        None,
+        "of floating-point tensors, such as bfloat16",
+        parse=floating_dtype,
+        only=("single cases",),
+        role=IDENTITY,
     )
     values: tuple[str, ...] = option(
         (RECORDED,),
@@ -43,14 +48,21 @@ class InputOptions:
         parse=value_kinds,
         metavar="KIND,...",
         only=("single cases", "traces"),
+        role=IDENTITY,
     )
-    seed: int = option(0, "of the values that are drawn (default: %(default)s)", parse=seed)
+    seed: int = option(
+        0,
+        "of the values that are drawn (default: %(default)s)",
+        parse=seed,
+        role=RUN,
+    )
     extension: tuple[str, ...] = option(
         (),
         "a module whose extension functions and Triton kernels the trace may call, besides "
         f"{', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
         repeated=True,
         metavar="MODULE",
+        role=CASES,
     )
 
     @property

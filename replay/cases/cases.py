@@ -27,7 +27,7 @@ from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.corpus.distill import chosen_numbers
 from opgrip.traces.errors import UserError
-from opgrip.traces.identity import key_of_case
+from opgrip.traces.identity import key_of_case, key_of_part
 from opgrip.traces.labels import own_calls
 from opgrip.traces.machine import page_size
 from opgrip.traces.records import Observed, Signature
@@ -111,8 +111,9 @@ class Case:
 
     @property
     def key(self) -> str:
-        """What it is called by whatever trace it is in; see `key_of_case`."""
-        return key_of_case(self.signature, self.context)
+        """What it is called by whatever trace it is in; see `key_of_case` and, with `--split`, `key_of_part`."""
+        key = key_of_case(self.signature, self.context)
+        return key if self.part_of is None else key_of_part(key, *(item.place for item in self.behaviours))
 
 
 def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundings: bool = False) -> list[Case]:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from opgrip.traces.command import positive
 from opgrip.traces.cuts import Cut
 from opgrip.traces.limits import UNBOUNDED_HELP
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import CASES, RUN, option, titled
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
@@ -26,6 +26,7 @@ class Selection(Cut):
         "name (default: %(default)s)",
         choices=UNIT_KINDS,
         only=("single cases", "traces"),
+        role=CASES,
     )
     samples: tuple[str, ...] = option(
         (),
@@ -34,6 +35,7 @@ class Selection(Cut):
         repeated=True,
         metavar="FOLDER",
         only=("single cases",),
+        role=CASES,
     )
     tag: tuple[str, ...] = option(
         (),
@@ -41,6 +43,7 @@ class Selection(Cut):
         repeated=True,
         metavar="TAG",
         only=("single cases", "samples"),
+        role=CASES,
     )
     op: tuple[str, ...] = option(
         (),
@@ -48,6 +51,7 @@ class Selection(Cut):
         repeated=True,
         metavar="GLOB",
         only=("single cases",),
+        role=CASES,
     )
     exclude_op: tuple[str, ...] = option(
         (),
@@ -55,6 +59,7 @@ class Selection(Cut):
         repeated=True,
         metavar="GLOB",
         only=("single cases",),
+        role=CASES,
     )
     module: tuple[str, ...] = option(
         (),
@@ -62,6 +67,7 @@ class Selection(Cut):
         repeated=True,
         metavar="GLOB",
         only=("single cases", "traces"),
+        role=CASES,
     )
     label: tuple[str, ...] = option(
         (),
@@ -69,11 +75,13 @@ class Selection(Cut):
         repeated=True,
         metavar="GLOB",
         only=("single cases", "traces"),
+        role=CASES,
     )
     split: bool = option(
         False,
         "a row for each way in which calls of a signature behave, where those of some places take other times",
         only=("single cases", "traces"),
+        role=RUN,
     )
     top: int | None = option(
         None,
@@ -81,9 +89,20 @@ class Selection(Cut):
         "gives the rows of N",
         parse=positive,
         metavar="N",
+        role=CASES,
     )
-    unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",))
-    partial: bool = option(False, "replay what there is of a cut or damaged trace", only=("traces",))
+    unbounded: bool = option(
+        False,
+        UNBOUNDED_HELP,
+        only=("traces",),
+        role=CASES,
+    )
+    partial: bool = option(
+        False,
+        "replay what there is of a cut or damaged trace",
+        only=("traces",),
+        role=CASES,
+    )
 
     @property
     def selects_all(self) -> bool:

@@ -9,7 +9,7 @@ from itertools import product
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.traces.option_types import counts, cpus
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import IDENTITY, RUN, option, titled
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -36,7 +36,12 @@ class Points:
     """With what cases are run, a row for each combination."""
 
     threads: tuple[int, ...] = option(
-        (), "of an operator (default: as captured)", parse=counts, metavar="N,...", only=("single cases",)
+        (),
+        "of an operator (default: as captured)",
+        parse=counts,
+        metavar="N,...",
+        only=("single cases",),
+        role=IDENTITY,
     )
     batch_scale: tuple[int, ...] = option(
         (1,),
@@ -44,6 +49,7 @@ class Points:
         parse=counts,
         metavar="N,...",
         only=("single cases", "traces"),
+        role=IDENTITY,
     )
     streams: tuple[int, ...] = option(
         (1,),
@@ -51,9 +57,15 @@ class Points:
         parse=counts,
         metavar="N,...",
         only=("single cases",),
+        role=IDENTITY,
     )
     pin: tuple[int, ...] = option(
-        (), "run on these processors only, as in 0,2-3", parse=cpus, metavar="CPUS", only=("single cases",)
+        (),
+        "run on these processors only, as in 0,2-3",
+        parse=cpus,
+        metavar="CPUS",
+        only=("single cases",),
+        role=RUN,
     )
 
     def __iter__(self) -> Iterator[Point]:

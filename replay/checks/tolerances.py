@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opgrip.traces.option_types import tolerance
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import RUN, option, titled
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,7 @@ class Tolerance:
         parse=tolerance,
         metavar="X",
         only=("single cases",),
+        role=RUN,
     )
     atol: float | None = option(
         None,
@@ -53,6 +54,7 @@ class Tolerance:
         parse=tolerance,
         metavar="X",
         only=("single cases",),
+        role=RUN,
     )
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from math import fsum, log
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.comparing.differing import what_differs
+from opgrip.replay.comparing.differing import run_columns, what_differs
 from opgrip.replay.comparing.estimates import Estimate, estimate
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, learn
 from opgrip.replay.comparing.verdicts import Difference, Judgement, Verdict, judge
@@ -170,13 +170,15 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     """Hold a run against another, case by case.
 
     Cases are joined by what they call, with which shapes, dtypes and settings, under which mode: not by numbers of a
-    trace. How much a case differs from one replay to the next is learned from `--repeats`.
+    trace. Two runs may differ as a whole in dtype, tuning, threads, values, caches or method: `differs` says it. How
+    much a case differs from one replay to the next is learned from `--repeats`.
 
     Parameters
     ----------
     margin : relative difference up to which times are the same
     """
-    base_rows, new_rows = _by_identity(base.rows), _by_identity(new.rows)
+    apart = run_columns(base, new)
+    base_rows, new_rows = _by_identity(base.rows, apart), _by_identity(new.rows, apart)
     both = [(row, new_rows[identity]) for identity, row in base_rows.items() if identity in new_rows]
     timed = [pair for pair in both if _is_timed(pair[0]) and _is_timed(pair[1])]
     estimates = [(estimate(old), estimate(now)) for old, now in timed]
@@ -208,13 +210,14 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     )
 
 
-def _by_identity(rows: Iterable[Result]) -> dict[tuple[object, ...], Result]:
-    """Rows by what joins them; of several alike, each by its place among these too."""
+def _by_identity(rows: Iterable[Result], apart: Sequence[str]) -> dict[tuple[object, ...], Result]:
+    """Rows by what joins them, some columns apart; of several alike, each by its place among these too."""
     seen: Counter[tuple[object, ...]] = Counter()
     by_identity: dict[tuple[object, ...], Result] = {}
     for row in rows:
-        by_identity[(*row.identity, seen[row.identity])] = row
-        seen[row.identity] += 1
+        identity = row.identity_without(*apart)
+        by_identity[(*identity, seen[identity])] = row
+        seen[identity] += 1
     return by_identity
 
 

@@ -11,7 +11,7 @@ from opgrip.replay.workers.shards import Shard
 from opgrip.replay.workers.shards import shard as shard_of_text
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import flag_of, option, titled
+from opgrip.traces.options import CASES, EFFORT, RUN, flag_of, option, titled
 from opgrip.traces.suggestions import did_you_mean
 
 PROCESSES = "processes"
@@ -36,18 +36,21 @@ class EngineOptions:
         parse=engine_name,
         metavar="NAME",
         only=("single cases",),
+        role=EFFORT,
     )
     address: str | None = option(
         None,
         "with --engine ray: of the cluster, such as 10.0.0.1:6379, or auto for that of this machine (default: one that "
         "starts itself here)",
         metavar="HOST:PORT",
+        role=EFFORT,
     )
     workers: int | None = option(
         None,
         "with --engine ray: at once at most (default: one a device, or as many as have processors)",
         parse=positive,
         metavar="N",
+        role=EFFORT,
     )
     processors: int | None = option(
         None,
@@ -55,11 +58,13 @@ class EngineOptions:
         "times say nothing (default: all of a machine)",
         parse=not_negative,
         metavar="N",
+        role=RUN,
     )
     machine_kind: str | None = option(
         None,
         "with --engine ray: only machines of this kind, of a cluster of several: their times do not mix",
         metavar="GLOB",
+        role=CASES,
     )
     shard: Shard | None = option(
         None,
@@ -68,6 +73,7 @@ class EngineOptions:
         parse=shard_of_text,
         metavar="I/N",
         only=("single cases",),
+        role=CASES,
     )
 
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.traces.nvml import Gpu, open_gpu
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import OUTPUT, option, titled
 
 SECONDS = 1.0
 """Of runs: the counter moves every few hundredths of a second, so that a block gives it within some percent."""
@@ -34,6 +34,7 @@ class EnergyOptions:
         False,
         "run each case for a second more on a GPU: its energy, and clock and throttling meanwhile",
         only=("single cases",),
+        role=OUTPUT,
     )
 
     def check(self, device: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from opgrip.traces.command import positive
 from opgrip.traces.option_types import byte_count, seconds
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import EFFORT, option, titled
 
 
 @titled("limits")
@@ -20,9 +20,14 @@ class Limits:
         "end a case of which one run takes longer, of a sequence a call (default: %(default)g)",
         parse=seconds,
         metavar="SECONDS",
+        role=EFFORT,
     )
     memory_limit: int | None = option(
-        None, "for cases, such as 8GB (default: what the machine has left)", parse=byte_count, metavar="BYTES"
+        None,
+        "for cases, such as 8GB (default: what the machine has left)",
+        parse=byte_count,
+        metavar="BYTES",
+        role=EFFORT,
     )
     jobs: int | None = option(
         None,
@@ -30,6 +35,7 @@ class Limits:
         parse=positive,
         metavar="N",
         only=("single cases",),
+        role=EFFORT,
     )
 
     @property

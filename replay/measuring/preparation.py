@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.arguments.casting import cast_signature
 from opgrip.replay.arguments.inputs import ADDRESSES, Inputs
 from opgrip.replay.arguments.values import with_values
 from opgrip.replay.cases.cases import Case
@@ -87,7 +88,7 @@ def empty_rows(case: Case, settings: Settings, status: str, error: str) -> dict[
 
 def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error: str | None = None) -> Result:
     """The row of a case before it is run, or for the reason why it cannot be."""
-    signature, forward = case.signature, way.direction != BACKWARD
+    signature, forward = cast_signature(case.signature, settings.dtype), way.direction != BACKWARD
     return Result(
         case=case.number,
         op=case.op,
@@ -107,6 +108,10 @@ def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error:
         perturbed=case.perturbed,
         values=way.values,
         direction=way.direction,
+        dtype="" if signature == case.signature else str(settings.inputs.dtype),
+        tune=settings.tuning.words_of(way.mode),
+        cache=settings.cache_of(way),
+        method=settings.timing.exec_mode,
         threads=way.point.threads,
         batch_scale=way.point.batch,
         streams=way.point.streams,

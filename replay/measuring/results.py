@@ -24,10 +24,17 @@ NOISY = 0.25
 """Interquartile range of times, as a share of their median, above which that is doubtful."""
 SLOWED = 0.5
 """Share of runs at a slower pace above which a median is doubtful."""
+SETTINGS = "settings"
+"""Field of a header: the options whose role is `RUN` that were given, by their words, as texts."""
 UNUSUAL = "unusual"
-"""Of a header: options, in words, that decided what the rows are and that no column of them tells."""
-WAY = ("mode", "direction", "values", "threads", "batch_scale", "streams", "cache")
-"""Columns that say how a case was run."""
+"""Field that earlier versions wrote in its place: a list of such options, in words."""
+WAY = (
+    *("mode", "direction", "values", "dtype", "threads", "batch_scale", "streams", "cache", "method", "tune"),
+    "device",
+)
+"""Columns that say how a case was run, as the options do whose role is `IDENTITY`."""
+OF_MODE = ("mode", "tune")
+"""Those of them that belong to a mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class Result:
     module: str = column("the path of the module that most of its calls are in; empty outside of all", default="")
     phase: str = column("that most of its calls are in: `forward`, `backward`, `optimizer`", default="")
     direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
+    dtype: str = column("that `--dtype` cast tensors of the call to; empty where it changed none", default="")
+    tune: str = column("programs that a compiler tried by `--tune`, and its `--tuner`; empty for none", default="")
     threads: int | None = column("of an operator; empty for as many as in the program")
     batch_scale: int = column("times the recorded batch", default=1)
     streams: int = column("cases that ran at once", default=1)
@@ -171,7 +180,12 @@ class Result:
     def identity_without(self, *columns: str) -> tuple[object, ...]:
         """The same, leaving out what rows may differ in, to join those of other modes or numbers of threads."""
         what = self.key or f"{self.op} {self.shapes}"
-        return (what, self.trace, *(getattr(self, name) for name in WAY if name not in columns))
+        apart = {*columns, *(OF_MODE if "mode" in columns else ())}
+        return (what, self.trace, *(self._way(name) for name in WAY if name not in apart))
+
+    def _way(self, name: str) -> object:
+        """Return how a case was run by a column of `WAY`; which of several equal devices ran it makes no difference."""
+        return self.device.partition(":")[0] if name == "device" else getattr(self, name)
 
     @property
     def case_of_trace(self) -> tuple[str, int]:
@@ -184,6 +198,8 @@ class Result:
         words = {
             self.direction: self.direction != FORWARD,
             f"{self.values} values": self.values != RECORDED,
+            self.dtype: bool(self.dtype),
+            f"tune {self.tune}": bool(self.tune),
             counted(self.threads or 0, "thread"): self.threads is not None,
             f"batch x{self.batch_scale}": self.batch_scale != 1,
             f"{self.streams} streams": self.streams != 1,

@@ -12,7 +12,7 @@ from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
-from opgrip.replay.modes import EAGER, ModeOptions, Tuning
+from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.timing.options import Effort, TimingOptions
 
@@ -51,18 +51,6 @@ class Plan:
     profiled: str = ""
     timelines: str | None = None
     count_work: bool = False
-
-    @property
-    def unusual(self) -> list[str]:
-        """Options, in words, that decide times or what is right, and that no column of a row tells."""
-        words = {
-            str(self.inputs.dtype): self.inputs.dtype is not None,
-            str(self.timing.exec_mode): self.timing.exec_mode is not None,
-            f"held against {self.modes.reference}": self.modes.reference != EAGER,
-            f"rtol {self.tolerance.rtol}": self.tolerance.rtol is not None,
-            f"atol {self.tolerance.atol}": self.tolerance.atol is not None,
-        }
-        return [word for word, is_so in words.items() if is_so]
 
 
 GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Plan).items() if is_dataclass(kind)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.traces.command import positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import IDENTITY, option, titled
 from opgrip.traces.registry import Registry
 from opgrip.traces.suggestions import did_you_mean
 
@@ -33,8 +33,22 @@ class Tuning:
         parse=positive,
         metavar="TRIALS",
         only=("single cases",),
+        role=IDENTITY,
     )
-    tuner: str | None = option(None, "its way to search", metavar="NAME", only=("single cases",))
+    tuner: str | None = option(
+        None,
+        "its way to search",
+        metavar="NAME",
+        only=("single cases",),
+        role=IDENTITY,
+        column="tune",
+    )
+
+    def words_of(self, mode: str) -> str:
+        """Return how a mode's compiler searches, as `64` or `64 replay-trace`; an empty text where it does not."""
+        if not self.trials or not find_mode(mode)[0].tuners:
+            return ""
+        return " ".join(filter(None, (str(self.trials), self.tuner)))
 
 
 @dataclass(frozen=True, slots=True)

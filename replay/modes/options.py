@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opgrip.replay.modes.mode import EAGER, Tuning, find_mode, modes, runs_graphs
 from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import names
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import IDENTITY, RUN, option, titled
 
 
 @titled("how they are run")
@@ -20,12 +20,14 @@ class ModeOptions:
         lambda: f"{', '.join(modes.names())}; compile:NAME for another backend of dynamo (default: {EAGER})",
         parse=names,
         metavar="NAME,...",
+        role=IDENTITY,
     )
     reference: str = option(
         EAGER,
         "what results and times are compared with (default: %(default)s)",
         metavar="MODE",
         only=("single cases",),
+        role=RUN,
     )
 
     @property

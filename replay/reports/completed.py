@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import WAY, Result
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.report import report_for
 from opgrip.traces.errors import UserError
 
-OF_CASE = ("case", "op", "count", "mode", "values", "direction", "threads", "batch_scale", "streams")
+OF_CASE = ("case", "op", "count", *(name for name in WAY if name not in ("cache", "method", "device")))
 """Columns that options and the trace set, and no measurement."""
 OF_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
 OPTIONS = "options_hash"

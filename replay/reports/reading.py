@@ -19,7 +19,7 @@ LARGEST_BYTES = 1 << 30
 """Of a file: half a million rows with their single times."""
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
-    **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled"), dict),
+    **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled", "settings"), dict),
     "unusual": list,
 }
 """What parts of a header are, which all else reads as such."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
-from opgrip.replay.measuring.results import OK, SKIPPED, UNUSUAL, Result
+from opgrip.replay.measuring.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.spread import MOST_DEVIATION, deviation_of
@@ -168,7 +168,9 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
 
 def unusual_in(results: Results) -> list[str]:
     """The options, in words, that decided what the rows of results are and that these do not tell."""
-    return [str(word) for word in results.header.get(UNUSUAL) or ()]
+    settings = results.header.get(SETTINGS) or {}
+    words = [f"{name} {value}" for name, value in settings.items() if name not in ("seed", "pin", "processors")]
+    return words + [str(word) for word in results.header.get(UNUSUAL) or ()]
 
 
 def is_time(us: float | None) -> bool:
@@ -177,8 +179,9 @@ def is_time(us: float | None) -> bool:
 
 
 def is_of_program(row: Result) -> bool:
-    """Whether a program runs such a thing: no gradients alone, no other batch, no several at once."""
-    return row.direction == FORWARD and row.batch_scale == row.streams == 1
+    """Whether a program runs such a thing: no gradients alone, no other batch or dtype, no several at once."""
+    is_as_recorded = not row.dtype and not row.tune
+    return row.direction == FORWARD and row.batch_scale == row.streams == 1 and is_as_recorded
 
 
 def is_plain(row: Result) -> bool:

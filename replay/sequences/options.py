@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import IDENTITY, option, titled
 
 
 @titled("how they are run")
@@ -16,4 +16,6 @@ class SequenceOptions:
         False,
         "run all calls in their order on what flows between them, for the time and memory of the whole step",
         only=("traces", "one trace"),
+        role=IDENTITY,
+        column="method",
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from opgrip.replay.measuring.machines import MachineColumns
 from opgrip.replay.measuring.repeats import join_repeats
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import SETTINGS, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.store.shards import header_of_shards, in_order, machines_of, shards_in
 from opgrip.traces.errors import UserError
@@ -43,6 +43,7 @@ def merge_runs(runs: Sequence[Results]) -> Results:
         raise UserError("these files do not say what their times are of", "merge .json or .parquet files")
     for name, hint in EQUAL.items():
         _check_equal(name, [run.header.get(name) for run in runs], hint)
+    _check_equal("options", [_options(run, is_shard=shards is not None) for run in runs], EQUAL["device"])
     for name in of_machine:
         facts = [run.header.get("environment", {}).get(name) for run in runs]
         _check_equal(name, facts, HINT)
@@ -58,6 +59,12 @@ def merge_runs(runs: Sequence[Results]) -> Results:
     _check_equal("machine kind", list(machines_of(row for run in runs for row in run.rows).values()) or [""], HINT)
     header = header_of_shards(whole, (row for run in runs for row in run.rows))
     return Results(in_order((join_repeats(group) for group in rows.values()), header), header)
+
+
+def _options(run: Results, is_shard: bool) -> str:
+    """Return the options of a run that no row says, in words; shards may be pinned to different processors."""
+    settings = {"seed": run.header.get("seed", 0), **(run.header.get(SETTINGS) or {})}
+    return ", ".join(f"{name} {value}" for name, value in sorted(settings.items()) if not (is_shard and name == "pin"))
 
 
 def _check_distinct(runs: Sequence[Results]) -> None:

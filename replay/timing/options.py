@@ -10,7 +10,7 @@ from opgrip.replay.timing.methods import CONTINUOUS, GRAPH, METHODS, ON_DEVICE
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import duration, names, seconds, share
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import EFFORT, IDENTITY, RUN, option, titled
 
 
 def cache_states(text: str) -> tuple[str, ...]:
@@ -27,13 +27,20 @@ def cache_states(text: str) -> tuple[str, ...]:
 class TimingOptions:
     """What is timed, and by which clock."""
 
-    backward: bool = option(False, "time the gradients of each forward call too", only=("single cases",))
+    backward: bool = option(
+        False,
+        "time the gradients of each forward call too",
+        only=("single cases",),
+        role=IDENTITY,
+        column="direction",
+    )
     exec_mode: str | None = option(
         None,
         "time each run alone, many at once, by an accelerator's events, or as a graph of it (default: discrete; events "
         "where the device has them, as a capture times it)",
         choices=METHODS,
         only=("single cases",),
+        role=RUN,
     )
     cache: tuple[str, ...] = option(
         (),
@@ -43,6 +50,7 @@ class TimingOptions:
         parse=cache_states,
         metavar="STATE,...",
         only=("single cases",),
+        role=IDENTITY,
     )
 
     clock_warmup: float = option(
@@ -51,6 +59,7 @@ class TimingOptions:
         parse=duration,
         metavar="SECONDS",
         only=("single cases",),
+        role=EFFORT,
     )
 
     @property
@@ -98,6 +107,7 @@ class Effort:
         "run until the interquartile range is this share of the median (default: %(default)s)",
         parse=share,
         metavar="SHARE",
+        role=EFFORT,
     )
     budget_s: float = option(
         0.25,
@@ -106,8 +116,15 @@ class Effort:
         parse=seconds,
         metavar="SECONDS",
         only=("single cases",),
+        role=EFFORT,
     )
-    iterations: int | None = option(None, "or so often", parse=positive, metavar="N")
+    iterations: int | None = option(
+        None,
+        "or so often",
+        parse=positive,
+        metavar="N",
+        role=EFFORT,
+    )
     repeats: int = option(
         1,
         "replay all cases so often, each time in a new process: opgrip compare then knows how much one replay differs "
@@ -115,6 +132,7 @@ class Effort:
         parse=positive,
         metavar="N",
         only=("single cases",),
+        role=EFFORT,
     )
     warmup: int = option(
         2,
@@ -122,4 +140,5 @@ class Effort:
         parse=not_negative,
         metavar="N",
         only=("single cases",),
+        role=EFFORT,
     )

@@ -12,6 +12,7 @@ from foreign_data import write_as
 from pasted import PROGRAMS, TRAIN, Pasted, parse_options, run_pasted, why_not
 from programs import ROOT, run_command
 
+from opgrip.replay.store.store import Store
 from opgrip.traces import load
 
 DOCUMENT = ROOT / "docs" / "coming-from.md"
@@ -73,3 +74,7 @@ def test_each_line_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     problem = run_pasted(command, tmp_path, tmp_path / "cache")
     assert not problem, problem
+    if "--backward" in command.command:
+        store = Store(tmp_path / "results")
+        rows = [row for row in store.runs()[-1].load() if row.direction == "backward"]
+        assert any(row.status == "ok" for row in rows), [row.error for row in rows]

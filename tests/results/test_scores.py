@@ -17,12 +17,9 @@ from hypothesis import strategies as st
 from made_runs import HEADER, made_row
 from programs import run_command
 
-from opgrip.replay.arguments.options import InputOptions
-from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
-from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
@@ -31,7 +28,6 @@ from opgrip.replay.scoring.scores import CHARGE, Score, Z
 from opgrip.replay.scoring.spread import MOST_DEVIATION, interval_of
 from opgrip.replay.scoring.table import print_scores, score_line
 from opgrip.replay.scoring.times import machine_of, times_of
-from opgrip.replay.timing.options import TimingOptions
 from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.errors import UserError
 
@@ -264,10 +260,16 @@ def test_options_that_no_row_tells_are_in_the_name_of_a_score() -> None:
     assert only(results, made_zoo()).way == "eager, bfloat16, graph"
     with pytest.raises(UserError, match="without such options"):
         baseline_of(results)
-    plan = Plan(inputs=InputOptions(dtype="bfloat16"), timing=TimingOptions(exec_mode="graph"))
-    assert plan.unusual == ["bfloat16", "graph"]
-    assert Plan(tolerance=Tolerance(rtol=0.5)).unusual == ["rtol 0.5"]
-    assert not Plan().unusual
+    settings = {"settings": {"rtol": "0.5", "exec_mode": "graph", "seed": "1"}}
+    assert (
+        only(Results(made_zoo(0.5).rows, {**HEADER, **settings}), made_zoo()).way == "eager, rtol 0.5, exec_mode graph"
+    )
+
+
+def test_rows_of_another_dtype_make_no_baseline_and_say_it_in_a_score() -> None:
+    rows = [replace(row, dtype="bfloat16") for row in made_zoo(0.5).rows]
+    with pytest.raises(UserError, match="run as they were recorded"):
+        baseline_of(Results(rows, HEADER))
 
 
 def test_a_case_that_raised_in_the_program_takes_no_place_of_one_alike() -> None:

@@ -16,7 +16,7 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import EFFORT, OUTPUT, option, titled
 from opgrip.traces.output import check_writable
 
 
@@ -30,26 +30,60 @@ class NcuOptions:
         "run the cases once more under Nsight Compute: times, bytes, throughput and occupancy of each row's "
         "kernels, and reports beside --output",
         only=("single cases", "one trace"),
+        role=OUTPUT,
     )
     ncu_metrics: str = option(
-        "basic", f"sets, {', '.join(SETS)}, or names of metrics (default: %(default)s)", metavar="SET,..."
+        "basic",
+        f"sets, {', '.join(SETS)}, or names of metrics (default: %(default)s)",
+        metavar="SET,...",
+        role=OUTPUT,
     )
-    ncu_bin: str | None = option(None, "the program ncu (default: where installers put it)", metavar="FILE")
+    ncu_bin: str | None = option(
+        None,
+        "the program ncu (default: where installers put it)",
+        metavar="FILE",
+        role=OUTPUT,
+    )
     ncu_args_file: Path | None = option(
-        None, "further arguments of ncu, as on a command line", parse=Path, metavar="FILE"
+        None,
+        "further arguments of ncu, as on a command line",
+        parse=Path,
+        metavar="FILE",
+        role=OUTPUT,
     )
-    ncu_warmup: int = option(1, "runs before those that it sees (default: 1)", parse=not_negative, metavar="N")
-    ncu_iterations: int = option(1, "runs that it sees (default: 1)", parse=positive, metavar="N")
+    ncu_warmup: int = option(
+        1,
+        "runs before those that it sees (default: 1)",
+        parse=not_negative,
+        metavar="N",
+        role=EFFORT,
+    )
+    ncu_iterations: int = option(
+        1,
+        "runs that it sees (default: 1)",
+        parse=positive,
+        metavar="N",
+        role=EFFORT,
+    )
     run_batch_size: int = option(
         10,
         "cases that a process of ncu sees; one that dies loses these alone (default: 10)",
         parse=positive,
         metavar="N",
+        role=EFFORT,
     )
     batch_command: str | None = option(
-        None, f"starts each such process, as in 'srun --gres=gpu:1 {COMMAND}' (default: here)", metavar="TEMPLATE"
+        None,
+        f"starts each such process, as in 'srun --gres=gpu:1 {COMMAND}' (default: here)",
+        metavar="TEMPLATE",
+        role=OUTPUT,
     )
-    batch_device: str | None = option(None, "that the cases run on there (default: as --device)", metavar="DEVICE")
+    batch_device: str | None = option(
+        None,
+        "that the cases run on there (default: as --device)",
+        metavar="DEVICE",
+        role=OUTPUT,
+    )
 
 
 @analyses.register("ncu")

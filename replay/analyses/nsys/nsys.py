@@ -26,7 +26,7 @@ from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.ranges import NSYS, check_ranges
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import EFFORT, OUTPUT, option, titled
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job
@@ -63,13 +63,35 @@ class NsysOptions:
         "run the cases once more under Nsight Systems: kernels, launches, time on the GPU and gaps of each row, "
         "and a report beside --output",
         only=("single cases", "one trace"),
+        role=OUTPUT,
     )
-    nsys_bin: str | None = option(None, "the program nsys (default: where installers put it)", metavar="FILE")
+    nsys_bin: str | None = option(
+        None,
+        "the program nsys (default: where installers put it)",
+        metavar="FILE",
+        role=OUTPUT,
+    )
     nsys_args_file: Path | None = option(
-        None, "further arguments of nsys profile, as on a command line", parse=Path, metavar="FILE"
+        None,
+        "further arguments of nsys profile, as on a command line",
+        parse=Path,
+        metavar="FILE",
+        role=OUTPUT,
     )
-    nsys_warmup: int = option(3, "runs before those that it sees (default: 3)", parse=not_negative, metavar="N")
-    nsys_iterations: int = option(10, "runs that it sees (default: 10)", parse=positive, metavar="N")
+    nsys_warmup: int = option(
+        3,
+        "runs before those that it sees (default: 3)",
+        parse=not_negative,
+        metavar="N",
+        role=EFFORT,
+    )
+    nsys_iterations: int = option(
+        10,
+        "runs that it sees (default: 10)",
+        parse=positive,
+        metavar="N",
+        role=EFFORT,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 from opgrip.replay.analyses.analysis import Analysis, analyses
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import OUTPUT, option, titled
 
 if TYPE_CHECKING:
     from opgrip.traces.ceilings.ceilings import Ceilings
@@ -24,6 +24,7 @@ class RooflineOptions:
         False,
         "how near each call comes to what the machine can give, and what binds it; -o roofline.svg draws it",
         only=("single cases", "one trace"),
+        role=OUTPUT,
     )
 
 

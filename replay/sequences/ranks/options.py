@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgrip.traces.option_types import seconds
-from opgrip.traces.options import option, titled
+from opgrip.traces.options import EFFORT, RUN, option, titled
 
 COLLECTIVES = "collectives"
 
@@ -20,12 +20,14 @@ class RankOptions:
         "run the collectives alone, in their order, without what is computed between them",
         choices=(COLLECTIVES,),
         only=("ranks",),
+        role=RUN,
     )
     scale_ranks: bool = option(
         False,
         "with fewer ranks than were recorded: run each group among its members that are there, each of which gives as "
         "much as it did; without it, collectives of such groups are left out, and counted",
         only=("ranks",),
+        role=RUN,
     )
     collective_timeout: float = option(
         60.0,
@@ -33,4 +35,5 @@ class RankOptions:
         parse=seconds,
         metavar="SECONDS",
         only=("ranks",),
+        role=EFFORT,
     )

@@ -1,0 +1,159 @@
+"""What changes what a row measures is in its identity; every option of opreplay says what it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_runs import HEADER, made_row
+from settings import settings_of
+
+from opgrip.capture import Capture
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.comparing import compare
+from opgrip.replay.measuring.preparation import expected_rows
+from opgrip.replay.measuring.results import WAY, Result
+from opgrip.replay.options import make_parser, option_classes, run_settings
+from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.reports.json_report import write_json
+from opgrip.replay.store.merging import merge_runs
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+from opgrip.traces.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
+
+TIMES = [10.0, 10.1, 10.2]
+
+
+def run_of(*rows: Result, **header: Any) -> Results:
+    return Results(list(rows), {**HEADER, **header})
+
+
+def rows_with(program: Path, **options: Any) -> dict[str, Result]:
+    rows = expected_rows(make_cases(load(program)), settings_of(**options))
+    return {f"{row.op} {row.mode}": row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("identity") / "program.jsonl"
+    with Capture(path):
+        torch.randn(4, 8).relu()
+        torch.arange(8).cumsum(0)
+    return path
+
+
+def test_every_option_says_what_it_changes() -> None:
+    options = {word: about for declared in option_classes() for _, word, _, about in options_in(declared)}
+    unsaid = [word for word, about in options.items() if about.role not in (IDENTITY, RUN, CASES, EFFORT, OUTPUT)]
+    assert not unsaid, f"declare a role of {unsaid}"
+    columns = {about.column or word for word, about in options.items() if about.role == IDENTITY}
+    assert columns == {*WAY}
+
+
+@pytest.mark.parametrize("column", WAY)
+def test_rows_that_differ_in_a_column_have_another_identity(column: str) -> None:
+    row = made_row(1, TIMES)
+    other = replace(row, **{column: "cuda" if column == "device" else "other"})
+    assert row.identity != other.identity
+
+
+def test_an_option_that_no_row_says_is_in_the_header() -> None:
+    words = [
+        "trace.jsonl",
+        "--reference",
+        "jit",
+        "--pin",
+        "0,1",
+        "--rtol",
+        "0.5",
+        "--split",
+        "--exec-mode",
+        "continuous",
+    ]
+    settings = run_settings(make_parser().parse_args(words))
+    assert settings == {"split": "yes", "pin": "0,1", "reference": "jit", "rtol": "0.5", "exec_mode": "continuous"}
+    assert not run_settings(make_parser().parse_args(["trace.jsonl", "--dtype", "float64"]))
+
+
+def test_a_row_says_in_which_dtype_it_ran(program: Path) -> None:
+    recorded, cast = rows_with(program), rows_with(program, dtype="float64")
+    relu, cast_relu = recorded["aten.relu.default eager"], cast["aten.relu.default eager"]
+    assert (relu.shapes, relu.dtype, relu.bytes_in) == ("float32[4,8]", "", 128)
+    assert (cast_relu.shapes, cast_relu.dtype, cast_relu.bytes_in) == ("float64[4,8]", "float64", 256)
+    assert relu.key == cast_relu.key
+    assert relu.identity != cast_relu.identity
+    assert cast_relu.variant == "float64"
+    # what cannot be cast, or is of that dtype already, is the same row
+    name = "aten.cumsum.default eager"
+    assert recorded[name] == cast[name]
+    assert rows_with(program, dtype="float32") == recorded
+
+
+def test_a_row_says_how_its_compiler_searched(program: Path) -> None:
+    rows = rows_with(program, mode=["eager", "tvm"], tune=8, tuner="replay-trace") if _has_tvm() else {}
+    if not rows:
+        pytest.skip("tvm is not installed")
+    assert rows["aten.relu.default tvm"].tune == "8 replay-trace"
+    assert not rows["aten.relu.default eager"].tune
+
+
+def _has_tvm() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tvm") is not None
+
+
+@pytest.mark.parametrize(
+    ("column", "old", "new", "said"),
+    [
+        ("dtype", "", "float64", ("dtype", "as recorded", "float64")),
+        ("tune", "", "64", ("tune", "none", "64")),
+        ("threads", None, 4, ("threads", "as recorded", "4")),
+        ("method", "discrete", "continuous", ("method", "discrete", "continuous")),
+        ("values", "recorded", "zeros", ("values", "recorded", "zeros")),
+    ],
+)
+def test_runs_that_differ_as_a_whole_are_compared_and_that_is_said(
+    column: str, old: object, new: object, said: tuple[str, ...]
+) -> None:
+    base, other = ([made_row(number, TIMES, **{column: value}) for number in (1, 2)] for value in (old, new))
+    comparison = compare(run_of(*base), run_of(*other))
+    assert len(comparison.pairs) == 2
+    assert list(comparison.differs) == [said]
+
+
+def test_rows_of_two_dtypes_in_one_run_are_joined_by_dtype() -> None:
+    both = [made_row(1, TIMES, dtype=dtype) for dtype in ("", "float64")]
+    comparison = compare(run_of(both[1]), run_of(*both))
+    assert [pair.new.dtype for pair in comparison.pairs] == ["float64"]
+    assert [row.dtype for row in comparison.added] == [""]
+
+
+@pytest.mark.parametrize("column", ["dtype", "tune", "method"])
+def test_rows_that_were_run_in_two_ways_are_not_pooled(column: str) -> None:
+    base, other = made_row(1, TIMES), made_row(1, TIMES[::-1], **{column: "other"})
+    merged = merge_runs([run_of(base), run_of(other)])
+    assert [row.repeats for row in merged.rows] == [None, None]
+
+
+@pytest.mark.parametrize("settings", [{"seed": 1}, {"settings": {"reference": "jit"}}, {"settings": {"pin": "0"}}])
+def test_runs_with_different_options_are_not_merged(settings: dict[str, Any]) -> None:
+    runs = [run_of(made_row(1, TIMES), seed=0), run_of(made_row(1, TIMES[::-1]), **{"seed": 0, **settings})]
+    with pytest.raises(UserError, match="different options"):
+        merge_runs(runs)
+
+
+def test_results_of_earlier_versions_are_read_and_compared(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    with path.open("w", encoding="utf-8") as file:
+        write_json([made_row(1, TIMES)], HEADER, file)
+    text = path.read_text(encoding="utf-8")
+    lines: Sequence[str] = [line for line in text.splitlines() if '"dtype"' not in line and '"tune"' not in line]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    comparison = compare(read_run(path), run_of(made_row(1, TIMES)))
+    assert len(comparison.pairs) == 1
+    assert not comparison.differs
