@@ -27,7 +27,7 @@ from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Places
 from opgrip.capture.scope_table import ScopeTable
 from opgrip.capture.signatures import call_key, describe_result
-from opgrip.capture.slow_memory import SlowMemory, usual_fault_ns
+from opgrip.capture.slow_memory import SlowMemory
 from opgrip.capture.step_marks import StepMarks
 from opgrip.capture.storages import Storages
 from opgrip.capture.thread_mode import ThreadMode
@@ -35,6 +35,7 @@ from opgrip.capture.torch_private import unobserved
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.labels import is_mark
+from opgrip.traces.page_fault_cost import usual_fault_ns
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature, Values
 from opgrip.traces.redaction import Policy, Redaction
 from opgrip.traces.writer import encode_line

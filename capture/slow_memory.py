@@ -10,66 +10,23 @@ together, then for those of each signature, where few ticks count less.
 
 from __future__ import annotations
 
-import functools
-import mmap
-import resource
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from time import perf_counter_ns
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from opgrip.capture.page_faults import FEWEST, CountedCall
+from opgrip.traces.page_fault_cost import TICK_NS, is_slow
 
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-PROBED_BYTES, PROBES = 2 << 20, 3
 SLOW = 2.0
 """Times the usual cost of a page fault from which on memory is slow."""
 SLOWEST = 200.0
 """Times the usual cost that a fault takes at most: what the kernel took beyond that was for something else."""
-TICK_NS = 4_000_000
-"""By which most kernels count what a process takes."""
 PRIOR_TICKS = 2
 """Ticks at the cost of the whole block that a signature's calls begin with."""
 LEAST_PART = 0.1
 """Of a call's time that slow faults took, from which on it is marked."""
-
-
-@functools.cache
-def usual_fault_ns() -> float | None:
-    """Measure what a page fault costs here for memory that the system has at hand; None where that is not known.
-
-    Pages that were just freed are the next ones that the system provides. Where it provides huge pages unasked, page
-    faults differ in size and have no usual cost.
-    """
-    if not hasattr(mmap, "MADV_DONTNEED") or _has_huge_pages():
-        return None
-    with mmap.mmap(-1, PROBED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        costs = [_touch(memory) for _ in range(PROBES)]
-    known = [cost for cost in costs[1:] if cost is not None]
-    return min(known) if known else None
-
-
-def _touch(memory: mmap.mmap) -> float | None:
-    """Write all pages, free them, and return the time of each page fault."""
-    pages = np.frombuffer(memory, dtype=np.uint8)[:: resource.getpagesize()]
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, perf_counter_ns()
-    pages[:] = 1
-    duration = perf_counter_ns() - start
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    del pages
-    memory.madvise(mmap.MADV_DONTNEED)
-    return duration / faults if faults else None
-
-
-def _has_huge_pages() -> bool:
-    try:
-        return "[always]" in HUGE_PAGES.read_text(encoding="ascii")
-    except OSError:
-        return False
 
 
 class SlowMemory:
@@ -104,7 +61,7 @@ class SlowMemory:
         durations = np.array([call.duration_ns for call in calls], dtype=np.float64)
         system = np.array([call.system_ns for call in calls]).clip(max=faults * self.usual_ns * SLOWEST)
         processor = np.array([call.processor_ns for call in calls])
-        if not self._is_slow(float(faults.sum()), float(system.sum())):
+        if not is_slow(float(faults.sum()), float(system.sum()), self.usual_ns):
             return []
         _, group = np.unique([signatures[place] for place in places], return_inverse=True)
         prior_ns = PRIOR_TICKS * TICK_NS
@@ -113,15 +70,9 @@ class SlowMemory:
         threads = _means(group, processor, durations, prior_ns).clip(1.0, torch.get_num_threads())
         quickest = faults * self.usual_ns / torch.get_num_threads()
         excess = (faults * (cost - self.usual_ns) / threads).clip(0.0, (durations - quickest).clip(min=0.0))
-        is_slow = (cost >= SLOW * self.usual_ns) & (excess >= LEAST_PART * durations) & (excess >= 1.0)
-        self.excess_ns += float(excess[is_slow].sum())
-        return [(places[index], int(excess[index])) for index in np.flatnonzero(is_slow).tolist()]
-
-    def _is_slow(self, faults: float, system_ns: float) -> bool:
-        """Return True if the kernel took more ticks than usual faults and chance make."""
-        usual = faults * (self.usual_ns or 0.0) / TICK_NS
-        chance: float = 3 * usual**0.5 + 3
-        return system_ns / TICK_NS >= usual + chance
+        are_slow = (cost >= SLOW * self.usual_ns) & (excess >= LEAST_PART * durations) & (excess >= 1.0)
+        self.excess_ns += float(excess[are_slow].sum())
+        return [(places[index], int(excess[index])) for index in np.flatnonzero(are_slow).tolist()]
 
 
 def _means(

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from opgrip.replay.operators.memory import LARGE
+from opgrip.traces.page_fault_cost import TICK_NS, usual_fault_ns
 
 PAGE = resource.getpagesize()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
@@ -34,6 +35,8 @@ MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20
 """Rounds and bytes: what needs more takes memory as it comes."""
 LARGEST_KEPT = 32 << 20
 """glibc maps larger blocks afresh each time."""
+SLOW, SLOW_TICKS = 2.0, 3
+"""Page faults are slow that cost so many times the usual, and so many of the kernel's ticks more."""
 ARENAS_OF_PROCESSOR = 8
 """That glibc has at most where nobody says how many."""
 
@@ -154,3 +157,29 @@ def _arrange(block: torch.UntypedStorage, fresh_bytes: int) -> None:
 def faults() -> int:
     """Page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+class FaultCount:
+    """Page faults of this process since the object was made."""
+
+    def __init__(self) -> None:
+        self._before = resource.getrusage(resource.RUSAGE_SELF)
+
+    @property
+    def faults(self) -> int:
+        """Number of page faults."""
+        return faults() - self._before.ru_minflt
+
+    def were_slow(self, duration_ns: float) -> bool:
+        """Return True if they cost at least twice the usual, as where a virtual machine has returned its free memory.
+
+        Parameters
+        ----------
+        duration_ns : of the work that met them
+        """
+        fault_ns = usual_fault_ns()
+        usual_ns = None if fault_ns is None else fault_ns * self.faults
+        if usual_ns is None or duration_ns < SLOW * usual_ns / torch.get_num_threads():
+            return False
+        system_ns = (resource.getrusage(resource.RUSAGE_SELF).ru_stime - self._before.ru_stime) * 1e9
+        return bool(system_ns >= max(SLOW * usual_ns, usual_ns + SLOW_TICKS * TICK_NS))

@@ -14,14 +14,15 @@ from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.capture import Capture, slow_memory
+from opgrip.capture import Capture
 from opgrip.capture import flusher as flushing
 from opgrip.capture.closing import closing_lines
 from opgrip.capture.page_faults import CountedCall
-from opgrip.capture.slow_memory import TICK_NS, SlowMemory, usual_fault_ns
+from opgrip.capture.slow_memory import SlowMemory
 from opgrip.replay.cases.cases import make_cases
-from opgrip.traces import load
+from opgrip.traces import load, page_fault_cost
 from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.traces.records import Calls, End, Scope, Signature, Thread
 
 USUAL_NS, SLOW_NS = 2_000, 12_000
@@ -142,7 +143,7 @@ def test_a_capture_on_a_busy_machine_says_so(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_usual_cost_of_a_page_fault_is_of_memory_at_hand() -> None:
-    if slow_memory._has_huge_pages():
+    if page_fault_cost._has_huge_pages():
         pytest.skip("this system provides huge pages unasked")
     usual = usual_fault_ns()
     assert usual is not None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -416,3 +417,35 @@ def test_cases_whose_runs_take_long_are_in_windows_of_their_own(tmp_path: Path) 
     cases = [replace(case, captured_us=4e6) for case in cases_of(tmp_path, lambda: [x + n for n in range(6)])]
     assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [2, 2, 2]
     assert [len(window) for window in windows(cases, settings_of(warmup=0, iterations=1))] == [6]
+
+
+@pytest.mark.parametrize(("slow", "dropped"), [([0], 1), ([0, 1], 2), ([0, 1, 2], 2), ([], 0)])
+def test_a_run_whose_page_faults_were_slow_is_made_again(
+    slow: list[int], dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    def operator(tensor: torch.Tensor) -> torch.Tensor:
+        ran.append(len(ran))
+        return tensor + 1
+
+    monkeypatch.setattr(pages.FaultCount, "were_slow", lambda self, duration_ns: ran[-1] in slow)
+    subject = subject_of(operator, fresh=1.0)
+    subject.time(Stopwatch(DISCRETE, lambda: None, 0.0), None)
+    assert (len(ran), subject.samples.dropped) == (dropped + 1, dropped)
+
+
+def test_page_faults_are_slow_by_what_the_kernel_took_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(ru_minflt=0, ru_stime=0.0)
+    monkeypatch.setattr(pages.resource, "getrusage", lambda who: SimpleNamespace(**vars(usage)))
+    monkeypatch.setattr(pages, "usual_fault_ns", lambda: 1_000.0)
+    count = pages.FaultCount()
+    usage.ru_minflt, usage.ru_stime = 3_000, 0.020
+    assert count.were_slow(20e6)
+    # other threads of the process were in the kernel meanwhile
+    assert not count.were_slow(0.9e6)
+    usage.ru_stime = 0.012
+    assert not count.were_slow(12e6)
+    monkeypatch.setattr(pages, "usual_fault_ns", lambda: None)
+    usage.ru_stime = 9.0
+    assert not count.were_slow(9e9)
