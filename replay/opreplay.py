@@ -12,7 +12,7 @@ from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import Output, ScoreOptions, make_parser
 from opgrip.replay.sequences.ranks.launch import Launch, launch_of
 from opgrip.traces.command import INTERRUPTED, run_command
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import NothingSelectedError, UserError
 from opgrip.traces.loading import loading
 from opgrip.traces.options import from_arguments
 from opgrip.traces.progress import Reporter
@@ -181,6 +181,8 @@ def _replay_several(
         reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
     if (kept := keep(outcome.results, output, reporter)) is not None:
         reporter.say(f"{counted(len(rows), 'row')} kept as {kept}")
+    if outcome.unmatched:
+        reporter.say(outcome.unmatched)
     if outcome.problems:
         of_all = counted(len(targets), "trace")
         reporter.say(f"{len(outcome.problems)} of {of_all} not replayed: {', '.join(outcome.problems)}")
@@ -190,16 +192,25 @@ def _replay_several(
 def _list_several(args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter) -> int:
     from opgrip.replay.replay import Replay
     from opgrip.replay.reports.listing import list_cases
+    from opgrip.replay.several.run import Unmatched
     from opgrip.replay.several.targets import args_of_one
 
+    unmatched = Unmatched(len(targets))
     for target in targets:
         try:
             loaded = Replay(args_of_one(args, target), reporter, origin=target.origin).loaded
+        except NothingSelectedError as error:
+            unmatched.add(error)
+            continue
         except UserError as error:
             reporter.say(f"{target.origin.trace}: {error}")
             continue
         print(f"{target.origin.trace}:")
         list_cases(loaded.cases, sys.stdout)
+    if unmatched.are_all:
+        raise unmatched.error()
+    if line := unmatched.line():
+        reporter.say(line)
     return 0
 
 

@@ -29,6 +29,10 @@ class UserError(Exception):
         return " ".join(text.split())
 
 
+class NothingSelectedError(UserError):
+    """A selection that leaves nothing of a trace, which is normal for some of several traces."""
+
+
 class MissingFileError(UserError, FileNotFoundError):
     """A file that is not there."""
 

@@ -26,7 +26,7 @@ from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.corpus.distill import chosen_numbers
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import NothingSelectedError, UserError
 from opgrip.traces.identity import key_of_case, key_of_part
 from opgrip.traces.labels import own_calls
 from opgrip.traces.machine import page_size
@@ -253,14 +253,14 @@ def _selected(calls: pd.DataFrame, trace: Trace, selection: Selection) -> pd.Dat
     calls = _matching(calls, "op", selection.op, "--op")
     calls = _matching(calls, "module", selection.module, "--module")
     if calls.empty:
-        raise UserError(*NO_CALL_MATCHES_BOTH)
+        raise NothingSelectedError(*NO_CALL_MATCHES_BOTH)
     calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
     if calls.empty:
-        raise UserError(*ALL_EXCLUDED)
+        raise NothingSelectedError(*ALL_EXCLUDED)
     if selection.label:
         calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
     if calls.empty:
-        raise UserError(*NO_CALL_WITHIN)
+        raise NothingSelectedError(*NO_CALL_WITHIN)
     return calls
 
 
@@ -296,19 +296,19 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserError:
+def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
     """That patterns select none of the names that calls have, with those of them that come nearest."""
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 
-def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any]) -> UserError:
+def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any]) -> NothingSelectedError:
     problem = f"no {what} matches {flag} {' '.join(patterns)}"
     distinct = sorted({str(name) for name in names} - {""})
     if not distinct:
-        return UserError(problem, f"the trace names no {what}")
+        return NothingSelectedError(problem, f"the trace names no {what}")
     near = nearest(patterns[0], distinct)
     others = " and others" if len(distinct) > len(near) else ""
-    return UserError(problem, f"the trace has {', '.join(map(repr, near))}{others}")
+    return NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}")
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:

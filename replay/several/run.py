@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from opgrip.replay.several.parts import (
 from opgrip.replay.several.targets import Target, args_of_one
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import journal_path, options_of
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import NothingSelectedError, UserError
 from opgrip.traces.options import from_arguments, refuse_options
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
@@ -64,6 +65,37 @@ class OneReplay(Protocol):
         """Run its cases."""
 
 
+class Unmatched:
+    """The traces, of several, of which nothing is selected.
+
+    Parameters
+    ----------
+    traces : how many there are in all
+    """
+
+    def __init__(self, traces: int) -> None:
+        self._traces = traces
+        self._counts: Counter[str] = Counter()
+
+    def add(self, error: NothingSelectedError) -> None:
+        """Count a trace of which nothing is selected, for a reason."""
+        self._counts[error.problem] += 1
+
+    @property
+    def are_all(self) -> bool:
+        """Whether nothing is selected of any trace."""
+        return self._counts.total() == self._traces
+
+    def line(self) -> str:
+        """Return a line on these traces; empty if there are none."""
+        reasons = "; ".join(f"{problem} in {count:,}" for problem, count in self._counts.most_common())
+        return f"{reasons} of {counted(self._traces, 'trace')}" if reasons else ""
+
+    def error(self) -> UserError:
+        """Return the error that nothing is selected of any trace."""
+        return NothingSelectedError(self.line(), "opgrip corpus --by op lists what they have")
+
+
 MakeReplay = Callable[[argparse.Namespace, Reporter, Origin], OneReplay]
 
 
@@ -75,6 +107,7 @@ class SeveralOutcome:
     ----------
     results : of all that ran
     problems : by the name of a trace, why it was not replayed
+    unmatched : a line on the traces of which nothing is selected; empty if there are none
     interrupted : whether the user ended it before the last case
     problem : why the output could not be written, or no more cases could be run: then it is not written
     analyses : those that have something to print of rows whatever trace they are of
@@ -82,6 +115,7 @@ class SeveralOutcome:
 
     results: Results
     problems: Mapping[str, UserError] = field(default_factory=dict)
+    unmatched: str = ""
     interrupted: bool = False
     problem: UserError | None = None
     analyses: Sequence[Analysis] = ()
@@ -128,6 +162,7 @@ class SeveralReplays:
         self._rows: dict[str, list[Result]] = {}
         self._headers: dict[str, dict[str, Any]] = {}
         self._problems: dict[str, UserError] = {}
+        self._unmatched = Unmatched(len(targets))
         self._analyses: Sequence[Analysis] = ()
 
     @property
@@ -155,6 +190,7 @@ class SeveralReplays:
         outcome = SeveralOutcome(
             Results([row for name in names for row in self._rows.get(name, ())], self._header()),
             self._problems,
+            self._unmatched.line(),
             interrupted,
             lost,
             analyses=[item for item in self._analyses if isinstance(item, UnaskedAnalysis)],
@@ -165,6 +201,10 @@ class SeveralReplays:
             if self.folder is not None:
                 remove_if_empty(self.folder)
             raise next(iter(self._problems.values()))
+        if self._unmatched.are_all:
+            if self.folder is not None:
+                remove_if_empty(self.folder)
+            raise self._unmatched.error()
         if lost is None and not interrupted:
             outcome.problem = self._write(outcome.results)
         return outcome
@@ -221,6 +261,9 @@ class SeveralReplays:
             return True
         except (EngineLostError, OtherMachinesError):
             raise
+        except NothingSelectedError as error:
+            self._unmatched.add(error)
+            return False
         except UserError as error:
             self._problems[name] = error
             self._reporter.say(f"{which}: not replayed: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,34 @@ def own_folder(path: Path, *sizes: int) -> Path:
 
 
 QUICK: dict[str, Any] = {"iterations": 1, "warmup": 0, "cache": "warm"}
+
+
+@pytest.fixture(scope="module")
+def mixed_folder(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
+    """A folder of four traces, one of which has a function that the others lack."""
+    mixed = tmp_path_factory.mktemp("mixed")
+    for name in ("a", "b", "c"):
+        shutil.copy(folder / "net.predict.jsonl", mixed / f"{name}.jsonl")
+    shutil.copy(folder / "other.predict.jsonl", mixed / "d.jsonl")
+    return mixed
+
+
+@pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
+def test_traces_that_lack_what_is_selected_are_one_line(mixed_folder: Path, words: list[str]) -> None:
+    done = run_command("opreplay", mixed_folder, "--op", "nothing*", *words, cwd=mixed_folder)
+    assert done.returncode == 0, done.stderr
+    assert "opreplay: no op matches --op nothing* in 3 of 4 traces\n" in done.stderr
+    assert done.stderr.count("no op matches") == 1
+    assert "not replayed" not in done.stderr
+    assert "nothing._ext:function" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
+def test_what_no_trace_has_is_an_error(mixed_folder: Path, words: list[str]) -> None:
+    done = run_command("opreplay", mixed_folder, "--op", "absent*", *words, cwd=mixed_folder)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("opreplay: error: no op matches --op absent* in 4 of 4 traces: ")
+    assert done.stderr.count("no op matches") == 1
 
 
 def test_several_traces_are_not_what_one_of_them_stands_for(tmp_path: Path) -> None:

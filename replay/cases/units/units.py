@@ -27,7 +27,7 @@ from opgrip.replay.cases.units.places import make_places, names_of
 from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.traces import Trace
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import NothingSelectedError, UserError
 from opgrip.traces.records import Signature
 from opgrip.traces.unconverted import no_calls
 from opgrip.traces.values import Drawable
@@ -70,7 +70,7 @@ def make_units(
         raise _nothing_selected(trace, unit, selection)
     runs = [run for run in runs if not selection.excludes(run.place.name)]
     if not runs:
-        raise UserError(*ALL_EXCLUDED)
+        raise NothingSelectedError(*ALL_EXCLUDED)
     alike: dict[tuple[str, str, tuple[UnitCall, ...]], list[Run]] = {}
     for run in runs:
         alike.setdefault((run.place.name, run.place.phase, run.calls), []).append(run)
@@ -138,4 +138,4 @@ def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserErro
     if not calling_scopes & make_places(trace, unit, replace(selection, op=())).keys():
         return no_match(calls["module"], selection.module, "--module")
     selects_some = calling_scopes & make_places(trace, unit, selection).keys()
-    return UserError(*(NO_CALL_WITHIN if selects_some else NO_CALL_MATCHES_BOTH))
+    return NothingSelectedError(*(NO_CALL_WITHIN if selects_some else NO_CALL_MATCHES_BOTH))
