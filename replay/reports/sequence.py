@@ -56,27 +56,29 @@ def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[R
 
 
 def _lines(result: SequenceResult) -> list[tuple[str, str]]:
-    middle, low, high = (result.replayed_quantile_ms(share) for share in (0.5, 0.1, 0.9))
     ran = f"{result.replayed:,} replayed, {result.substituted:,} substituted, {result.unsupported:,} unsupported"
-    captured, on_host = (
-        result.captured_ms - result.unsupported_ms,
-        result.captured_host_ms - result.unsupported_host_ms,
-    )
-    ratio = f", {middle / captured:.2f} times" if captured else ""
-    host = f"captured {on_host:,.2f} ms in these calls, replayed {result.host_quantile_ms(0.5):,.2f} ms"
-    megabytes = [size / 1e6 for size in (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)]
     mode = f", under {result.mode}" if result.mode != EAGER else ""
     in_eager = f", {result.in_eager:,} of them in eager" if result.in_eager else ""
     calls = ("calls", f"{result.calls:,}: {ran}{mode}{in_eager}")
+    captured = result.captured_ms - result.unsupported_ms
     if result.failure:
-        return [calls, ("time", f"captured {captured:,.2f} ms, nothing was measured: {printable(result.failure)}")]
+        known = f"captured {captured:,.2f} ms, " if result.has_captured_times else ""
+        return [calls, ("time", f"{known}nothing was measured: {printable(result.failure)}")]
+    times = _captured_times(result, captured) if result.has_captured_times else _replayed_times(result)
+    sizes = (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)
+    at_most, replayed, before = (f"{size / 1e6:,.2f} MB" for size in sizes)
+    memory = f"captured {at_most} at most, replayed {replayed}, beside {before} from before"
+    return [calls, *times, ("memory", memory)]
+
+
+def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, str]]:
+    """Return the lines on times, captured and replayed."""
+    middle = result.replayed_quantile_ms(0.5)
+    ratio = f", {middle / captured:.2f} times" if captured else ""
+    on_host = result.captured_host_ms - result.unsupported_host_ms
+    host = f"captured {on_host:,.2f} ms in these calls, replayed {result.host_quantile_ms(0.5):,.2f} ms"
     return [
-        calls,
-        (
-            "time",
-            f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} "
-            f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(len(result.replayed_ms), 'pass', 'passes')})",
-        ),
+        ("time", f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} {_passes(result)}"),
         *([("host", f"{host}; the other {DEVICE_TIME}")] if result.has_device_times else []),
         (
             "wall",
@@ -88,9 +90,19 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
             f"captured {result.captured_critical_ms:,.2f} ms in the longest chain of calls that wait for each other, "
             f"replayed {result.replayed_critical_ms:,.2f} ms, {counted(result.critical_calls, 'call')}",
         ),
-        (
-            "memory",
-            f"captured {megabytes[0]:,.2f} MB at most, replayed {megabytes[1]:,.2f} MB, "
-            f"beside {megabytes[2]:,.2f} MB from before",
-        ),
     ]
+
+
+def _replayed_times(result: SequenceResult) -> list[tuple[str, str]]:
+    """Return the lines on times if the trace has none."""
+    host = f"replayed {result.host_quantile_ms(0.5):,.2f} ms; the other {DEVICE_TIME}"
+    return [
+        ("time", f"replayed {result.replayed_quantile_ms(0.5):,.2f} ms {_passes(result)}"),
+        *([("host", host)] if result.has_device_times else []),
+        ("wall", f"replayed {result.wall_quantile_ms(0.5):,.2f} ms from first to last"),
+    ]
+
+
+def _passes(result: SequenceResult) -> str:
+    low, high = (result.replayed_quantile_ms(share) for share in (0.1, 0.9))
+    return f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(len(result.replayed_ms), 'pass', 'passes')})"

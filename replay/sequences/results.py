@@ -144,6 +144,11 @@ class SequenceResult:
         """Whether some of the times are of a device."""
         return self.captured_device_ms is not None or self.device != "cpu"
 
+    @property
+    def has_captured_times(self) -> bool:
+        """Whether the trace says how long calls took: some other tools' files do not."""
+        return self.captured_ms > 0
+
     def replayed_quantile_ms(self, share: float) -> float:
         """What this share of the passes stayed under, by the sum of their calls' times."""
         return _quantile(self.replayed_ms, share)

@@ -16,6 +16,12 @@ from opgrip.replay.sequences.results import SequenceResult, SignatureTimes
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import SEQUENCE
 
+OF_CAPTURED_TIMES = (
+    *("captured_ms", "captured_host_ms", "captured_wall_ms", "unsupported_ms", "unsupported_host_ms"),
+    *("critical_calls", "captured_critical_ms", "replayed_critical_ms"),
+)
+"""Totals that are not known where a trace has no times."""
+
 QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
 """Of the passes, by the ends of their names."""
 
@@ -30,6 +36,8 @@ def totals_of(result: SequenceResult) -> dict[str, Any]:
     """What a file of results says of the whole step; times that there are none of are None."""
     totals = asdict(result)
     del totals["device"], totals["signatures"]
+    if not result.has_captured_times:
+        totals |= dict.fromkeys(OF_CAPTURED_TIMES)
     quantiles = {
         "replayed": result.replayed_quantile_ms,
         "replayed_host": result.host_quantile_ms,

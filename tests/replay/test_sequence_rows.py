@@ -187,3 +187,21 @@ def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pyt
     # its indices are brought into bounds before
     assert torch.ops.aten.nll_loss_backward.default in timed
     assert {type(function) for function in timed} == {torch._ops.OpOverload}
+
+
+def test_times_that_a_file_lacks_are_left_out(tmp_path: Path) -> None:
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "et.json"))
+    observer.start()
+    torch.ones(50, 50).sin().matmul(torch.ones(50, 50))
+    observer.stop()
+    observer.unregister_callback()
+    done = run_command("opreplay", "et.json", "--sequence", "--iterations", "2", "-o", "rows.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0.00 ms" not in done.stdout
+    assert "critical" not in done.stdout
+    names = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+    assert {"calls", "time", "wall", "memory"} <= set(names)
+    assert "captured" not in next(line for line in done.stdout.splitlines() if line.startswith("time"))
+    totals = json.loads((tmp_path / "rows.json").read_text())["sequence"]
+    assert totals["captured_ms"] is totals["critical_calls"] is totals["captured_critical_ms"] is None
+    assert totals["replayed_ms"] > 0

@@ -150,8 +150,13 @@ class _Writing:
     def end(self) -> End:
         """The closing record: totals of the part; what was dropped is that of the whole."""
         duration = self._end.duration_ns or self._last_ns
-        counts = {"calls": int(self._flags.sum()), "signatures": len(self.signatures)}
-        return replace(self._end, **counts, duration_ns=duration, step_starts_ns=self._step_starts_ns())
+        return replace(
+            self._end,
+            calls=int(self._flags.sum()),
+            signatures=len(self.signatures),
+            duration_ns=duration,
+            step_starts_ns=self._step_starts_ns(),
+        )
 
     def _step_starts_ns(self) -> list[int]:
         """Return when the steps began that the part has calls of."""
