@@ -73,8 +73,8 @@ class Result:
         "interquartile range of the calls' times in the program, as a share of their median; empty for one call"
     )
     perturbed: int = column(
-        "of `count`, the calls that the capture's own work, slow memory or other processes disturbed: they count as the "
-        "others, unless all were disturbed",
+        "of `count`, the calls that the capture's own work, slow memory or other processes disturbed: they count as "
+        "the others, unless all were disturbed",
         default=0,
     )
     values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)

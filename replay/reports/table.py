@@ -224,7 +224,8 @@ def _doubts(results: Sequence[Result]) -> list[str]:
     if not marked:
         return []
     return [
-        f"{DOUBTFUL} captured once, in times that differ by over a quarter, or disturbed by the capture, slow memory or other processes"
+        f"{DOUBTFUL} captured once, in times that differ by over a quarter, or disturbed by the capture, slow memory "
+        "or other processes"
     ]
 
 
