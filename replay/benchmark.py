@@ -19,6 +19,7 @@ from opgrip.replay.checks import Tolerance
 from opgrip.replay.checks.candidates import in_order_of, not_comparable, other_structure
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.preparation import empty_rows
+from opgrip.replay.measuring.ratios import ratio_over
 from opgrip.replay.measuring.results import WAY, WRONG, Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import ModeOptions, Tuning
@@ -200,8 +201,8 @@ def _way(row: Result) -> tuple[object, ...]:
 
 def _over(row: Result, base: Result | None) -> Result:
     """Return a candidate's row with its time over that of the reference."""
-    time_us, base_us = row.median_us, None if base is None else base.median_us
-    return replace(row, ratio=time_us / base_us if time_us and base_us else None, ratio_p10=None, ratio_p90=None)
+    ratio = None if base is None else ratio_over(row, base)
+    return replace(row, ratio=ratio, ratio_p10=None, ratio_p50=None, ratio_p90=None)
 
 
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

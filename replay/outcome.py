@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from opgrip.replay.analyses import Analysis
-from opgrip.replay.measuring.results import OK, WAY, Result, summarize
+from opgrip.replay.measuring.results import WAY, Result, summarize
 from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
-from opgrip.replay.reports.cells import load_results, rows_in, to_frame
+from opgrip.replay.reports.cells import by_call_site, load_results, rows_in, to_frame
 from opgrip.replay.reports.reading import header_of
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.html_forms import as_html
@@ -24,7 +24,7 @@ from opgrip.traces.words import counted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "ratio", "error")
+SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "speed_up", "error")
 """Columns that a notebook shows, as far as a row has something in them, and after the mode what rows were varied by;
 `Results.frame` has all."""
 
@@ -49,6 +49,19 @@ class Results:
     def frame(self) -> pd.DataFrame:
         """One row a result, in all columns."""
         return to_frame(self.rows)
+
+    @property
+    def by_call_site(self) -> pd.DataFrame:
+        """One row a result and call site, to add up times by module, phase or line.
+
+        ::
+
+            results.by_call_site.groupby("module")["total_us"].sum()
+
+        The columns are those of `frame`. `module`, `phase`, `count`, `share` and `captured_total_us` are of the
+        calls at the site; so are `line`, as `file:line function`, and `total_us`, their time by the replayed median.
+        """
+        return by_call_site(self.rows)
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write them to a file, in the form that its suffix says, such as `.json`, `.csv` or `.xlsx`.
@@ -121,8 +134,8 @@ class Results:
             return draw_fitting(runs, choices) if kind is None else draw_runs(kind, runs, choices)
 
     def _repr_html_(self) -> str:
-        frame = self.frame
-        timed = frame[frame["status"] == OK]
+        frame = self.frame.assign(status=[row.marked_status for row in self.rows])
+        timed = frame[frame["median_us"].notna()]
         varied = [name for name in WAY if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
         table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
         return as_html([repr(self)], table, lambda: draw_fitting({"": self}, Choices()))

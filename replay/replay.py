@@ -364,7 +364,9 @@ class Replay:
             except KeyboardInterrupt:
                 return self._in_order(rows), True
         try:
-            rows = repeat(rows, partial(self._run_again, compiled), self.job.plan.effort.repeats, self._base)
+            plan = self.job.plan
+            run_again = partial(self._run_again, compiled)
+            rows = repeat(rows, run_again, plan.effort.repeats, self._base, plan.modes.reference)
         except KeyboardInterrupt:
             return self._in_order(rows), True
         if self._base is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
-from opgrip.replay.analyses.speed_ups import SpeedUp, speed_up_columns, speed_up_of
+from opgrip.replay.analyses.speed_ups import FASTER_MEANS, SpeedUp, speed_up_columns, speed_up_of
 from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
@@ -63,6 +63,8 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
         TableColumn("first calls s", [f"{item.first_s:,.1f}" for item in summaries], rank=3),
     ]
     print_table(columns, file, f"beside {reference}")
+    if any(item.speed_up for item in summaries):
+        print_line(FASTER_MEANS, file)
     slowed = sum(row.is_slowed for row in results)
     if slowed:
         of_all = counted(len(results), "row")

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
-from opgrip.replay.analyses.speed_ups import speed_up_columns, speed_up_of
+from opgrip.replay.analyses.speed_ups import FASTER_MEANS, speed_up_columns, speed_up_of
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
 
 DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
     "values": lambda row: row.values,
@@ -47,3 +48,4 @@ def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
             labels = TableColumn(name, list(map(str, points[1:])), is_number=False)
             title = f"beside {name} {points[0]}"
             print_table([labels, TableColumn("cases", cases), *speed_up_columns(speed_ups)], file, title)
+            print_line(FASTER_MEANS, file)

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.tables import TableColumn
 
+FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"
+"""What the columns of `speed_up_columns` mean."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """Rows beside those that they are compared with.
+    """How much faster rows are than the rows that they are compared with.
 
     Attributes
     ----------
-    cases : that are ok and compared
-    mean : geometric mean of the other's time over the row's, each case once
-    low, high : 10th and 90th percentile of that over the cases; of a single case, over its runs
+    cases : ok rows that have a ratio
+    mean : geometric mean of their speed-ups, each case once
+    low, high : 10th and 90th percentile of the speed-ups over the cases; of a single case, over its paired runs
     weighted : the mean with each case as often as it was called
-    gains, loses : cases that nine of ten runs say are quicker, or slower
+    faster, slower : cases whose median and at least nine of ten paired runs are faster, or slower
     """
 
     cases: int
@@ -27,32 +30,31 @@ class SpeedUp:
     low: float
     high: float
     weighted: float
-    gains: int
-    loses: int
+    faster: int
+    slower: int
 
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
-    """Over rows with a ratio; None where there is none."""
+    """Return the speed-up over rows with a ratio; None if there are none."""
     import numpy as np
 
-    compared = [row for row in rows if row.status == OK and row.ratio]
+    compared = [row for row in rows if row.status == OK and row.speed_up]
     if not compared:
         return None
-    logs = np.array([-np.log(row.ratio or 1.0) for row in compared])
-    counts = np.array([row.count for row in compared])
-    ratios = [row.ratio for row in compared]
+    logs = np.log([row.speed_up or 1.0 for row in compared])
+    counts = np.array([max(row.count, 1) for row in compared])
+    low, high = np.exp(np.quantile(logs, (0.1, 0.9)))
     if len(compared) == 1:
         (row,) = compared
-        ratios = [row.ratio_p10 or row.ratio, row.ratio_p90 or row.ratio]
-    low, high = np.quantile([1 / ratio for ratio in ratios if ratio], (0.1, 0.9) if len(compared) > 1 else (0, 1))
+        low, high = sorted(1 / (ratio or row.ratio or 1.0) for ratio in (row.ratio_p10, row.ratio_p90))
     return SpeedUp(
         cases=len(compared),
         mean=float(np.exp(logs.mean())),
         low=float(low),
         high=float(high),
         weighted=float(np.exp(np.average(logs, weights=counts))),
-        gains=sum((row.ratio_p90 or 1) < 1 for row in compared),
-        loses=sum((row.ratio_p10 or 1) > 1 for row in compared),
+        faster=sum(max(row.ratio or 1, row.ratio_p90 or 1) < 1 for row in compared),
+        slower=sum(min(row.ratio or 1, row.ratio_p10 or 1) > 1 for row in compared),
     )
 
 
@@ -67,6 +69,6 @@ def speed_up_columns(speed_ups: Sequence[SpeedUp | None]) -> list[TableColumn]:
         TableColumn("p10", cells("low", ".2f"), rank=1),
         TableColumn("p90", cells("high", ".2f"), rank=1),
         TableColumn("by calls", cells("weighted", ".2f"), rank=2),
-        TableColumn("gain", cells("gains", "d"), rank=1),
-        TableColumn("lose", cells("loses", "d"), rank=1),
+        TableColumn("faster", cells("faster", "d"), rank=1),
+        TableColumn("slower", cells("slower", "d"), rank=1),
     ]

@@ -103,7 +103,7 @@ def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
         curves = scalings(results, dimension)
         if not curves:
             continue
-        title = f"gain by {dimension}: work in a time over that at {curves[0].points[0]}"
+        title = f"speed-up by {dimension} over {curves[0].points[0]}, of all calls: medians for equal work, divided"
         columns = [TableColumn("operator", [item.operator for item in curves], is_number=False, least=20)]
         if len({item.mode for item in curves}) > 1:
             columns.append(TableColumn("mode", [item.mode for item in curves], is_number=False))

@@ -20,6 +20,7 @@ from opgrip.replay.cases.behaviours import (
     placed_calls,
     variant_of,
 )
+from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
@@ -69,8 +70,8 @@ class Case:
     reference : what its results are compared with, under every mode; None for its own under the reference mode
     unused : places of its results that the program does not use: see `with_unused`
     part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
-    module : path of the one that most of those calls are in; empty outside of all
-    load : takes the case's number, runs code of the user, and returns the case that can be run, in a worker; or None
+    call_sites: Sequence[CallSite] = ()
+    load: Callable[[int], Case] | None = None
     """
 
     signature: Signature
@@ -91,7 +92,7 @@ class Case:
     perturbed: int = 0
     unused: frozenset[int] = frozenset()
     part_of: int | None = None
-    module: str = ""
+    call_sites: Sequence[CallSite] = ()
     load: Callable[[int], Case] | None = None
 
     @property
@@ -143,13 +144,13 @@ def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundin
         raise no_calls(trace)
     calls = _selected(calls, trace, selection)
     kinds = list(_kinds(trace, placed, calls.index, selection.split))
-    captured = _captured(calls, _numbers_of_cases(calls, kinds), kinds)
+    numbers = _numbers_of_cases(calls, kinds)
+    captured, call_sites = _captured(calls, numbers, kinds), count_call_sites(calls, numbers)
     weights = _weights(captured)
     total = max(sum(weights.values()), 1.0)
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
     phases = _most_frequent(calls, calls["phase"])
-    modules = _most_frequent(calls, calls["module"])
     drawn = drawn_values(trace)
     cases = []
     for kind in kinds:
@@ -162,7 +163,7 @@ def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundin
                     *(times.count, times.median_us, times.total_us, weights[kind.signature.number] / total),
                     context=contexts.get(number, {}),
                     phase=phases.get(number, "forward"),
-                    module=modules.get(number, ""),
+                    call_sites=call_sites.get(kind.signature.number, ()),
                     variants=kind.variants,
                     behaviours=kind.behaviours,
                     fresh=fresh.get(number),

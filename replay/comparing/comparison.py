@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, log
 from statistics import median
@@ -13,7 +13,7 @@ from opgrip.replay.comparing.differing import run_columns, what_differs
 from opgrip.replay.comparing.estimates import Estimate, estimate
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, learn
 from opgrip.replay.comparing.verdicts import Difference, Judgement, Verdict, judge
-from opgrip.replay.measuring.groups import GROUPS
+from opgrip.replay.measuring.groups import shares_by
 from opgrip.replay.measuring.results import OK, WRONG, Result
 from opgrip.replay.outcome import Results
 
@@ -134,28 +134,29 @@ class Comparison:
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Cases taken together by what `GROUPS` has, those that take longest first; all of them for None."""
-        members: dict[str, list[Pair]] = defaultdict(list)
+        """Cases taken together by what `shares_by` has, those that take longest first; all of them for None."""
+        members: dict[str, list[tuple[Pair, float]]] = defaultdict(list)
         for pair in self.pairs:
             if pair.judgement is not None:
-                members["all" if by is None else GROUPS[by](pair.base)].append(pair)
-        names = sorted(members, key=lambda name: -fsum(_total_us(pair, pair.base) for pair in members[name]))
+                for name, share in ({"all": 1.0} if by is None else shares_by(pair.base, by)).items():
+                    members[name].append((pair, share))
+        names = sorted(members, key=lambda name: -_sum_us(members[name], _base))
         judgements = judge([self._together(members[name]) for name in names], self.margin)
         return [
             Total(
                 name,
                 len(members[name]),
-                fsum(_total_us(pair, pair.base) for pair in members[name]),
-                fsum(_total_us(pair, pair.new) for pair in members[name]),
+                _sum_us(members[name], _base),
+                _sum_us(members[name], _new),
                 judgement,
             )
             for name, judgement in zip(names, judgements, strict=True)
         ]
 
-    def _together(self, pairs: Sequence[Pair]) -> Difference:
-        """The difference of all their calls' time."""
-        base, new = (fsum(_total_us(pair, row) for pair in pairs for row in [side(pair)]) for side in (_base, _new))
-        parts = [(self._estimates[id(pair.new)], _total_us(pair, pair.new) / new) for pair in pairs]
+    def _together(self, pairs: Sequence[tuple[Pair, float]]) -> Difference:
+        """The difference of the time of a share of each pair's calls."""
+        base, new = _sum_us(pairs, _base), _sum_us(pairs, _new)
+        parts = [(self._estimates[id(pair.new)], share * _total_us(pair, pair.new) / new) for pair, share in pairs]
         runs = min(part.base_runs for part, _ in parts), min(part.new_runs for part, _ in parts)
         variances = [(share**2 * part.own_variance, part.freedom) for part, share in parts]
         own = fsum(variance for variance, _ in variances)
@@ -294,6 +295,11 @@ def _gives_other(base: Result, new: Result) -> bool:
 def _total_us(pair: Pair, row: Result) -> float:
     """Of all its calls; of as many in both, or a program that calls it more often would be slower."""
     return max(pair.base.count, 1) * (row.median_us or 0.0)
+
+
+def _sum_us(pairs: Sequence[tuple[Pair, float]], side: Callable[[Pair], Result]) -> float:
+    """Return the time of a share of each pair's calls in one run."""
+    return fsum(share * _total_us(pair, side(pair)) for pair, share in pairs)
 
 
 def _base(pair: Pair) -> Result:

@@ -7,6 +7,7 @@ from functools import cache
 from math import isfinite, isnan
 from typing import Any
 
+from opgrip.replay.cases.call_sites import from_text
 from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column, columns_in
 from opgrip.replay.measuring.energy import EnergyColumns
@@ -66,6 +67,8 @@ def _text(about: Column, value: Any) -> str:
         raise ValueError(f"{quoted(value)} is no text")
     if about.name == "status" and value not in STATUSES:
         raise ValueError(f"{quoted(value)} is none of {', '.join(STATUSES)}")
+    if about.name == "call_sites":
+        from_text(value)
     # halves of characters, which JSON may have, no other file takes
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 

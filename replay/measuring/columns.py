@@ -32,6 +32,7 @@ class Column:
     name : of the field
     whole, several : whether it holds whole numbers; lists
     unbounded : whether its numbers may be inf
+    hidden : whether tables for people leave it out
     kind : the type of its cells: bool, int, float, str, list
     may_lack : whether a row may have nothing in it
     """
@@ -43,6 +44,7 @@ class Column:
     whole: bool = False
     several: bool = False
     unbounded: bool = False
+    hidden: bool = False
     kind: type = object
     may_lack: bool = True
 
@@ -69,13 +71,16 @@ def column(
     default: Any = None,
     several: bool = False,
     unbounded: bool = False,
+    hidden: bool = False,
 ) -> Any:
     """A field that is a column; see `Column`."""
     # a list has no hash
     return field(
         default=default,
         hash=False if several else None,
-        metadata={COLUMN: Column(meaning, unit, heading, several=several, unbounded=unbounded)},
+        metadata={
+            COLUMN: Column(meaning, unit, heading, several=several, unbounded=unbounded, hidden=hidden or several)
+        },
     )
 
 

@@ -12,13 +12,14 @@ from itertools import chain
 from opgrip.replay.arguments.values import REPEATED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
-from opgrip.replay.cases.ways import Point, Points, Way
+from opgrip.replay.cases.ways import Points, Way
 from opgrip.replay.measuring.behaviours import telling_behaviours
 from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.failures import failed
 from opgrip.replay.measuring.metering import metered, with_energy
 from opgrip.replay.measuring.preparation import Prepared, prepare
+from opgrip.replay.measuring.ratios import base_place, with_ratios
 from opgrip.replay.measuring.results import NOISY, Result, rate_of
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import ModeOptions
@@ -48,9 +49,6 @@ QUICK_US = 50_000
 
 CachedRows = Mapping[int, Mapping[int, Result]]
 """By the numbers of a case and of a row of it, the row."""
-
-Ratio = tuple[float | None, float | None, float | None]
-NO_RATIO: Ratio = (None, None, None)
 
 
 def measure_cases(
@@ -132,7 +130,8 @@ def _measure(
     running = Counter(subject.number for group in all_groups for subject in group.subjects)
     for case, prepared in prepared_cases:
         if not running[case.number]:
-            yield list(_fill_rows(case, prepared, settings, concurrent_runs, {}, clocks))
+            filled = list(_fill_rows(case, prepared, settings, concurrent_runs, {}, clocks))
+            yield _compared(filled, prepared, settings.modes.reference)
     case_of_number = {case.number: case for case, _ in prepared_cases}
     for subjects in _timed(groups, settings, announce):
         number = subjects[0].number
@@ -141,7 +140,9 @@ def _measure(
             metered_energies = settings.energy.energy and not settings.profiled
             energies = metered(number, all_groups, settings, announce) if metered_energies else {}
             case = case_of_number[number]
-            yield list(_fill_rows(case, rows.pop(number), settings, concurrent_runs, energies, clocks))
+            own = rows.pop(number)
+            filled = list(_fill_rows(case, own, settings, concurrent_runs, energies, clocks))
+            yield _compared(filled, own, settings.modes.reference)
 
 
 def _timed(groups: Mapping[str, Sequence[Group]], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
@@ -260,11 +261,6 @@ def _fill_rows(
     concurrent_runs : what those took that ran several at once
     energies : what runs took of a GPU; as `concurrent_runs` by the identity of subjects
     """
-    subject_of_way = {
-        (way.cache, way.point, way.direction, way.values, way.mode): subject
-        for way, _, subject in prepared
-        if subject is not None and subject.failure is None
-    }
     for way, row, subject in prepared:
         clock_mhz, throttled = clocks.of_row(row.case, way.number)
         result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(subject)))
@@ -274,32 +270,27 @@ def _fill_rows(
             yield failed(result, subject.failure, settings)
         elif id(subject) in concurrent_runs:
             run = concurrent_runs[id(subject)]
-            yield replace(_with_times(result, run.loaded, settings, way, NO_RATIO), overlap=run.overlap)
+            yield replace(_with_times(result, run.loaded, settings, way), overlap=run.overlap)
         else:
-            base = subject_of_way.get(_base_of(way, settings))
-            if base is None or base is subject:
-                ratio = NO_RATIO
-            else:
-                ratio = ratio_quantiles(*like_with_like(subject.runs, base.runs)) or NO_RATIO
-            timed = _with_times(result, subject.samples, settings, way, ratio)
+            timed = _with_times(result, subject.samples, settings, way)
             yield telling_behaviours(timed, case, subject.samples) if case.behaviours else timed
 
 
-def _base_of(way: Way, settings: Settings) -> tuple[str | None, Point, str, str, str]:
-    """What a way is compared with: the reference mode; of that the first values; the first threads; the first cache."""
-    reference, values = settings.modes.reference, settings.inputs.values[0]
-    threads = next(iter(settings.points)).threads
-    cache, point = way.cache, way.point
-    if way.mode != reference:
-        values = way.values
-    elif way.values == values and point.threads != threads:
-        point = replace(point, threads=threads)
-    elif way.values == values:
-        cache = None if way.cache is None else settings.timing.caches[0]
-    return cache, point, way.direction, values, reference
+def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
+    """Return the rows of a case with their ratios, of medians and of paired runs."""
+    compared = []
+    for place, row in enumerate(with_ratios(rows, reference)):
+        base = base_place(place, rows, reference) if row.ratio is not None else None
+        subject, other = prepared[place][2], None if base is None else prepared[base][2]
+        paired = None
+        if subject is not None and other is not None:
+            paired = ratio_quantiles(*like_with_like(subject.runs, other.runs))
+        low, middle, high = paired or (None, None, None)
+        compared.append(replace(row, ratio_p10=low, ratio_p50=middle, ratio_p90=high))
+    return compared
 
 
-def _with_times(result: Result, samples: Samples, settings: Settings, way: Way, ratio: Ratio) -> Result:
+def _with_times(result: Result, samples: Samples, settings: Settings, way: Way) -> Result:
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)
@@ -320,9 +311,6 @@ def _with_times(result: Result, samples: Samples, settings: Settings, way: Way, 
         noisy=None if spread is None else spread > NOISY,
         method=settings.timing.exec_mode,
         cache=settings.cache_of(way),
-        ratio_p10=ratio[0],
-        ratio=ratio[1],
-        ratio_p90=ratio[2],
         times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
         weights=samples.weights,
     )

@@ -12,6 +12,7 @@ import torch
 from opgrip.replay.arguments.casting import cast_signature
 from opgrip.replay.arguments.inputs import ADDRESSES, Inputs
 from opgrip.replay.arguments.values import with_values
+from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.gradients import refused_argument, with_gradients
 from opgrip.replay.cases.ways import BACKWARD, Way
@@ -99,8 +100,9 @@ def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error:
         device=settings.device,
         status=status,
         key=case.key,
-        module=case.module,
-        phase=case.phase,
+        module=module_of(case.call_sites),
+        phase=phase_of(case.call_sites) or case.phase,
+        call_sites=to_text(case.call_sites),
         captured_us=case.captured_us,
         captured_total_us=case.captured_total_us,
         captured_host_us=case.captured_host_us,

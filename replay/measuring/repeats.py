@@ -17,6 +17,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
     """One row of those that repeats of a replay gave of a case under one mode.
 
     Each repeat counts as much as any other, however many runs it made. Where one is not ok, the row is that one.
+    `ratio` is left empty: `with_ratios` fills it in.
     """
     bad = max((row for row in rows if row.status != OK), key=_severity, default=None)
     if bad is not None or len(rows) == 1:
@@ -30,7 +31,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
     spread = (high - low) / middle if middle else None
     ratios: dict[str, Any] = {
         name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
-        for name in ("ratio", "ratio_p10", "ratio_p90")
+        for name in ("ratio_p10", "ratio_p50", "ratio_p90")
     }
     errors: dict[str, Any] = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
     return replace(
@@ -50,6 +51,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         times_us=times,
         weights=weights,
         repeats=repeats,
+        ratio=None,
         **ratios,
         **errors,
     )

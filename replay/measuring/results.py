@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.cases.call_sites import CallSite, from_text
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.columns import Columns, column, columns_in
 from opgrip.replay.timing.caches import PROGRAM
@@ -24,6 +25,10 @@ NOISY = 0.25
 """Interquartile range of times, as a share of their median, above which that is doubtful."""
 SLOWED = 0.5
 """Share of runs at a slower pace above which a median is doubtful."""
+DISAGREEMENT = 1.1
+"""Factor between the ratio of medians and the median ratio of paired runs from which a speed-up is doubtful."""
+UTMOST_RATIO = 1e100
+"""Of rows with a larger ratio, or a smaller one than its inverse, there is no speed-up."""
 SETTINGS = "settings"
 """Field of a header: the options whose role is `RUN` that were given, by their words, as texts."""
 UNUSUAL = "unusual"
@@ -85,8 +90,18 @@ class Result:
         "of several that were replayed together, the name of the one that the case is of; empty where it was one alone",
         default="",
     )
-    module: str = column("the path of the module that most of its calls are in; empty outside of all", default="")
-    phase: str = column("that most of its calls are in: `forward`, `backward`, `optimizer`", default="")
+    module: str = column(
+        "the path of the module that made its calls; if several did, a pattern such as `layers.*.linear1`, and "
+        "`call_sites` has the calls of each; empty outside of all",
+        default="",
+    )
+    phase: str = column("of its calls: `forward`, `backward`, `optimizer`, or several of them", default="")
+    call_sites: str = column(
+        "where its calls were made, as JSON: by phase, source line and module, the number of calls and the sum of "
+        "their times in the program in us",
+        default="",
+        hidden=True,
+    )
     direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
     dtype: str = column("that `--dtype` cast tensors of the call to; empty where it changed none", default="")
     tune: str = column("programs that a compiler tried by `--tune`, and its `--tuner`; empty for none", default="")
@@ -127,11 +142,13 @@ class Result:
     )
     throttled: str | None = column("why that was not higher; empty where nothing held it down")
     ratio: float | None = column(
-        "of the time over that of the reference mode, run by run; in that one's own rows over that of the first way to "
-        "draw values, in those of that over that of the first threads, then of the first cache; empty in the first"
+        "`median_us` over that of the row it is compared with: of the reference mode; in rows of that mode, of the "
+        "first values, then of the first threads, then of the first cache; empty in the first"
     )
-    ratio_p10: float | None = column("the tenth percentile of that")
-    ratio_p90: float | None = column("the ninetieth")
+    speed_up: float | None = column("1 over `ratio`: how many times as fast as the row it is compared with")
+    ratio_p10: float | None = column("of paired runs, one of each row: the tenth percentile of their ratios")
+    ratio_p50: float | None = column("their median; if it is over 10 % from `ratio`, tables mark the speed-up with ~")
+    ratio_p90: float | None = column("their ninetieth percentile")
     overlap: float | None = column("of cases that ran at once, their time one after another over their time at once")
     max_abs: float | None = column(
         "largest difference from the reference's results, over all outputs and sets of inputs; in a `wrong` row, over "
@@ -158,9 +175,20 @@ class Result:
     gb_per_s: float | None = column("`bytes_moved` in the median time", "GB/s")
     math_dtype: str | None = column("what it computes in")
     operators: int | None = column("that one call runs, as torch dispatches them; empty where they were not counted")
+    doubts: str = column(
+        "what makes an `ok` row doubtful: `unfaithful`, `noisy`, `slowed`; tables show it behind the status", default=""
+    )
     error: str | None = column("the reason of a status that is not ok, in one line")
     detail: str | None = column("all of the error, with `--debug`")
     added: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Derive `doubts` and `speed_up` from the other columns."""
+        doubts = {"unfaithful": self.faithful is False, "noisy": self.noisy, "slowed": self.is_slowed}
+        words = (word for word, is_so in doubts.items() if is_so and self.status == OK)
+        object.__setattr__(self, "doubts", ", ".join(words))
+        is_usual = self.ratio is not None and 1 / UTMOST_RATIO < self.ratio < UTMOST_RATIO
+        object.__setattr__(self, "speed_up", 1 / self.ratio if is_usual and self.ratio else None)
 
     @classmethod
     def from_plain(cls, cells: Mapping[str, Any]) -> Result:
@@ -221,10 +249,28 @@ class Result:
         return self.slowed is not None and self.slowed > SLOWED
 
     @property
+    def is_speed_up_doubtful(self) -> bool:
+        """Whether paired runs have another ratio than the medians, by more than a tenth."""
+        if self.ratio is None or not self.ratio_p50 or self.speed_up is None:
+            return False
+        return not 1 / DISAGREEMENT <= self.ratio_p50 / self.ratio <= DISAGREEMENT
+
+    @property
+    def marked_status(self) -> str:
+        """The status as tables show it: `ok` with the words for what makes its time doubtful."""
+        return f"{self.status}, {self.doubts}" if self.doubts else self.status
+
+    @property
     def disturbed(self) -> float:
         """Share of its runs in which the processor was slowed down or taken, those that were not kept among them."""
         runs = self.dropped + self.samples
         return (self.dropped + (self.slowed or 0.0) * self.samples) / runs if runs else 0.0
+
+    @property
+    def sites(self) -> Sequence[CallSite]:
+        """Where its calls were made; of a row without `call_sites`, its module and phase, as far as they are known."""
+        known = from_text(self.call_sites)
+        return known or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
 
     def adding(self, part: Columns) -> Result:
         """The row with what a part has added."""

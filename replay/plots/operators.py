@@ -28,15 +28,15 @@ CAPTURED = "captured"
 
 def draw(request: Request) -> Figure:
     """A bar a group and series: the time of its calls by their replayed medians, beside that in the program."""
-    from opgrip.replay.measuring.groups import GROUPS
+    from opgrip.replay.measuring.groups import shares_by
 
     by = request.by or BY[0]
     series = _series(request)
     totals: dict[str, dict[str, float]] = {}
     for name, times in series.items():
         for row, time_us in times:
-            of_group = totals.setdefault(GROUPS[by](row), dict.fromkeys(series, 0.0))
-            of_group[name] += time_us
+            for group, share in shares_by(row, by).items():
+                totals.setdefault(group, dict.fromkeys(series, 0.0))[name] += share * time_us
     longest = {group: max(times.values()) for group, times in totals.items()}
     least = LEAST_SHARE * fsum(longest.values())
     groups = sorted((group for group in longest if longest[group] >= least), key=lambda group: -longest[group])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from opgrip.replay.measuring.columns import Column, Columns, columns_in
 from opgrip.replay.measuring.energy import EnergyColumns
 from opgrip.replay.measuring.machines import MachineColumns
 from opgrip.replay.measuring.origins import OriginColumns
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.reports.reading import cells_in, check_size, other_columns
 from opgrip.replay.reports.report import report_for
 from opgrip.replay.sequences.columns import SequenceColumns
@@ -63,6 +63,29 @@ def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
     """One row a result, in all columns."""
     cells = [{name: _as_unicode(cell) for name, cell in row.items()} for row in whole_cells(rows)]
     return pd.DataFrame(cells, columns=[about.name for about in all_columns()])
+
+
+def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
+    """One row a result and call site; see `Results.by_call_site`."""
+    places, cells = [], []
+    for place, row in enumerate(rows):
+        sites = row.sites
+        calls = sum(site.count for site in sites)
+        for site in sites:
+            places.append(place)
+            of_calls = {name: _as_unicode(getattr(site, name)) for name in ("module", "phase", "line", "count")}
+            total_us = row.median_us * site.count if row.median_us is not None and row.status == OK else None
+            share = row.share * site.count / calls
+            cells.append(of_calls | {"share": share, "captured_total_us": site.captured_us, "total_us": total_us})
+    names = ["module", "phase", "line", "count", "share", "captured_total_us", "total_us"]
+    split = pd.DataFrame(cells, columns=names)
+    columns = [about.name for about in all_columns() if not about.hidden]
+    whole = to_frame(rows)[columns].iloc[places].reset_index(drop=True)
+    whole = whole.assign(**{name: split[name] for name in split if name in columns})
+    after = list(whole.columns).index("phase") + 1
+    whole.insert(after, "line", split["line"])
+    whole.insert(len(whole.columns), "total_us", split["total_us"].astype(float))
+    return whole
 
 
 def _as_unicode(cell: Any) -> Any:

@@ -47,11 +47,11 @@ class _Sheet:
 
     def write(self, rows: Sequence[Result]) -> None:
         """The rows, those of all that fit."""
-        cells = [row.to_plain() for row in rows[:ROWS]]
+        cells = [row.to_plain() | {"status": row.marked_status} for row in rows[:ROWS]]
         columns = [
             about
             for about in all_columns()
-            if not about.several and any(row.get(about.name) is not None for row in cells)
+            if not about.hidden and any(row.get(about.name) is not None for row in cells)
         ]
         for place, about in enumerate(columns):
             unit = f" ({about.unit})" if about.unit not in ("", "1") else ""

@@ -11,7 +11,7 @@ from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.markdown import literal
@@ -26,7 +26,8 @@ from opgrip.traces.words import DEVICE_TIME, counted
 
 STYLES = {"wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
 DOUBTFUL = "~"
-"""Before captured times that are."""
+"""Before captured times and speed-ups that are."""
+SPEED_UP = "speed-up: replayed us of the row it is compared with, divided by replayed us"
 SHORT = 60
 """Characters of an operator and its shapes in a line below."""
 NOTE = 40
@@ -63,7 +64,7 @@ def print_results(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
     columns = table_of(results)
     print_table(columns, file, styles=[STYLES.get(result.status) for result in results])
-    for line in (*_clocks(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
+    for line in (*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
         print_line(line, file)
 
 
@@ -90,7 +91,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
     for result in results:
         cells = (literal(shorten(heading.cell(result))) for heading in headings)
         file.write(f"| {' | '.join(cells)} |\n")
-    for line in (*_clocks(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
+    for line in (*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
         file.write(f"\n{literal(line)}\n")
 
 
@@ -130,7 +131,7 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
         Heading("p10", lambda row: _number(row.p10_us), rank=5),
         Heading("p90", lambda row: _number(row.p90_us), rank=5),
         Heading("mean", lambda row: _number(row.mean_us), rank=9),
-        Heading("speed-up", _speed_up, _any(lambda row: row.ratio), rank=1),
+        Heading("speed-up", _speed_up, _any(lambda row: row.speed_up), rank=1),
         Heading("first ms", lambda row: _number(row.first_ms), _any(lambda row: row.mode != EAGER), rank=6),
         Heading("GFLOP/s", lambda row: _rate(row.gflop_per_s), _any(lambda row: row.gflop_per_s), rank=8),
         Heading("GB/s", lambda row: _rate(row.gb_per_s), _any(lambda row: row.gb_per_s), rank=8),
@@ -140,7 +141,7 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
         for about in added_columns()
         if about.heading
     ]
-    headings.append(Heading("status", _status, is_number=False, least=11))
+    headings.append(Heading("status", lambda row: row.marked_status, is_number=False, least=11))
     return [heading for heading in headings if heading.is_needed(results)]
 
 
@@ -163,15 +164,9 @@ def _mode(result: Result) -> str:
 
 
 def _speed_up(result: Result) -> str:
-    return f"{1 / result.ratio:.2f}" if result.ratio else "-"
-
-
-def _status(result: Result) -> str:
-    if result.status != OK:
-        return result.status
-    doubtful = {"unfaithful": result.faithful is False, "noisy": result.noisy, "slowed": result.is_slowed}
-    doubts = [word for word, is_so in doubtful.items() if is_so]
-    return ", ".join([OK, *doubts])
+    if result.speed_up is None:
+        return "-"
+    return f"{DOUBTFUL if result.is_speed_up_doubtful else ''}{result.speed_up:.2f}"
 
 
 def _number(value: float | None) -> str:
@@ -216,6 +211,15 @@ def _clocks(results: Sequence[Result]) -> list[str]:
 
 def _is_by_device(result: Result) -> bool:
     return result.method in ON_DEVICE or SequenceColumns.of(result).replayed_host_us is not None
+
+
+def _speed_ups(results: Sequence[Result]) -> list[str]:
+    """Return the line that says what a speed-up is, if there are any."""
+    if not any(result.speed_up for result in results):
+        return []
+    doubt = f"; {DOUBTFUL} before it: paired runs differ from it by over 10 %"
+    is_marked = any(result.is_speed_up_doubtful for result in results)
+    return [f"{SPEED_UP}{doubt if is_marked else ''}"]
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:

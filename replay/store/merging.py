@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opgrip.replay.measuring.machines import MachineColumns
+from opgrip.replay.measuring.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.measuring.repeats import join_repeats
 from opgrip.replay.measuring.results import SETTINGS, Result
 from opgrip.replay.outcome import Results
@@ -53,12 +54,17 @@ def merge_runs(runs: Sequence[Results]) -> Results:
         for row in run.rows:
             rows.setdefault((row.case, *row.identity), []).append(row)
     if shards is None:
-        return Results([join_repeats(group) for group in rows.values()], first.header)
+        return Results(_joined(rows.values()), first.header)
     for group in rows.values():
         _check_equal("machine", [MachineColumns.of(row).machine for row in group], HINT)
     _check_equal("machine kind", list(machines_of(row for run in runs for row in run.rows).values()) or [""], HINT)
     header = header_of_shards(whole, (row for run in runs for row in run.rows))
-    return Results(in_order((join_repeats(group) for group in rows.values()), header), header)
+    return Results(in_order(_joined(rows.values()), header), header)
+
+
+def _joined(groups: Iterable[Sequence[Result]]) -> list[Result]:
+    rows = [join_repeats(group) for group in groups]
+    return with_ratios_by_case(rows, reference_of(rows))
 
 
 def _options(run: Results, is_shard: bool) -> str:

@@ -137,7 +137,8 @@ def test_a_module_as_one_gives_what_the_module_gave(
     case, expected = block_of(tmp_path, make(), *shape)
     (output,) = run(case)
     assert torch.equal(output, expected)
-    assert (case.op, case.signature.kind, case.count, case.phase) == ("block", UNIT, 1, "forward")
+    assert (case.op, case.signature.kind, case.count) == (f"block ({make.__name__})", UNIT, 1)
+    assert case.phase == "forward"
 
 
 @pytest.mark.parametrize(("make", "shape"), BLOCKS)
@@ -301,7 +302,11 @@ def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, path: Path | N
 def test_forward_backward_and_optimizer_are_units_of_their_own(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl")
     cases = make_units(load(tmp_path / "t.jsonl"), Selection(), MODULE)
-    assert {case.phase for case in cases if case.op == "features.0"} == {"forward", "backward"}
+    names = {case.op: case.phase for case in cases}
+    assert names["features.0 (Conv2d)"] == "forward"
+    assert names["features.0 (Conv2d) backward"] == "backward"
+    (backward,) = make_units(load(tmp_path / "t.jsonl"), Selection(op=["features.0 (Conv2d) backward"]), MODULE)
+    assert (backward.phase, [site.module for site in backward.call_sites]) == ("backward", ["features.0"])
     assert {case.phase for case in cases} == {"forward", "backward", "optimizer"}
 
 
@@ -341,12 +346,16 @@ def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
 def test_a_module_takes_in_those_inside_it_where_a_pattern_names_it(tmp_path: Path) -> None:
     model = nn.Sequential(Named(Residual()), Named(Residual()), nn.ReLU())
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)), model=model)
-    assert {case.op for case in make_units(trace, Selection(module=["?"]), MODULE)} == {"0", "1", "2"}
-    assert {case.op for case in make_units(trace, Selection(module=["*.block"]), MODULE)} == {"0.block", "1.block"}
+    children = {case.op for case in make_units(trace, Selection(module=["?"]), MODULE)}
+    assert children == {"0 (Named)", "1 (Named)", "2 (ReLU)"}
+    assert {case.op for case in make_units(trace, Selection(module=["*.block"]), MODULE)} == {
+        "0.block (Residual)",
+        "1.block (Residual)",
+    }
     everything = {case.op for case in make_units(trace, Selection(), MODULE)}
-    assert {"0", "0.block", "0.block.conv1", "0.block.relu"} <= everything
+    assert {"0 (Named)", "0.block (Residual)", "0.block.conv1 (Conv2d)", "0.block.relu (ReLU)"} <= everything
     assert {case.op for case in make_units(trace, Selection(op=["*.bn?"]), MODULE)} == {
-        f"{index}.block.bn{place}" for index in (0, 1) for place in (1, 2)
+        f"{index}.block.bn{place} (BatchNorm2d)" for index in (0, 1) for place in (1, 2)
     }
 
 

@@ -21,7 +21,7 @@ from opgrip.traces.command import printable
 from opgrip.traces.folding import shorten
 
 SHOWN = (
-    *("op", "mode", "status", "median_us", "captured_us", "ratio", "share", "count", "p10_us", "p90_us"),
+    *("op", "mode", "status", "median_us", "captured_us", "speed_up", "share", "count", "p10_us", "p90_us"),
     *("gflop_per_s", "gb_per_s", "of_limit", "module", "shapes", "error"),
 )
 """Columns of the table, as far as these rows have something in them; a row's details have all."""
@@ -62,7 +62,7 @@ class Details(ModalScreen[None]):
         return "\n".join(
             f"{about.name:<22}{printable(cells[about.name])}{f' {about.unit}' if about.unit not in ('', '1') else ''}"
             for about in all_columns()
-            if not about.several and cells.get(about.name) not in (None, "")
+            if not about.hidden and cells.get(about.name) not in (None, "")
         )
 
     def compose(self) -> ComposeResult:
@@ -94,7 +94,12 @@ class ResultsBrowser(App[None]):
         super().__init__()
         self.sub_title = printable(title)
         self._rows = [
-            _Row(row, row.to_plain(), f"{row.op} {row.shapes} {row.module} {row.mode}".lower()) for row in rows
+            _Row(
+                row,
+                row.to_plain() | {"status": row.marked_status},
+                f"{row.op} {row.shapes} {row.module} {row.mode}".lower(),
+            )
+            for row in rows
         ]
         by_name = {about.name: about for about in all_columns()}
         self._columns: list[Column] = [
@@ -197,7 +202,7 @@ def _cell(about: Column, value: Any) -> Text:
     if value is None:
         return Text("-", justify="right")
     if about.name == "status":
-        return Text(printable(value), STYLES.get(value, ""))
+        return Text(printable(value), STYLES.get(value.partition(",")[0], ""))
     if isinstance(value, float):
         return Text(f"{value:.1%}" if about.unit == "1" else f"{value:,.4g}", justify="right")
     if isinstance(value, int):

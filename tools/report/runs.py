@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from opgrip.replay.analyses.modes import summarize_modes
+from opgrip.replay.analyses.speed_ups import SpeedUp
 from opgrip.replay.cases.families import family_of
 from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.ratios import reference_of, with_ratios_by_case
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.cells import all_columns
 
@@ -19,6 +23,10 @@ DERIVED = (
     Column("the file that the row is of", name="run"),
     Column("what kind of work the operator does", name="family"),
     Column("how it was run beside the mode, where that is not the usual", name="variant"),
+    Column("`ok` or why there is no time, and what makes a time doubtful", name="marked_status"),
+    Column(
+        "whether paired runs differ from the speed-up by over 10 %: then ~ is before it", name="is_speed_up_doubtful"
+    ),
     Column("that the case counts by another row, run in another way", name="again", whole=True),
     Column("of all its calls in the program, by the replayed median", "us", name="total_us"),
     Column("the calls after which what making it ready cost is won back, against eager", name="break_even", whole=True),
@@ -33,8 +41,9 @@ Plain = dict[str, Any]
 
 def describe_runs(runs: Mapping[str, Results]) -> Plain:
     """Rows of all runs by column, single times, and facts of each run."""
-    columns = [*DERIVED, *(about for about in all_columns() if not about.several and about.name != "detail")]
-    rows = [(name, row) for name, run in runs.items() for row in run]
+    columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
+    # a run of an older opgrip has ratios of paired runs
+    rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
     eager = {(name, _way(row)): row.median_us for name, row in rows if row.mode == "eager" and row.median_us}
     ways: dict[tuple[str, str, str], object] = {}
     cells = [_cells(name, row, eager.get((name, _way(row))), ways) for name, row in rows]
@@ -43,10 +52,46 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
         "columns": [{"name": about.name, "unit": about.unit, "meaning": about.meaning} for about in filled],
         "rows": {about.name: [_plain(cell.get(about.name)) for cell in cells] for about in filled},
         "times": list(_times([row for _, row in rows])),
+        "sites": _sites([row for _, row in rows]),
+        "modes": list(_modes(rows)),
         "runs": [
             {"name": name, "facts": list(_facts(run.header)), **_ceilings(run.header)} for name, run in runs.items()
         ],
     }
+
+
+def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
+    """Each mode of each run, as the terminal sums them up."""
+    for name in dict.fromkeys(name for name, _ in rows):
+        own = [row for run, row in rows if run == name]
+        for item in summarize_modes(own, reference_of(own)):
+            yield {"run": name, "mode": item.mode, "statuses": item.statuses, "speed_up": _speed_up(item.speed_up)}
+
+
+def _speed_up(found: SpeedUp | None) -> Plain | None:
+    return None if found is None else {name: _plain(value) for name, value in asdict(found).items()}
+
+
+def _sites(rows: Sequence[Result]) -> Plain:
+    """Where the calls of each row were made: a list per row, of groups of calls and the share of the calls in each.
+
+    Rows of one case, and groups of the same name, are there once.
+    """
+    names: dict[str, int] = {}
+    lists: dict[tuple[object, ...], int] = {}
+    of_row = []
+    for row in rows:
+        sites = row.sites
+        calls = sum(site.count for site in sites)
+        shares = tuple(
+            (
+                *(names.setdefault(_plain(name), len(names)) for name in (site.module, site.phase, site.line)),
+                _rounded(site.count / calls),
+            )
+            for site in sites
+        )
+        of_row.append(lists.setdefault(shares, len(lists)))
+    return {"names": list(names), "lists": list(lists), "of_row": of_row}
 
 
 def _way(row: Result) -> object:
@@ -57,7 +102,8 @@ def _way(row: Result) -> object:
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
     """Cells of a page; `ways` has the first way in which each case was run, the only one that counts for its time."""
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
-    if row.median_us is not None:
+    cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}
+    if row.median_us is not None and row.status == OK:
         cells["total_us"] = row.median_us * max(row.count, 1)
         if ways.setdefault((name, row.mode, f"{row.trace} {row.case} {row.key}"), row.variant) != row.variant:
             cells["again"] = 1

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.cases.families import family_of
 from opgrip.tools.report.launches import describe_launches
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.graph import make_graph
 from opgrip.traces.identity import key_of_case
 from opgrip.traces.longtail import find_longtail
-from opgrip.traces.records import Scope, Signature
+from opgrip.traces.records import Signature
 from opgrip.traces.runs import frames_of, origins
 from opgrip.traces.trace import Trace
 
@@ -24,7 +25,7 @@ BANDWIDTH = 20e9
 """Bytes a second of a memory, where the saving of fusing is only to be compared."""
 
 Plain = dict[str, Any]
-Called = tuple[Signature, str, list[tuple[int, int]]]
+Called = tuple[Signature, str]
 
 
 def describe_trace(name: str, trace: Trace) -> Plain:
@@ -36,7 +37,7 @@ def describe_trace(name: str, trace: Trace) -> Plain:
         "lines": _lines(trace),
         "timeline": _timeline(trace),
         "longtail": _longtail(trace),
-        "launches": describe_launches(trace, {signature.number: key for signature, key, _ in called}),
+        "launches": describe_launches(trace, {signature.number: key for signature, key in called}),
         "cases": dict(_cases(trace, called)),
     }
 
@@ -114,7 +115,7 @@ def _longtail(trace: Trace) -> list[Plain]:
 
 
 def _called(trace: Trace) -> Iterator[Called]:
-    """The signatures that were called, with the key of their case, and from which scopes how often."""
+    """The signatures that were called, with the key of their case."""
     contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
     places = trace.own_calls.groupby(["signature", "scope"]).size().reset_index()
     scopes: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -123,19 +124,21 @@ def _called(trace: Trace) -> Iterator[Called]:
     for signature in trace.signatures:
         called = sorted(scopes.get(signature.number, ()), key=lambda item: -item[1])
         if called:
-            yield signature, key_of_case(signature, contexts.get(called[0][0], {})), called
+            yield signature, key_of_case(signature, contexts.get(called[0][0], {}))
 
 
 def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
     """By key of the case, its arguments, what is known of their values, and where it is called from."""
-    by_number = origins(trace)
-    for signature, key, places in called:
+    calls = trace.own_distinct_calls
+    sites_by_signature = count_call_sites(calls, calls["signature"])
+    for signature, key in called:
+        places = sites_by_signature[signature.number]
         yield (
             key,
             {
                 "family": family_of(signature.op),
                 "arguments": list(_arguments(signature, trace)),
-                "places": [(_place(by_number.get(scope)), count) for scope, count in places[:MOST_PLACES]],
+                "places": [(_place(site), site.count) for site in places[:MOST_PLACES]],
                 "more_places": max(0, len(places) - MOST_PLACES),
             },
         )
@@ -166,8 +169,6 @@ def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def _place(scope: Scope | None) -> str:
-    if scope is None:
-        return "outside"
-    where = f"{scope.file}:{scope.line} {scope.function}" if scope.file else "outside of the program's code"
-    return f"{where}, in {scope.module or 'no module'}, {scope.phase}"
+def _place(site: CallSite) -> str:
+    where = site.line or "outside of the program's code"
+    return f"{where}, in {site.module or 'no module'}, {site.phase}"

@@ -91,7 +91,10 @@ def _facts(trace: Trace, case: Case) -> list[str]:
     name = model.get("name") if isinstance(model, dict) else None
     origin = f" of {name}" if isinstance(name, str) else ""
     took = f", {case.captured_us:,.1f} us each (median)" if case.captured_us else ""
-    where = f" in {case.module}" if case.module else ""
+    from opgrip.replay.cases.call_sites import module_of
+
+    module = module_of(case.call_sites)
+    where = f" in {module}" if module else ""
     torch = trace.header.get("torch")
     return [
         f"signature {case.trace_number}{origin}: {counted(case.count, 'call')}{where}, {case.phase}{took}",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 
 from opgrip.replay.cases.cases import matches
 from opgrip.replay.cases.selection import MODULE, Selection
+from opgrip.replay.cases.ways import FORWARD
 from opgrip.traces import Trace
 from opgrip.traces.records import Scope
 from opgrip.traces.runs import OUTSIDE, Place, frames_of, origins
@@ -18,7 +20,7 @@ def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Plac
     A call in a backward pass has the place of the forward call that caused it, in a phase of its own.
     """
     origin = origins(trace)
-    find = _module if unit == MODULE else _function
+    find = partial(_module, module_types(trace)) if unit == MODULE else _function
     place_of_scope: dict[int, Place] = {}
     for scope in trace.scopes:
         place = find(origin[scope.number], scope.phase, selection)
@@ -32,12 +34,30 @@ def names_of(places: Mapping[int, Place]) -> dict[int, str]:
     return {number: place.name for number, place in places.items()}
 
 
-def _module(scope: Scope, phase: str, selection: Selection) -> Place | None:
+def module_types(trace: Trace) -> dict[str, str]:
+    """Return the class of each module that made calls, by its path."""
+    return {scope.module: scope.module_type for scope in trace.scopes if scope.module_type}
+
+
+def unit_name(place: Place, types: Mapping[str, str]) -> str:
+    """Return the name of a unit with its class and, except for forward, its phase: `blocks.0 (Block) backward`.
+
+    Parameters
+    ----------
+    types : of `module_types`; empty if units are functions
+    """
+    kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase
+    return " ".join(filter(None, (place.name, f"({kind})" if kind else "", phase)))
+
+
+def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selection) -> Place | None:
     path = _selected_path(scope.module, selection.module) if selection.module else scope.module
     if path is None:
         return None
     name = path or (scope.module_type if not scope.module else "") or OUTSIDE
-    return Place(name, phase) if matches(name, selection.op) else None
+    place = Place(name, phase)
+    is_selected = matches(name, selection.op) or matches(unit_name(place, types), selection.op)
+    return place if is_selected else None
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:

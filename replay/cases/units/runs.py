@@ -44,6 +44,7 @@ class Run:
     time_ns, raw_ns : sums over its calls, as the trace has them
     perturbed : whether one of them was
     contexts : numbers of the settings that the calls ran under
+    scope : number of its first call's scope
     """
 
     place: Place
@@ -53,6 +54,7 @@ class Run:
     perturbed: bool
     escaping_results: frozenset[tuple[int, int]]
     contexts: tuple[int | None, ...]
+    scope: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class _Row:
     number: int
     place: Place | None
     signature: int
+    scope: int
     time_ns: float
     raw_ns: float
     perturbed: bool
@@ -110,7 +113,7 @@ def _rows(
             continue
         takes, gives = signature_facts.interface.memory_of(tuple(memory[first : first + count]))
         place = places.get(scope) if number in selected else None
-        yield thread, _Row(number, place, signature, time, raw, perturbed, context_of.get(scope), takes, gives)
+        yield thread, _Row(number, place, signature, scope, time, raw, perturbed, context_of.get(scope), takes, gives)
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
@@ -156,4 +159,5 @@ def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
     escaping_results = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
     times = sum(row.time_ns for row in rows), sum(row.raw_ns for row in rows)
     perturbed = any(row.perturbed for row in rows)
-    return Run(place, calls, *times, perturbed, escaping_results, tuple(row.context for row in rows))
+    contexts = tuple(row.context for row in rows)
+    return Run(place, calls, *times, perturbed, escaping_results, contexts, rows[0].scope)

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from opgrip.replay.arguments.stored import drawn_values
+from opgrip.replay.cases.call_sites import CallSite
 from opgrip.replay.cases.cases import (
     ALL_EXCLUDED,
     NO_CALL_MATCHES_BOTH,
@@ -19,16 +20,17 @@ from opgrip.replay.cases.cases import (
     no_match,
     values_of,
 )
-from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.selection import MODULE, Selection
 from opgrip.replay.cases.units.facts import Facts, facts_of
 from opgrip.replay.cases.units.graphs import UnitOperator
 from opgrip.replay.cases.units.links import link
-from opgrip.replay.cases.units.places import make_places, names_of
+from opgrip.replay.cases.units.places import make_places, module_types, names_of, unit_name
 from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.traces import Trace
 from opgrip.traces.errors import NothingSelectedError, UserError
-from opgrip.traces.records import Signature
+from opgrip.traces.records import Scope, Signature
+from opgrip.traces.runs import origins
 from opgrip.traces.unconverted import no_calls
 from opgrip.traces.values import Drawable
 
@@ -68,16 +70,27 @@ def make_units(
     runs = make_runs(trace, make_places(trace, unit, selection), facts, labeled_calls(trace, selection))
     if not runs:
         raise _nothing_selected(trace, unit, selection)
-    runs = [run for run in runs if not selection.excludes(run.place.name)]
+    types = module_types(trace) if unit == MODULE else {}
+    runs = [run for run in runs if not any(map(selection.excludes, (run.place.name, unit_name(run.place, types))))]
     if not runs:
         raise NothingSelectedError(*ALL_EXCLUDED)
     alike: dict[tuple[str, str, tuple[UnitCall, ...]], list[Run]] = {}
     for run in runs:
         alike.setdefault((run.place.name, run.place.phase, run.calls), []).append(run)
     total = max(sum(len(group) * _median_ns(group) for group in alike.values()), 1.0)
-    drawn = drawn_values(trace)
+    drawn, scopes = drawn_values(trace), origins(trace)
     cases = [
-        _case(number, group, facts, drawn, trace.contexts, total, extensions)
+        _case(
+            number,
+            unit_name(group[0].place, types),
+            group,
+            facts,
+            drawn,
+            trace.contexts,
+            total,
+            extensions,
+            _call_sites(group, scopes, unit),
+        )
         for number, group in enumerate(alike.values())
     ]
     cases.sort(key=lambda case: (-case.share, case.number))
@@ -86,16 +99,18 @@ def make_units(
 
 def _case(
     number: int,
+    name: str,
     runs: Sequence[Run],
     facts: Mapping[int, Facts],
     drawn: Mapping[int, Drawable],
     contexts: Mapping[int, Mapping[str, Any]],
     total_ns: float,
     extensions: Collection[str],
+    call_sites: Sequence[CallSite],
 ) -> Case:
     place = runs[0].place
     links = link(runs[0].calls, facts, sorted(set().union(*(run.escaping_results for run in runs))))
-    signature = Signature(number, UNIT, place.name, (*links.outside, *links.settings), {}, links.results)
+    signature = Signature(number, UNIT, name, (*links.outside, *links.settings), {}, links.results)
     median_ns, raw_ns = _median_ns(runs), sum(run.raw_ns for run in runs)
     context = _most_frequent(chain.from_iterable(run.contexts for run in runs))
     return Case(
@@ -107,7 +122,22 @@ def _case(
         operator=UnitOperator(links, extensions),
         captured_spread=_spread(runs),
         perturbed=sum(run.perturbed for run in runs),
+        call_sites=call_sites,
     )
+
+
+def _call_sites(runs: Sequence[Run], scopes: Mapping[int, Scope], unit: str) -> list[CallSite]:
+    """Return the modules that runs of a unit are in; the line of a function is that of its first call."""
+    sites: dict[tuple[str, str, str], list[float]] = {}
+    for run in runs:
+        scope = scopes[run.scope]
+        if unit == MODULE:
+            module, line = run.place.name if scope.module_type else "", ""
+        else:
+            module, line = scope.module, f"{scope.file}:{scope.line} {scope.function}" if scope.file else ""
+        sites.setdefault((module, run.place.phase, line), []).append(run.raw_ns / 1e3)
+    counted = (CallSite(*where, len(times), sum(times)) for where, times in sites.items())
+    return sorted(counted, key=lambda site: -site.count)
 
 
 def _median_ns(runs: Sequence[Run]) -> float:

@@ -33,7 +33,7 @@ class ComparisonColumns(Columns):
         "how it was run beside that, where not as usual: direction, values, threads, batch, streams, cache",
         default="",
     )
-    module: str = column("the path of the module that most of its calls are in", default="")
+    module: str = column("the path of the module that made its calls; a pattern if several did", default="")
     family: str = column("what kind of work the operator does", default="")
     key: str = column("of the case in any trace", default="")
     count: int | None = column("calls in the program, by the base")

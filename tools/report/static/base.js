@@ -7,7 +7,7 @@ const main = document.getElementById("main");
 const rowCount = data.rows.op ? data.rows.op.length : 0;
 const cell = (name, row) => (data.rows[name] ? data.rows[name][row] : null);
 const allRows = Array.from({ length: rowCount }, (_, row) => row);
-const okRows = allRows.filter((row) => cell("median_us", row) !== null);
+const okRows = allRows.filter((row) => cell("status", row) === "ok" && cell("median_us", row) !== null);
 const modes = [...new Set(data.rows.mode || [])];
 const about = Object.fromEntries(data.columns.map((column) => [column.name, column]));
 
@@ -86,3 +86,7 @@ function remember(name, value) {
 const wayOf = (row) => [cell("mode", row), cell("variant", row)].filter((word) => word).join(", ");
 
 const caseAddress = (row) => `#/case/${encodeURIComponent(cell("key", row) || row)}`;
+
+// a speed-up as the terminal shows it
+const speedUpText = (row) => (cell("speed_up", row) === null || cell("speed_up", row) === undefined ? "-"
+  : `${cell("is_speed_up_doubtful", row) ? "~" : ""}${cell("speed_up", row).toFixed(2)}`);

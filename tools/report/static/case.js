@@ -4,10 +4,10 @@ function caseView(key) {
   if (!rows.length) return [heading("No such case"), make("p", {}, make("a", { href: "#/cases" }, "All cases"))];
   const first = rows[0];
   const parts = [heading(cell("op", first)), make("p", {}, make("code", {}, cell("shapes", first) || "no arguments"))];
-  const shown = ["run", "mode", "variant", "status", "count", "captured_us", "median_us", "p10_us", "p90_us",
-    "ratio", "first_ms", "max_abs", "gflop_per_s", "gb_per_s", "of_limit", "bound", "error"].filter((name) => data.rows[name]
+  const shown = ["run", "mode", "variant", "marked_status", "count", "captured_us", "median_us", "p10_us", "p90_us",
+    "speed_up", "first_ms", "max_abs", "gflop_per_s", "gb_per_s", "of_limit", "bound", "error"].filter((name) => data.rows[name]
     && rows.some((row) => cell(name, row) !== null && cell(name, row) !== ""));
-  parts.push(plainTable(shown.map(titleOf), rows.map((row) => shown.map((name) => cell(name, row))), "Rows of this case"));
+  parts.push(plainTable(shown.map(titleOf), rows.map((row) => shown.map((name) => (name === "speed_up" ? speedUpText(row) : cell(name, row)))), "Rows of this case"));
   const timed = rows.filter((row) => data.times[row]);
   if (timed.length) {
     parts.push(make("h2", {}, "Times of single runs"), chart("Distribution of times by row", timed.map((row) => ({ type: "box",

@@ -15,10 +15,11 @@ function rendered(column) {
     if (use === "sort" || use === "type") return value === null ? (column.isNumber ? -Infinity : "") : value;
     if (use === "filter") return value === null ? "" : String(value);
     if (value === null || value === undefined) return "-";
+    if (column.name === "speed_up") return speedUpText(row);
     const text = escaped(typeof value === "number" ? number(value) : shortened(String(value), 120));
     const address = column.link ? column.link(row) : "";
     if (address) return `<a href="${escaped(address)}">${text}</a>`;
-    if (column.name === "status") return `<span class="${value === "ok" ? "status-ok" : "status-bad"}">${text}</span>`;
+    if (column.name === "status" || column.name === "marked_status") return `<span class="${statusClass(value)}">${text}</span>`;
     return text;
   };
 }
@@ -60,7 +61,11 @@ function rowColumns(names) {
   }));
 }
 
+const statusClass = (status) => (status === "ok" ? "status-ok" : status.startsWith("ok") ? "status-doubtful" : "status-bad");
+
 function titleOf(name) {
+  if (name === "marked_status") return "status";
+  if (name === "speed_up") return "speed-up";
   const unit = about[name] ? about[name].unit : "";
   const words = name.replace(/_(us|ms|bytes)$/, "").replaceAll("_", " ");
   return unit && unit !== "1" ? `${words}, ${unit}` : words;

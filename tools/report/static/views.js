@@ -22,9 +22,13 @@ function usualRows() {
 
 function overview() {
   const statuses = [...new Set(data.rows.status || [])];
+  const marks = [...new Set((data.rows.doubts || []).filter((words) => words).flatMap((words) => words.split(", ")))];
+  const counted = (rows, name, words) => words.map((word) => [rows.filter((row) =>
+    (cell(name, row) || "").split(", ").includes(word)).length, word]).filter(([count]) => count).map((parts) => parts.join(" "));
   const runs = data.runs.map((run) => {
     const rows = allRows.filter((row) => cell("run", row) === run.name);
-    const counts = statuses.map((status) => `${rows.filter((row) => cell("status", row) === status).length} ${status}`);
+    const doubtful = counted(rows, "doubts", marks);
+    const counts = [...counted(rows, "status", statuses), ...(doubtful.length ? [`of these ${doubtful.join(" and ")}`] : [])];
     const facts = Object.fromEntries(run.facts);
     return [run.name, facts.trace, facts["environment, machine"], facts.device, facts.torch, rows.length, counts.join(", "),
       duration(total(rows.filter((row) => cell("mode", row) === modes[0] && !cell("again", row))))];
@@ -38,29 +42,87 @@ function overview() {
   return parts;
 }
 
-const byChoices = { module: "module, then operator", family: "family, then operator", op: "operator, then shapes" };
+// where the calls of a row were made, and the share of its calls there
+function sitesOf(row) {
+  const { names, lists, of_row } = data.sites;
+  return lists[of_row[row]].map(([module, phase, line, share]) => ({ module: names[module], phase: names[phase], line: names[line], share }));
+}
+
+const withTrace = (row, parts) => (cell("trace", row) ? [cell("trace", row), ...parts] : parts);
+const moduleParts = (row, site) => withTrace(row, site.module ? site.module.split(".") : ["(outside)"]);
+const whole = [{ share: 1 }];
+const groupings = {
+  module: { title: "module, then operator", sites: sitesOf, path: (row, site) => [...moduleParts(row, site), cell("op", row)],
+    name: (row, site) => withTrace(row, [site.module || "(outside)"]).join(": ") },
+  phase: { title: "phase, then module", sites: sitesOf, path: (row, site) => [site.phase || "(unknown)", ...moduleParts(row, site)],
+    name: (row, site) => site.phase || "(unknown)" },
+  line: { title: "source line, then operator", sites: sitesOf, path: (row, site) => [...withTrace(row, [site.line || "(unknown)"]), cell("op", row)],
+    name: (row, site) => withTrace(row, [site.line || "(unknown)"]).join(": ") },
+  family: { title: "family, then operator", sites: () => whole, path: (row) => [cell("family", row), cell("op", row)],
+    name: (row) => cell("family", row) },
+  op: { title: "operator, then shapes", sites: () => whole, path: (row) => [cell("op", row), cell("shapes", row) || "-"],
+    name: (row) => cell("op", row) },
+};
+
+// the first row of each case of the first run and mode, whether it was timed or not
+function capturedRows() {
+  const first = data.runs.length ? data.runs[0].name : "";
+  const cases = new Map();
+  for (const row of allRows) {
+    const id = JSON.stringify([cell("trace", row), cell("case", row), cell("key", row)]);
+    if (cell("run", row) === first && cell("mode", row) === modes[0] && !cases.has(id)) cases.set(id, row);
+  }
+  return [...cases.values()];
+}
+
+// rows added up by the groups that their calls are in, those with most time first
+function addedUp(grouping) {
+  const groups = new Map();
+  const add = (rows, us, name) => {
+    for (const row of rows) {
+      const own = new Set();
+      for (const site of grouping.sites(row)) {
+        const key = grouping.name(row, site);
+        if (!groups.has(key)) groups.set(key, { cases: 0, calls: 0, captured: 0, replayed: 0 });
+        const group = groups.get(key);
+        group[name] += site.share * us(row);
+        if (name === "captured") {
+          group.calls += site.share * (cell("count", row) || 0);
+          group.cases += own.has(key) ? 0 : 1;
+          own.add(key);
+        }
+      }
+    }
+  };
+  add(capturedRows(), (row) => (cell("captured_us", row) || 0) * (cell("count", row) || 0), "captured");
+  add(usualRows(), (row) => cell("total_us", row) || 0, "replayed");
+  return [...groups.entries()].sort(([, one], [, other]) => other.replayed - one.replayed || other.captured - one.captured);
+}
+
+const MOST_GROUPS = 50;
 
 function timeViews() {
   const place = make("div");
-  const by = address().query.get("by") || (data.rows.module ? "module" : "family");
+  const by = address().query.get("by") || (data.sites.names.length > 2 ? "module" : "family");
   const draw = (name) => {
     remember("by", name);
-    const rows = usualRows();
-    const path = {
-      module: (row) => [...(cell("module", row) || "(outside)").split("."), cell("op", row)],
-      family: (row) => [cell("family", row), cell("op", row)],
-      op: (row) => [cell("op", row), cell("shapes", row) || "-"],
-    }[name];
-    const groups = grouped(rows, name).slice(0, 15).map(([key, members]) => [key, members.length, duration(total(members)),
-      total(rows) ? `${((100 * total(members)) / total(rows)).toFixed(1)}%` : "-"]);
+    const grouping = groupings[name];
+    const groups = addedUp(grouping);
+    const sum = (what) => groups.reduce((before, [, group]) => before + group[what], 0);
+    const [captured, replayed] = [sum("captured"), sum("replayed")];
+    const shares = [[captured, "captured"], [replayed, "replayed"]].filter(([all]) => all > 0);
+    const rows = groups.slice(0, MOST_GROUPS).map(([key, group]) => [key, group.cases, Math.round(group.calls),
+      ...shares.flatMap(([all, what]) => [duration(group[what]), `${((100 * group[what]) / all).toFixed(1)}%`])]);
     place.replaceChildren(
-      tree("treemap", `Treemap of time by ${byChoices[name]}`, rows.map((row) => [path(row), cell("total_us", row) || 0])),
-      plainTable([name, "cases", "time of all calls", "share"], groups, `Time by ${name}`));
+      tree("treemap", `Treemap of time by ${grouping.title}`, usualRows().flatMap((row) => grouping.sites(row).map((site) =>
+        [grouping.path(row, site), site.share * (cell("total_us", row) || 0)]))),
+      plainTable([name, "cases", "calls", ...shares.flatMap(([, what]) => [what, "share"])], rows, `Time by ${name}`));
+    if (groups.length > MOST_GROUPS) place.append(make("p", {}, `and ${number(groups.length - MOST_GROUPS)} more`));
   };
-  draw(by in byChoices ? by : "family");
+  draw(by in groupings ? by : "family");
   return [make("h2", {}, "Where the time goes"),
-    make("p", { class: "hint" }, "All calls of a case count with its replayed median. Click a tile to go into it."),
-    make("div", { class: "controls" }, choice("By", Object.entries(byChoices), by, draw)), place];
+    make("p", { class: "hint" }, "Each call counts with its case's median time. The picture shows replayed time. Click a tile to go into it."),
+    make("div", { class: "controls" }, choice("By", Object.entries(groupings).map(([name, { title }]) => [name, title]), by, draw)), place];
 }
 
 function stackView(trace) {
@@ -73,11 +135,11 @@ function stackView(trace) {
       [`${line[0]}:${line[1]}`, line[2], line[4], duration(line[3]), `${((100 * line[3]) / sum).toFixed(1)}%`]), "Lines")];
 }
 
-const caseColumns = ["op", "shapes", "run", "mode", "variant", "status", "module", "family", "count", "share", "captured_us", "median_us",
-  "p10_us", "p90_us", "ratio", "total_us", "gflop_per_s", "gb_per_s", "of_limit", "note"];
+const caseColumns = ["op", "shapes", "run", "mode", "variant", "marked_status", "module", "family", "count", "share", "captured_us", "median_us",
+  "p10_us", "p90_us", "speed_up", "total_us", "gflop_per_s", "gb_per_s", "of_limit", "note"];
 
 function cases() {
-  const varied = caseColumns.filter((name) => data.rows[name] && (["op", "status", "median_us"].includes(name)
+  const varied = caseColumns.filter((name) => data.rows[name] && (["op", "marked_status", "median_us"].includes(name)
     || new Set(data.rows[name]).size > 1));
   const columns = rowColumns(varied);
   return [heading("Cases"), make("p", { class: "hint" }, "A row is a case under a mode; its operator leads to its own page."),
@@ -86,25 +148,24 @@ function cases() {
 
 function modeView() {
   const reference = modes[0];
-  const others = modes.slice(1);
-  const rows = others.map((mode) => {
-    const own = allRows.filter((row) => cell("mode", row) === mode);
-    const ok = own.filter((row) => cell("status", row) === "ok");
-    const ratios = ok.map((row) => cell("ratio", row)).filter((ratio) => ratio).sort((a, b) => a - b);
-    const won = ok.map((row) => cell("break_even", row)).filter((calls) => calls).sort((a, b) => a - b);
-    const middle = (values) => (values.length ? values[values.length >> 1] : null);
-    return [mode, own.length, ok.length, own.filter((row) => cell("status", row) === "wrong").length,
-      ratios.length ? 1 / middle(ratios) : null, ratios.filter((ratio) => ratio < 0.95).length,
-      ratios.filter((ratio) => ratio > 1.05).length, middle(won)];
+  const middle = (values) => (values.length ? values[values.length >> 1] : null);
+  const rows = data.modes.map(({ run, mode, statuses, speed_up: found }) => {
+    const own = allRows.filter((row) => cell("run", row) === run && cell("mode", row) === mode);
+    const won = own.map((row) => cell("break_even", row)).filter((calls) => calls).sort((a, b) => a - b);
+    const figures = ["mean", "low", "high", "weighted"].map((name) => (found ? found[name].toFixed(2) : "-"));
+    const counts = ["faster", "slower"].map((name) => (found ? found[name] : 0));
+    return [...(several ? [run] : []), mode, own.length, statuses.ok || 0, statuses.wrong || 0, ...figures, ...counts, middle(won)];
   });
-  const boxes = others.map((mode) => ({ type: "box", name: escaped(mode), boxpoints: false, y: okRows.filter((row) =>
-    cell("mode", row) === mode && cell("ratio", row)).map((row) => 1 / cell("ratio", row)) }));
+  const boxes = modes.slice(1).map((mode) => ({ type: "box", name: escaped(mode), boxpoints: false,
+    y: okRows.filter((row) => cell("mode", row) === mode && cell("speed_up", row)).map((row) => cell("speed_up", row)) }));
   return [heading("Modes"),
-    plainTable(["mode", "cases", "ok", "wrong", `median speed-up over ${reference}`, "faster by 5%", "slower by 5%",
-      "median calls to win back compiling"], rows, "Modes"),
+    make("p", { class: "hint" }, `Speed-up: the median under ${reference} divided by that under the mode, as geometric mean over the cases. `
+      + "Faster, slower: cases in which nine of ten paired runs are."),
+    plainTable([...(several ? ["run"] : []), "mode", "cases", "ok", "wrong", `speed-up over ${reference}`, "p10", "p90", "by calls",
+      "faster", "slower", "median calls to win back compiling"], rows, "Modes"),
     chart(`Speed-up of each mode over ${reference}`, boxes, { yaxis: { type: "log", title: { text: "speed-up" } } }),
     make("h2", {}, "Case by case"),
-    bigTable(rowColumns(["op", "shapes", "run", "mode", "status", "median_us", "ratio", "first_ms", "break_even", "max_abs",
+    bigTable(rowColumns(["op", "shapes", "run", "mode", "marked_status", "median_us", "speed_up", "first_ms", "break_even", "max_abs",
       "max_rel", "error"]), allRows.filter((row) => cell("mode", row) !== reference), "Cases under each mode")];
 }
 

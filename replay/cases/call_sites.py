@@ -1,0 +1,160 @@
+"""Where the calls of a case were made: in which modules, phases and source lines."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import pandas as pd
+
+from opgrip.traces.weighted import COUNT
+
+MOST_SITES = 2048
+"""Call sites that a case keeps; of more, those with the fewest calls are added up by module and phase."""
+OTHERS = "(others)"
+"""Module or line of the call sites beyond `MOST_SITES`."""
+PHASES = ("forward", "backward", "optimizer")
+COLUMNS = ["module", "phase", "file", "line", "function"]
+
+Where = tuple[str, str, str]
+"""Module, phase and line."""
+Amount = tuple[int, float]
+"""Number of calls, and the sum of their times in us."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """Calls of one case that one source line made in one module and phase.
+
+    Attributes
+    ----------
+    module : path of the module; empty outside all modules
+    line : `file:line function`; empty if unknown
+    count : number of calls
+    captured_us : sum of their times in the program
+    """
+
+    module: str
+    phase: str
+    line: str
+    count: int
+    captured_us: float
+
+
+def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, tuple[CallSite, ...]]:
+    """Return the call sites of each group of calls, most calls first.
+
+    Parameters
+    ----------
+    calls : rows of `Trace.calls` or `Trace.distinct_calls`, with `count`
+    groups : group number of each row
+    """
+    amounts = pd.DataFrame({"group": groups, "scope": calls["scope"], COUNT: calls[COUNT]})
+    amounts["us"] = calls["raw_ns"] * calls[COUNT] / 1e3
+    sums = amounts.groupby(["group", "scope"], sort=False)[[COUNT, "us"]].sum()
+    scopes = calls.drop_duplicates("scope").set_index("scope")[COLUMNS].astype(object)
+    where_of = {
+        scope: (_text(module), _text(phase), f"{file}:{line} {function}" if _text(file) else "")
+        for scope, module, phase, file, line, function in scopes.itertuples(name=None)
+    }
+    totals: dict[int, dict[Where, Amount]] = defaultdict(dict)
+    for (group, scope), count, time_us in sums.itertuples(name=None):
+        _add(totals[int(group)], where_of[scope], (int(count), float(time_us)))
+    return {group: _sorted_sites(_capped(sites)) for group, sites in totals.items()}
+
+
+def _text(cell: object) -> str:
+    return cell if isinstance(cell, str) else ""
+
+
+def _add(totals: dict[Where, Amount], key: Where, one: Amount) -> None:
+    count, time_us = totals.get(key, (0, 0.0))
+    totals[key] = count + one[0], time_us + one[1]
+
+
+def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
+    """Return at most `MOST_SITES` sites and one per phase, with the same sums: modules matter more than lines."""
+    if len(totals) <= MOST_SITES:
+        return totals
+    modules = {(module, phase) for module, phase, _ in totals}
+    by_module = _fold(totals, MOST_SITES - len(modules), lambda module, phase: (module, phase, OTHERS))
+    if len(by_module) <= MOST_SITES:
+        return by_module
+    return _fold(by_module, MOST_SITES, lambda module, phase: (OTHERS, phase, OTHERS))
+
+
+def _fold(totals: Mapping[Where, Amount], kept: int, where: Callable[[str, str], Where]) -> dict[Where, Amount]:
+    """Add up all but the sites with the most calls."""
+    ordered = sorted(totals.items(), key=lambda item: -item[1][0])
+    folded = dict(ordered[: max(kept, 0)])
+    for (module, phase, _), amount in ordered[max(kept, 0) :]:
+        _add(folded, where(module, phase), amount)
+    return folded
+
+
+def _sorted_sites(totals: Mapping[Where, Amount]) -> tuple[CallSite, ...]:
+    sites = (CallSite(*key, count, round(time_us, 3)) for key, (count, time_us) in totals.items())
+    return tuple(sorted(sites, key=_order))
+
+
+def _order(site: CallSite) -> tuple[int, str, str, str]:
+    return -site.count, site.phase, site.line, site.module
+
+
+def to_text(sites: Iterable[CallSite]) -> str:
+    """Return call sites as compact JSON: phase, line and module, with the number of calls and their time in us."""
+    tree: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
+    for site in sites:
+        tree.setdefault(site.phase, {}).setdefault(site.line, {})[site.module] = site.count, site.captured_us
+    return json.dumps(tree, separators=(",", ":")) if tree else ""
+
+
+def from_text(text: str) -> tuple[CallSite, ...]:
+    """Return the call sites in a text of `to_text`, most calls first.
+
+    Raises
+    ------
+    ValueError : for another text
+    """
+    try:
+        sites = [
+            CallSite(str(module), str(phase), str(line), int(count), float(time_us))
+            for phase, lines in (json.loads(text) if text else {}).items()
+            for line, modules in lines.items()
+            for module, (count, time_us) in modules.items()
+        ]
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError("these are no call sites") from error
+    if not all(site.count > 0 and isfinite(site.captured_us) for site in sites):
+        raise ValueError("a call site has no calls, or a time that is no number")
+    return tuple(sorted(sites, key=_order))
+
+
+def module_of(sites: Sequence[CallSite]) -> str:
+    """Return the module of all sites; if there are several, a pattern that matches them: `layers.*.linear1`."""
+    paths = list(dict.fromkeys(site.module for site in sites))
+    if len(paths) < 2:
+        return paths[0] if paths else ""
+    parts = [path.split(".") for path in paths]
+    before = _common(parts)
+    after = _common([path[len(before) :][::-1] for path in parts])[::-1]
+    return ".".join([*before, "*", *after])
+
+
+def _common(parts: Iterable[Sequence[str]]) -> list[str]:
+    """Return the parts with which all paths begin."""
+    common = []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return common
+
+
+def phase_of(sites: Sequence[CallSite]) -> str:
+    """Return the phase of all sites; if there are several, all of them: `forward, backward`."""
+    phases = {site.phase for site in sites}
+    return ", ".join([*(phase for phase in PHASES if phase in phases), *sorted(phases - {*PHASES})])

@@ -1,0 +1,229 @@
+"""Times by module, phase and line: calls of one signature count to every module that made some of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from math import fsum
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from made_runs import HEADER, made_row, made_run
+from pages import in_browser, opened
+from settings import settings_of
+from torch import nn
+
+from opgrip import Capture, load
+from opgrip.replay import Results, compare, load_results, replay
+from opgrip.replay.cases.call_sites import (
+    MOST_SITES,
+    OTHERS,
+    PHASES,
+    CallSite,
+    count_call_sites,
+    from_text,
+    module_of,
+    to_text,
+)
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.measuring.groups import shares_by
+from opgrip.replay.measuring.preparation import expected_rows
+from opgrip.replay.outcome import read_run
+from opgrip.tools.report import make_page
+from opgrip.tools.report.runs import describe_runs
+from opgrip.tools.report.trace_views import describe_trace
+from opgrip.traces import Trace
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.fc(x)) + x
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+
+@pytest.fixture(scope="module", params=["encoder", "blocks"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trace of a training step of four encoder layers, or of three identical blocks."""
+    torch.manual_seed(0)
+    model = encoder() if request.param == "encoder" else nn.Sequential(Block(), Block(), Block())
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(4, 6, 16)
+    path = tmp_path_factory.mktemp("trained") / f"{request.param}.jsonl"
+    model(x).sum().backward()
+    with Capture(path, model=model):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    return path
+
+
+def results_of(trace: Trace) -> Results:
+    """Return results in which each case takes as long as in the program."""
+    rows = expected_rows(make_cases(trace, Selection()), settings_of())
+    return Results([replace(row, median_us=row.captured_us, p10_us=0.0, p90_us=0.0) for row in rows], HEADER)
+
+
+def page_shares(results: Results, place: int, cell: str) -> dict[str, float]:
+    """Return the shares of time of groups in the data of a page; `place` is 0 for modules, 1 for phases."""
+    told = describe_runs({"run": results})
+    sites, rows = told["sites"], told["rows"]
+    times: dict[str, float] = defaultdict(float)
+    for row, number in enumerate(sites["of_row"]):
+        for site in sites["lists"][number]:
+            calls = 1 if cell == "total_us" else rows["count"][row]
+            times[sites["names"][site[place]]] += site[3] * calls * rows[cell][row]
+    return {name: time / fsum(times.values()) for name, time in times.items()}
+
+
+def summed(trace: Trace, column: str) -> dict[str, float]:
+    """Return the shares of time as `opgrip trace info` shows them."""
+    table = trace.summary(column)
+    return dict(zip(table[column].fillna("").astype(str), table["share"], strict=True))
+
+
+@pytest.mark.parametrize("column", ["module", "phase"])
+def test_every_module_and_phase_has_the_share_that_the_trace_has(trained: Path, column: str) -> None:
+    trace = load(trained)
+    results, expected = results_of(trace), summed(trace, column)
+    assert results.by_call_site.groupby(column)["share"].sum().to_dict() == pytest.approx(expected, abs=1e-9)
+    assert page_shares(results, ["module", "phase"].index(column), "captured_us") == pytest.approx(expected, abs=1e-4)
+    assert page_shares(results, ["module", "phase"].index(column), "total_us") == pytest.approx(expected, abs=1e-4)
+    groups: dict[str, float] = defaultdict(float)
+    for row in results:
+        for name, share in shares_by(row, column).items():
+            groups[name.replace("(outside)", "")] += share * row.share
+    assert groups == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_replay_of_identical_blocks_shares_its_time_among_them(trained: Path, tmp_path: Path) -> None:
+    results = replay(trained, op=["aten.addmm*", "aten.mm*", "aten.relu*"], iterations=1, warmup=0, cache="warm")
+    results.save(tmp_path / "r.json")
+    times = read_run(tmp_path / "r.json").by_call_site.groupby(["module", "phase"])["total_us"].sum()
+    blocks = sorted({name.split(".fc")[0] for name in times.index.get_level_values("module") if name.endswith(".fc")})
+    if blocks:
+        # the first one's input needs no gradient, so that its calls have other signatures
+        _, *forward = (times[f"{block}.fc", "forward"] for block in blocks)
+        assert forward == pytest.approx([forward[0]] * 2)
+    else:
+        forward = [times[f"layers.{number}.linear1", "forward"] for number in range(4)]
+        assert forward == pytest.approx([forward[0]] * 4)
+    assert times.sum() == pytest.approx(sum(row.median_us * row.count for row in results if row.median_us))
+
+
+def test_the_plain_frame_names_no_module_for_the_calls_of_several(trained: Path) -> None:
+    results = results_of(load(trained))
+    for row in results:
+        modules = {site.module for site in row.sites}
+        assert row.module in modules if len(modules) == 1 else row.module.endswith("*") or "*." in row.module
+        assert row.phase.split(", ") == [phase for phase in PHASES if phase in {site.phase for site in row.sites}]
+    assert any("*" in row.module for row in results)
+    # as many calls, and all of their time
+    split = results.by_call_site
+    assert split["count"].sum() == results.frame["count"].sum()
+    assert split["captured_total_us"].sum() == pytest.approx(results.frame["captured_total_us"].sum(), rel=1e-6)
+    assert split["line"].str.contains("test_call_sites").any()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_files_keep_call_sites(trained: Path, tmp_path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    results = results_of(load(trained))
+    results.save(tmp_path / f"r{suffix}")
+    assert [row.sites for row in read_run(tmp_path / f"r{suffix}")] == [row.sites for row in results]
+
+
+def test_a_comparison_by_module_splits_the_calls_of_a_case() -> None:
+    sites = to_text([CallSite("a", "forward", "", 6, 1.0), CallSite("b", "forward", "", 2, 1.0)])
+    slower = made_run(2, cases=4, slower=2.0, longer_than_us=0.0, call_sites=sites)
+    totals = compare(made_run(1, cases=4, call_sites=sites), slower).totals("module")
+    assert [(total.name, total.cases) for total in totals] == [("a", 4), ("b", 4)]
+    assert totals[0].base_us == pytest.approx(3 * totals[1].base_us)
+    assert totals[0].new_us / totals[0].base_us == pytest.approx(totals[1].new_us / totals[1].base_us)
+
+
+def test_rows_of_an_older_file_count_to_their_one_module(tmp_path: Path) -> None:
+    Results([made_row(0, [5.0], module="net.fc", phase="forward")], HEADER).save(tmp_path / "r.json")
+    (row,) = read_run(tmp_path / "r.json")
+    assert shares_by(row, "module") == {"net.fc": 1.0}
+    assert shares_by(replace(row, trace="a.jsonl"), "module") == {"a.jsonl: net.fc": 1.0}
+    assert "call_sites" in load_results(tmp_path / "r.json")
+
+
+def test_many_call_sites_are_capped_and_keep_their_sums() -> None:
+    def table(modules: int, lines: int) -> pd.DataFrame:
+        rows = [(f"m.{module}", line) for module in range(modules) for line in range(lines)]
+        where = {
+            "phase": "forward",
+            "file": "net.py",
+            "function": "forward",
+            "count": 2,
+            "raw_ns": 1000,
+            "signature": 0,
+        }
+        table = pd.DataFrame(rows, columns=["module", "line"]).assign(**where)
+        return table.assign(scope=range(len(table)))
+
+    for modules, lines in ((300, 10), (MOST_SITES + 50, 1)):
+        calls = table(modules, lines)
+        (sites,) = count_call_sites(calls, calls["signature"]).values()
+        assert len(sites) <= MOST_SITES + 1
+        assert sum(site.count for site in sites) == 2 * modules * lines
+        assert fsum(site.captured_us for site in sites) == pytest.approx(2.0 * modules * lines)
+        by_module: dict[str, int] = defaultdict(int)
+        for site in sites:
+            by_module[site.module] += site.count
+        if modules < MOST_SITES:
+            assert set(by_module.values()) == {2 * lines}
+        else:
+            assert by_module[OTHERS] == 100
+        assert from_text(to_text(sites)) == sites
+
+
+def test_modules_have_a_pattern_in_common() -> None:
+    def named(*modules: str) -> str:
+        return module_of([CallSite(module, "forward", "", 1, 0.0) for module in modules])
+
+    assert named("a.b") == "a.b"
+    assert named() == named("", "") == ""
+    assert named("layers.0.fc", "layers.1.fc") == "layers.*.fc"
+    assert named("layers.0", "layers.0.fc") == "layers.0.*"
+    assert named("", "a") == named("a", "b") == "*"
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"forward":{"":{"a":[0,1]}}}', '{"forward":{"":{"a":[1,NaN]}}}', "{"])
+def test_a_text_that_holds_no_call_sites_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="call site"):
+        from_text(text)
+
+
+def test_the_page_of_a_case_lists_its_places_with_their_phases(trained: Path) -> None:
+    cases = describe_trace("net", load(trained))["cases"].values()
+    texts = [text for case in cases for text, _ in case["places"]]
+    assert any("in layers.0.linear1, backward" in text or "in 0.fc, backward" in text for text in texts)
+    assert all(len({text for text, _ in case["places"]}) == len(case["places"]) for case in cases)
+
+
+@in_browser
+def test_the_first_table_of_a_page_shows_what_the_trace_shows(trained: Path, tmp_path: Path) -> None:
+    trace = load(trained)
+    path = tmp_path / "page.html"
+    path.write_text(make_page({"run": results_of(trace)}, {"net": trace}, "made"), encoding="utf-8")
+    with opened(path, "/overview?by=module") as page:
+        rows = page.locator("table:has(caption:has-text('Time by module')) tbody tr").all()
+        shown = {cells[0]: cells[4] for cells in (row.locator("td").all_inner_texts() for row in rows)}
+        expected = {name or "(outside)": f"{100 * share:.1f}%" for name, share in summed(trace, "module").items()}
+        assert shown == {name: expected[name] for name in shown}
+        assert len(shown) == min(len(expected), 50)
+        page.wait_for_selector("g.slice path.surface")

@@ -1,0 +1,173 @@
+"""A speed-up is one number everywhere: the quotient of the medians that stand beside it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import HEADER, made_row
+
+from opgrip.replay import Results, replay
+from opgrip.replay.analyses.modes import print_modes, summarize_modes
+from opgrip.replay.analyses.speed_ups import speed_up_of
+from opgrip.replay.measuring.ratios import with_ratios, with_ratios_by_case
+from opgrip.replay.measuring.results import CONTENDED, Result
+from opgrip.replay.outcome import read_run
+from opgrip.replay.plots import Request, plots
+from opgrip.replay.repeating import repeat
+from opgrip.replay.reports.markdown import literal
+from opgrip.replay.reports.table import print_results, write_markdown
+from opgrip.replay.store.merging import merge_runs
+from opgrip.tools.report.runs import describe_runs
+
+
+def case_of(number: int, eager: Sequence[float], jit: Sequence[float], **cells: Any) -> list[Result]:
+    """Return a case's rows under two modes, with percentiles of paired runs."""
+    paired = dict(zip(("ratio_p10", "ratio_p50", "ratio_p90"), (1.9, 2.0, 2.1), strict=True))
+    rows = [made_row(number, eager), made_row(number, jit, mode="jit", **(paired | cells))]
+    return with_ratios(rows, "eager")
+
+
+def text_of(rows: Sequence[Result]) -> str:
+    file = io.StringIO()
+    print_results(rows, file)
+    return file.getvalue()
+
+
+def test_every_place_shows_the_quotient_of_the_medians(tmp_path: Path) -> None:
+    rows = [*case_of(0, [10.0] * 3, [20.0] * 3), *case_of(1, [10.0] * 3, [40.0] * 3, ratio_p50=2.0)]
+    results = Results(rows, HEADER)
+    assert [row.speed_up for row in rows] == [None, 0.5, None, 0.25]
+    assert results.frame["speed_up"].tolist()[1::2] == [0.5, 0.25]
+    # paired runs of the second say another thing
+    assert [row.is_speed_up_doubtful for row in rows] == [False, False, False, True]
+    table = text_of(rows)
+    assert " 0.50 " in table
+    assert "~0.25" in table
+    assert "speed-up: replayed us of the row it is compared with, divided by replayed us; ~" in table
+    markdown = io.StringIO()
+    write_markdown(rows, HEADER, markdown)
+    assert literal("~0.25") in markdown.getvalue()
+    (summary,) = summarize_modes(rows, "eager")
+    assert summary.speed_up is not None
+    mean = summary.speed_up.mean
+    assert mean == pytest.approx(0.125**0.5)
+    lines = io.StringIO()
+    print_modes(rows, "eager", lines)
+    assert f"{mean:.2f}" in lines.getvalue()
+    told = describe_runs({"run": results})
+    assert told["rows"]["speed_up"][1::2] == [0.5, 0.25]
+    assert told["rows"]["is_speed_up_doubtful"] == [None, None, None, True]
+    (mode,) = told["modes"]
+    assert mode["speed_up"]["mean"] == pytest.approx(mean, rel=1e-5)
+    assert (mode["speed_up"]["faster"], mode["speed_up"]["slower"]) == (
+        summary.speed_up.faster,
+        summary.speed_up.slower,
+    )
+    results.save(tmp_path / "r.csv")
+    assert [row.speed_up for row in read_run(tmp_path / "r.csv")] == [None, 0.5, None, 0.25]
+
+
+def test_a_plot_draws_the_mean_that_the_terminal_prints(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = Results([*case_of(0, [10.0], [20.0]), *case_of(1, [1000.0], [4000.0])], HEADER)
+    plot = plots.get("modes")
+    assert plot is not None
+    figure = plot.draw(Request({"run": results}, "title", by="family"))
+    found = speed_up_of(results.rows)
+    assert found is not None
+    drawn = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    assert [float(point[0]) for point in drawn] == [pytest.approx(found.mean)]
+
+
+def test_faster_and_slower_need_the_medians_and_nine_of_ten_pairs() -> None:
+    rows = [
+        *case_of(0, [20.0], [10.0], ratio_p10=0.4, ratio_p50=0.5, ratio_p90=0.6),
+        *case_of(1, [20.0], [10.0], ratio_p10=0.4, ratio_p50=0.5, ratio_p90=1.6),
+        *case_of(2, [20.0], [10.0], ratio_p10=1.4, ratio_p50=1.5, ratio_p90=1.6),
+        *case_of(3, [10.0], [20.0]),
+    ]
+    found = speed_up_of(rows)
+    assert found is not None
+    assert (found.cases, found.faster, found.slower) == (4, 1, 1)
+
+
+def test_repeats_and_merged_files_have_the_quotient_of_their_own_medians() -> None:
+    first, second = case_of(0, [10.0] * 3, [20.0] * 3), case_of(0, [30.0] * 5, [30.0] * 5)
+    (_, joined) = repeat({0: first}, lambda numbers, which: {0: second}, 2, None)[0]
+    (base, merged) = merge_runs([Results(first, HEADER), Results(second, HEADER)]).rows
+    assert base.median_us is not None
+    assert merged.median_us is not None
+    assert merged.ratio == joined.ratio == merged.median_us / base.median_us
+
+
+def test_a_row_that_other_processes_contended_has_no_speed_up() -> None:
+    eager, jit = case_of(0, [10.0], [20.0])
+    for rows in ([replace(eager, status=CONTENDED), jit], [eager, replace(jit, status=CONTENDED)]):
+        assert with_ratios(rows, "eager")[1].speed_up is None
+
+
+def test_ratios_of_paired_runs_in_older_files_are_replaced() -> None:
+    old = [made_row(0, [10.0]), made_row(0, [20.0], mode="jit", ratio=1.1, ratio_p10=1.0, ratio_p90=1.2)]
+    assert [row.ratio for row in with_ratios_by_case(old, "eager")] == [None, 2.0]
+    # a ratio over a row of another case is kept
+    other = replace(made_row(0, [20.0]), ratio=4.0)
+    assert with_ratios_by_case([other], "eager") == [other]
+
+
+def test_each_row_of_a_replay_is_compared_with_the_row_that_the_docs_name(tiny_trace: Path) -> None:
+    results = replay(
+        tiny_trace,
+        op=["aten.addmm*"],
+        top=1,
+        iterations=3,
+        warmup=0,
+        threads=[1, 2],
+        cache=["warm", "cold"],
+        mode="jit",
+    )
+    rows = {(row.mode, row.threads, row.cache): row for row in results if row.status == "ok"}
+    expected = {
+        ("eager", 1, "warm"): None,
+        ("eager", 2, "warm"): ("eager", 1, "warm"),
+        ("eager", 2, "cold"): ("eager", 1, "cold"),
+        ("eager", 1, "cold"): ("eager", 1, "warm"),
+        ("jit", 2, "cold"): ("eager", 2, "cold"),
+    }
+    for way, base in expected.items():
+        ratio = None if base is None else rows[way].median_us / rows[base].median_us
+        assert rows[way].ratio == ratio
+        assert (rows[way].ratio_p50 is None) == (base is None)
+
+
+@pytest.mark.parametrize("column", ["noisy", "slowed", "faithful"])
+def test_marks_of_a_status_are_in_every_report(column: str, tmp_path: Path) -> None:
+    word, cell = {"noisy": ("noisy", True), "slowed": ("slowed", 0.9), "faithful": ("unfaithful", False)}[column]
+    row = made_row(0, [10.0], **{column: cell})
+    results = Results([row, made_row(1, [10.0])], HEADER)
+    assert (row.status, row.doubts, row.marked_status) == ("ok", word, f"ok, {word}")
+    assert f"ok, {word}" in text_of(results.rows)
+    assert f"ok, {word}" in results._repr_html_()
+    assert describe_runs({"run": results})["rows"]["marked_status"] == [f"ok, {word}", "ok"]
+    assert results.frame["doubts"].tolist() == [word, ""]
+    for suffix in (".md", ".tex"):
+        results.save(tmp_path / f"r{suffix}")
+        assert f"ok, {word}" in (tmp_path / f"r{suffix}").read_text(encoding="utf-8")
+    results.save(tmp_path / "r.csv")
+    assert word in (tmp_path / "r.csv").read_text(encoding="utf-8")
+    assert [item.marked_status for item in read_run(tmp_path / "r.csv")] == [f"ok, {word}", "ok"]
+    # and none for what has no time
+    assert replace(row, status="failed").marked_status == "failed"
+
+
+def test_an_excel_sheet_has_the_marked_status(tmp_path: Path) -> None:
+    pytest.importorskip("xlsxwriter")
+    from zipfile import ZipFile
+
+    Results([made_row(0, [10.0], noisy=True)], HEADER).save(tmp_path / "r.xlsx")
+    with ZipFile(tmp_path / "r.xlsx") as file:
+        assert "ok, noisy" in file.read("xl/sharedStrings.xml").decode()
