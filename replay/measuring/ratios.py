@@ -25,6 +25,8 @@ def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None
         other
         for other, item in enumerate(rows)
         if (item.mode, item.direction, item.batch_scale, item.streams) == (reference, row.direction, row.batch_scale, 1)
+        # rows that were not timed have no method
+        and item.method in (None, row.method)
     ]
     if not alike or row.streams != 1:
         return None
@@ -72,7 +74,7 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
     rows = list(rows)
     places: dict[tuple[object, ...], list[int]] = {}
     for place, row in enumerate(rows):
-        run = row.case_of_trace, row.key, row.device, row.dtype, row.method
+        run = row.case_of_trace, row.key, row.device, row.dtype
         places.setdefault(run, []).append(place)
     for of_case in places.values():
         for place, row in zip(of_case, with_ratios([rows[place] for place in of_case], reference), strict=True):
