@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
+import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -60,7 +62,7 @@ from opgrip.traces.weighted import COUNT
 from opgrip.traces.words import counted
 
 
-def replay(trace: str | Path | Sequence[str | Path] | None = None, **options: Any) -> Results:
+def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:
     """Replay the calls of a trace, or samples, as `opreplay` does.
 
     ::
@@ -74,9 +76,10 @@ def replay(trace: str | Path | Sequence[str | Path] | None = None, **options: An
     Parameters
     ----------
     trace : a file that `Capture` or `opcapture` wrote; several of them, a folder of them, `zoo` or `zoo:PATTERN`,
-        which are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; None where `operator`
-        names what to replay
-    options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list
+        which are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; what a configuration file
+        of PARAM holds, as a dictionary; None where `operator` names what to replay
+    options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list;
+        `inputs` as a dictionary, or a list of these
 
     Raises
     ------
@@ -84,6 +87,12 @@ def replay(trace: str | Path | Sequence[str | Path] | None = None, **options: An
     UserError : for values that an option does not take, options that do not go together, and files that cannot be
         read or written
     """
+    if isinstance(trace, Mapping):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "configuration.json")
+            path.write_text(json.dumps(trace), encoding="utf-8")
+            results = replay(path, **options)
+            return replace(results, header={**results.header, "trace": path.name})
     with in_words_of_python():
         args = arguments_of(make_parser(), words_of(trace), options, excluded=("strict", "list"))
         results = replay_arguments(args)

@@ -52,6 +52,8 @@ def in_words_of_python() -> Iterator[None]:
 
 
 def _with_keywords(text: str) -> str:
+    # what a shell needs quotes for
+    text = re.sub(r"(--[a-z][a-z-]*) '(\{.*?\})'", r"\1\2", text)
     return re.sub(r"--([a-z][a-z-]*)", lambda flag: _keyword(flag[1].replace("-", "_")), text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,19 @@ def _text(value: Any) -> str:
 
     from opgrip.traces.names import plain_name
 
+    if isinstance(value, Mapping):
+        return json.dumps(value, default=_named)
     return plain_name(value) if isinstance(value, torch.dtype) else str(value)
+
+
+def _named(value: Any) -> str:
+    """Return the name of a dtype, device or layout among arguments, as JSON has it."""
+    import torch
+
+    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
+        return _text(value).removeprefix("torch.")
+    hint = "give the tensor's shape as a tuple, or call benchmark() with it" if isinstance(value, torch.Tensor) else ""
+    raise UserError(f"an argument cannot be a {type(value).__name__}", hint)
 
 
 def _parse(option: argparse.Action, text: str) -> Any:

@@ -61,6 +61,22 @@ def test_keywords_are_the_options_of_the_command(keywords: dict[str, Any], words
     assert arguments_of(make_parser(), ["t.jsonl"], keywords) == make_parser().parse_args(["t.jsonl", *words])
 
 
+def test_inputs_and_configurations_are_dictionaries_of_python() -> None:
+    inputs = [{"self": (8, 4), "other": [8, 1]}, {"self": (2,), "other": 1.5}]
+    rows = replay(operator=["aten.add", torch.ops.aten.sub], inputs=inputs, **FAST)
+    assert [(row.op, row.shapes, row.status) for row in rows] == [
+        (f"aten.{name}.{overload}", shapes, "ok")
+        for name in ("add", "sub")
+        for overload, shapes in (("Tensor", "float32[8,4] float32[8,1]"), ("Scalar", "float32[2] 1.5"))
+    ]
+    (row,) = replay(operator="aten.sum", inputs={"self": (8,), "dtype": torch.float64}, **FAST)
+    assert (row.shapes, row.status) == ("float32[8] dtype=float64", "ok")
+    tensor = {"type": "tensor", "dtype": "float", "shape": [8, 8]}
+    config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}}]}]}}
+    results = replay(config, **FAST)
+    assert repr(results) == "<Results of configuration.json: 1 case: 1 ok>"
+
+
 def test_the_commands_own_options_are_there() -> None:
     parser = make_parser()
     assert {action.dest for action in parser._actions} > set(OF_COMMANDS)
@@ -75,6 +91,8 @@ def test_the_commands_own_options_are_there() -> None:
         ({"resume": True}, "resume=True needs to know what it goes on with: name the file with output="),
         ({"output": "r.txt"}, "r.txt has no known form: end its name in .csv, .json"),
         ({"mode": "no_such"}, "there is no mode 'no_such'"),
+        ({"inputs": {"self": (2,)}}, "inputs= are of an operator: name it with operator="),
+        ({"inputs": {"self": torch.ones(2)}}, "an argument cannot be a Tensor: give the tensor's shape as a tuple"),
     ],
 )
 def test_what_an_option_does_not_take_is_one_line_in_words_of_python(
