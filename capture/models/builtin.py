@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 from opgrip.capture.models.factory import load_factory
 from opgrip.capture.models.source import ModelSource, model_sources
@@ -16,9 +16,14 @@ PACKAGE = "opgrip.samples.models"
 
 
 def builtin_models() -> list[str]:
-    """Names of the built-in models: modules of the package that hold a factory of their own name."""
-    names = [module.name for module in pkgutil.iter_modules(import_module(PACKAGE).__path__)]
-    return [name for name in names if hasattr(import_module(f"{PACKAGE}.{name}"), name)]
+    """Return the names of the built-in models: modules of the package that define a factory of their own name.
+
+    Their sources are read, not imported: the help lists the names, and does not load torch.
+    """
+    spec = find_spec("opgrip.samples")
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
+    files = sorted(path for folder in folders for path in Path(folder, "models").glob("*.py"))
+    return [path.stem for path in files if f"def {path.stem}(" in path.read_text(encoding="utf-8")]
 
 
 def load_builtin(text: str, options: ModelOptions) -> Program:
@@ -37,5 +42,9 @@ def load_builtin(text: str, options: ModelOptions) -> Program:
 
 
 model_sources.register("builtin")(
-    ModelSource(form="builtin:faster_rcnn", matches=lambda text: text.startswith(PREFIX), load=load_builtin)
+    ModelSource(
+        form=f"one of {', '.join(PREFIX + name for name in builtin_models())}",
+        matches=lambda text: text.startswith(PREFIX),
+        load=load_builtin,
+    )
 )

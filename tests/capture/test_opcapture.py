@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import hear_ctrl_c, run_command, run_python, wait_for
+from programs import ROOT, hear_ctrl_c, run_command, run_python, wait_for
 
 from opgrip.traces import load
 
@@ -291,6 +291,9 @@ def test_help_shows_examples() -> None:
     done = run_command("opcapture", "--help")
     assert done.returncode == 0
     assert "opcapture --model faster-rcnn_r50_fpn_1x_coco.py" in done.stdout
+    models = {path.stem for path in (ROOT / "samples" / "models").glob("*.py")}
+    named = set(re.findall(r"builtin:(\w+)", done.stdout))
+    assert named == models - {"__init__", "proposals", "pyramid", "regions"}
 
 
 FULL = """

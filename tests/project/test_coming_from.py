@@ -12,6 +12,7 @@ from foreign_data import write_as
 from pasted import PROGRAMS, TRAIN, Pasted, parse_options, run_pasted, why_not
 from programs import ROOT, run_command
 
+from opgrip.replay import load_results
 from opgrip.replay.store.store import Store
 from opgrip.traces import load
 
@@ -48,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_as("backendbench", trace, path / "ops.parquet")
     for table in ("abs.json", "relu.json"):
         (path / table).write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
-    tensor = {"type": "tensor", "dtype": "float", "shape": [8, 8]}
-    config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}}] * 2}]}}
+    tensors = [{"type": "tensor", "dtype": "float", "shape": [8, size]} for size in range(1, 6)]
+    config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}} for tensor in tensors]}]}}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     run("opgrip", "trace", "convert", "script.jsonl", "dataset", "--to", "flashinfer")
     for name in ("results.json", "again.json"):
@@ -60,6 +61,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
 def test_the_options_of_each_line_are_there(command: Pasted) -> None:
     parse_options(command)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_configuration_is_the_one_that_the_page_says(folder: Path) -> None:
+    done = run_command("opreplay", "config.json", "--start", 2, "--stop", 4, "-o", "part.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    rows = load_results(folder / "part.json")
+    assert rows[["case", "shapes"]].values.tolist() == [
+        [0, "float32[8,3] float32[8,3]"],
+        [1, "float32[8,4] float32[8,4]"],
+    ]
 
 
 @pytest.mark.slow
