@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum, log
-from statistics import median
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
+from opgrip.replay.comparing.differences import Compared, compare_rows, difference_of_sums, doubts
 from opgrip.replay.comparing.differing import run_columns, what_differs
-from opgrip.replay.comparing.estimates import Estimate, estimate
-from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, learn
-from opgrip.replay.comparing.verdicts import Difference, Judgement, Verdict, judge
+from opgrip.replay.comparing.verdicts import Judgement, Verdict, judge
 from opgrip.replay.measuring.groups import shares_by
-from opgrip.replay.measuring.results import OK, WRONG, Result
+from opgrip.replay.measuring.results import CONTENDED, OK, WRONG, Result
 from opgrip.replay.outcome import Results
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from opgrip.replay.comparing.gate import Held
+
 MARGIN = 0.05
 """Relative difference up to which times are the same."""
-BUSY = "the machine was busy"
-CLOCKS = 0.05
-"""Relative difference of a device's clocks in two runs from which on it may be what made one of them slower."""
-MOST_DISTURBED = 0.15
-"""Share of disturbed runs, of a row or by the median of all, above which times say nothing: what others do to caches
-and memory is in the runs that were kept too."""
+UNREADABLE = "it takes no longer than reading the clock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,7 @@ class Pair:
     Attributes
     ----------
     judgement : None where one of them has no time
-    reason : why a verdict is UNSURE whatever the times say; empty else
+    reason : why there is no judgement, or why its interval is wider than repeats alone make it
     """
 
     base: Result
@@ -47,23 +42,38 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """UNSURE where there is no judgement."""
-        return Verdict.UNSURE if self.judgement is None or self.reason else self.judgement.verdict
+        """The verdict: UNSURE without a judgement."""
+        return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
 
     @property
     def more_runs(self) -> int | None:
         """How many more repeats of each run would decide it; None where it is decided, or they would not."""
-        return None if self.judgement is None or self.reason else self.judgement.more_runs
+        return None if self.judgement is None else self.judgement.more_runs
 
     @property
     def more_new_runs(self) -> int | None:
         """The same of the new run alone, where the base stays as it is."""
-        return None if self.judgement is None or self.reason else self.judgement.more_new_runs
+        return None if self.judgement is None else self.judgement.more_new_runs
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether a row has no time that counts in a sum, since all of its runs were contended."""
+        return CONTENDED in (self.base.status, self.new.status)
+
+    @property
+    def base_us(self) -> float:
+        """Time of all its calls in the base."""
+        return max(self.base.count, 1) * (self.base.median_us or 0.0)
+
+    @property
+    def new_us(self) -> float:
+        """Time of as many calls in the new run: a program that calls it more often is not slower for that."""
+        return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
     def lost_us(self) -> float:
         """Time that all calls of it take more than before."""
-        return _total_us(self, self.new) - _total_us(self, self.base)
+        return self.new_us - self.base_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ class Comparison:
     missing: Sequence[Result] = ()
     added: Sequence[Result] = ()
     margin: float = MARGIN
-    _estimates: Mapping[int, Difference] = field(default_factory=dict, repr=False)
+    _known: Mapping[int, Compared] = field(default_factory=dict, repr=False)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -128,43 +138,40 @@ class Comparison:
 
         return to_html(self)
 
+    def gate(self, *conditions: str) -> list[Held]:
+        """Return what becomes of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
+        from opgrip.replay.comparing.gate import hold_all, parse_gate
+
+        return hold_all(map(parse_gate, conditions), self)
+
     @property
     def counts(self) -> Counter[Verdict]:
         """How many pairs have each verdict."""
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Cases taken together by what `shares_by` has, those that take longest first; all of them for None."""
-        members: dict[str, list[tuple[Pair, float]]] = defaultdict(list)
+        """Cases taken together by what `shares_by` has, those that take longest first; all of them for None.
+
+        A contended row has no time that could be added.
+        """
+        members: dict[str, list[tuple[float, Compared]]] = defaultdict(list)
         for pair in self.pairs:
-            if pair.judgement is not None:
+            if pair.judgement is not None and not pair.is_contended:
                 for name, share in ({"all": 1.0} if by is None else shares_by(pair.base, by)).items():
-                    members[name].append((pair, share))
-        names = sorted(members, key=lambda name: -_sum_us(members[name], _base))
-        judgements = judge([self._together(members[name]) for name in names], self.margin)
+                    members[name].append((share * max(pair.base.count, 1), self._known[id(pair.new)]))
+        base_us = {name: fsum(calls * row.base_us for calls, row in rows) for name, rows in members.items()}
+        names = sorted(members, key=lambda name: -base_us[name])
+        judgements = judge([difference_of_sums(members[name]) for name in names], self.margin)
         return [
             Total(
                 name,
                 len(members[name]),
-                _sum_us(members[name], _base),
-                _sum_us(members[name], _new),
+                base_us[name],
+                fsum(calls * row.new_us for calls, row in members[name]),
                 judgement,
             )
             for name, judgement in zip(names, judgements, strict=True)
         ]
-
-    def _together(self, pairs: Sequence[tuple[Pair, float]]) -> Difference:
-        """The difference of the time of a share of each pair's calls."""
-        base, new = _sum_us(pairs, _base), _sum_us(pairs, _new)
-        parts = [(self._estimates[id(pair.new)], share * _total_us(pair, pair.new) / new) for pair, share in pairs]
-        runs = min(part.base_runs for part, _ in parts), min(part.new_runs for part, _ in parts)
-        variances = [(share**2 * part.own_variance, part.freedom) for part, share in parts]
-        own = fsum(variance for variance, _ in variances)
-        # as F. E. Satterthwaite has it for a sum of variances, Biometrics Bulletin 2 (1946) 110-114
-        freedom = own**2 / fsum(variance**2 / freedom for variance, freedom in variances)
-        # what all cases have in common does not average out
-        drift = fsum(share * part.drift for part, share in parts)
-        return Difference(log(new / base), own / (1 / runs[0] + 1 / runs[1]), freedom, *runs, drift)
 
 
 def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
@@ -182,18 +189,16 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     base_rows, new_rows = _by_identity(base.rows, apart), _by_identity(new.rows, apart)
     both = [(row, new_rows[identity]) for identity, row in base_rows.items() if identity in new_rows]
     timed = [pair for pair in both if _is_timed(pair[0]) and _is_timed(pair[1])]
-    estimates = [(estimate(old), estimate(now)) for old, now in timed]
-    differences = list(_differences(timed, estimates))
-    judged = iter(judge([item for item in differences if item is not None], margin))
-    judgements = [None if item is None else next(judged) for item in differences]
-    busy = [name for name, run in (("BASE", base), ("NEW", new)) if _is_busy(run)]
+    compared = compare_rows(timed)
+    judged = iter(judge([item.difference for item in compared if item is not None], margin))
+    judgements = [None if item is None else next(judged) for item in compared]
     pairs = [
-        Pair(old, now, judgement, _doubt(old, now, judgement, busy))
+        Pair(old, now, judgement, UNREADABLE if judgement is None else "; ".join(doubts(old, now)))
         for (old, now), judgement in zip(timed, judgements, strict=True)
     ]
     pairs.sort(key=lambda pair: -pair.lost_us)
     broken = [Pair(old, now) for old, now in both if _gave_results(old) and not _gave_results(now)]
-    mended = [Pair(old, now) for old, now in both if old.status != OK and now.status == OK]
+    mended = [Pair(old, now) for old, now in both if old.status not in (OK, CONTENDED) and now.status == OK]
     told = {id(pair.new) for pair in (*pairs, *broken, *mended)}
     return Comparison(
         base.header,
@@ -207,7 +212,7 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
         missing=[row for identity, row in base_rows.items() if identity not in new_rows],
         added=[row for identity, row in new_rows.items() if identity not in base_rows],
         margin=margin,
-        _estimates={id(now): item for (_, now), item in zip(timed, differences, strict=True) if item is not None},
+        _known={id(now): item for (_, now), item in zip(timed, compared, strict=True) if item is not None},
     )
 
 
@@ -223,88 +228,14 @@ def _by_identity(rows: Iterable[Result], apart: Sequence[str]) -> dict[tuple[obj
 
 
 def _gave_results(row: Result) -> bool:
-    return row.status in (OK, WRONG)
+    return row.status in (OK, WRONG, CONTENDED)
 
 
 def _is_timed(row: Result) -> bool:
-    return _gave_results(row) and row.median_us is not None
-
-
-def _differences(
-    timed: Sequence[tuple[Result, Result]], estimates: Sequence[tuple[Estimate | None, Estimate | None]]
-) -> Iterator[Difference | None]:
-    """Of each pair, None where one took no time that could be read."""
-    learned = {}
-    for is_short, usual in USUAL.items():
-        samples = [
-            (base.squares + new.squares, len(base.logs) + len(new.logs) - 2)
-            for (row, _), (base, new) in zip(timed, estimates, strict=True)
-            if base and new and _is_short(row) == is_short and len(base.logs) + len(new.logs) > 2
-        ]
-        learned[is_short] = learn(samples, usual)
-    for (row, _), (base, new) in zip(timed, estimates, strict=True):
-        if base is None or new is None:
-            yield None
-            continue
-        freedom = len(base.logs) + len(new.logs) - 2
-        variance, whole = learned[_is_short(row)].posterior(base.squares + new.squares, freedom)
-        # one repeat says nothing of others, and its runs how sure its median is
-        if not freedom:
-            variance += (base.within + new.within) / 2
-        drift = DRIFT[_is_short(row)]
-        yield Difference(new.mean - base.mean, variance, whole, len(base.logs), len(new.logs), drift)
-
-
-def _is_short(row: Result) -> bool:
-    return (row.median_us or 0.0) < SHORT_US
-
-
-def _is_busy(run: Results) -> bool:
-    """Whether others had the processors for much of a run."""
-    shares = [row.disturbed for row in run if _is_timed(row)]
-    return bool(shares) and median(shares) > MOST_DISTURBED
-
-
-def _doubt(base: Result, new: Result, judgement: Judgement | None, busy_runs: Sequence[str]) -> str:
-    """Why times say nothing."""
-    if judgement is None:
-        return "it takes no longer than reading the clock"
-    disturbed = {"BASE": base.disturbed, "NEW": new.disturbed}
-    busy = [name for name, share in disturbed.items() if share > MOST_DISTURBED or name in busy_runs]
-    if busy:
-        return f"{BUSY} in {' and '.join(busy)}"
-    return _doubt_of_clocks(base.clock_mhz, new.clock_mhz, judgement.ratio)
-
-
-def _doubt_of_clocks(base_mhz: float | None, new_mhz: float | None, ratio: float) -> str:
-    """Whether the run that took longer had the slower clock, as of a GPU that was warm or capped."""
-    if not base_mhz or not new_mhz or base_mhz < 0 or new_mhz < 0:
-        return ""
-    change = log(new_mhz / base_mhz)
-    if abs(change) <= CLOCKS or (change < 0) != (ratio > 1):
-        return ""
-    return f"the device's clock was {base_mhz:,.0f} MHz in BASE, {new_mhz:,.0f} MHz in NEW"
+    return _gave_results(row) and (row.median_us is not None or bool(row.times_us))
 
 
 def _gives_other(base: Result, new: Result) -> bool:
     """Whether results are right in the base alone."""
     was_right = base.status == OK and base.faithful is not False
     return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))
-
-
-def _total_us(pair: Pair, row: Result) -> float:
-    """Of all its calls; of as many in both, or a program that calls it more often would be slower."""
-    return max(pair.base.count, 1) * (row.median_us or 0.0)
-
-
-def _sum_us(pairs: Sequence[tuple[Pair, float]], side: Callable[[Pair], Result]) -> float:
-    """Return the time of a share of each pair's calls in one run."""
-    return fsum(share * _total_us(pair, side(pair)) for pair, share in pairs)
-
-
-def _base(pair: Pair) -> Result:
-    return pair.base
-
-
-def _new(pair: Pair) -> Result:
-    return pair.new

@@ -39,6 +39,7 @@ class Difference:
     freedom : of that variance, in degrees
     base_runs, new_runs : repeats of each
     drift : deviation of what the machine's pace changes by from run to run, which no repeats within one show
+    base_excess, new_excess : most by which a run's logarithm may be too high, as for contended runs or a slower clock
     """
 
     log_ratio: float
@@ -47,6 +48,8 @@ class Difference:
     base_runs: int
     new_runs: int
     drift: float = 0.0
+    base_excess: float = 0.0
+    new_excess: float = 0.0
 
     @property
     def own_variance(self) -> float:
@@ -57,6 +60,11 @@ class Difference:
     def error(self) -> float:
         """Standard error of the ratio's logarithm."""
         return sqrt(self.own_variance + 2 * self.drift**2)
+
+    @property
+    def least(self) -> float:
+        """Size of the logarithm that remains if the run that took longer is too high by all of its excess."""
+        return max(0.0, abs(self.log_ratio) - (self.new_excess if self.log_ratio > 0 else self.base_excess))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +101,12 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
     if not differences:
         return []
     special = needed("scipy.special", "results")
-    probabilities = [2 * float(special.stdtr(item.freedom, -abs(item.log_ratio) / item.error)) for item in differences]
+    probabilities = [2 * float(special.stdtr(item.freedom, -item.least / item.error)) for item in differences]
     level = _level(probabilities)
     judgements = []
     for item, probability in zip(differences, probabilities, strict=True):
         half = -float(special.stdtrit(item.freedom, (1 - CONFIDENCE) / 2)) * item.error
-        low, high = item.log_ratio - half, item.log_ratio + half
+        low, high = item.log_ratio - half - item.new_excess, item.log_ratio + half + item.base_excess
         more_runs = more_new_runs = None
         if max(-low, high) <= log(1 + margin):
             verdict = Verdict.SAME
@@ -124,8 +132,8 @@ def _level(probabilities: Sequence[float]) -> float:
 
 def _room(item: Difference, margin: float, quantile: float) -> float:
     """The variance without drift from which on a ratio is outside of chance, or within the margin."""
-    size = abs(item.log_ratio)
-    return max(size / quantile, (log(1 + margin) - size) / 2) ** 2 - 2 * item.drift**2
+    within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
+    return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
 
 def _more_runs(item: Difference, room: float) -> int | None:

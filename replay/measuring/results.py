@@ -261,12 +261,6 @@ class Result:
         return f"{self.status}, {self.doubts}" if self.doubts else self.status
 
     @property
-    def disturbed(self) -> float:
-        """Share of its runs in which the processor was slowed down or taken, those that were not kept among them."""
-        runs = self.dropped + self.samples
-        return (self.dropped + (self.slowed or 0.0) * self.samples) / runs if runs else 0.0
-
-    @property
     def sites(self) -> Sequence[CallSite]:
         """Where its calls were made; of a row without `call_sites`, its module and phase, as far as they are known."""
         known = from_text(self.call_sites)

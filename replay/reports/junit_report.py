@@ -19,7 +19,7 @@ class Test:
     Attributes
     ----------
     group : shown before the name
-    outcome : `failure`, `skipped`, or empty where it passed
+    outcome : `failure`, `error`, `skipped`, or empty where it passed
     reason : of that
     """
 
@@ -57,6 +57,7 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
     counts = {
         "tests": len(suite.tests),
         "failures": sum(test.outcome == "failure" for test in suite.tests),
+        "errors": sum(test.outcome == "error" for test in suite.tests),
         "skipped": sum(test.outcome == "skipped" for test in suite.tests),
     }
     attributes = {"name": printable(suite.name), **{name: str(count) for name, count in counts.items()}}

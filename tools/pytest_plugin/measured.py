@@ -15,7 +15,7 @@ from opgrip.tools.pytest_plugin.turns import Turns
 if TYPE_CHECKING:
     from opgrip.replay.comparing import Comparison
     from opgrip.replay.comparing.comparison import Pair
-    from opgrip.replay.comparing.gate import Gate
+    from opgrip.replay.comparing.gate import Gate, Held
     from opgrip.replay.measuring.results import Result
     from opgrip.replay.outcome import Results
 
@@ -54,25 +54,22 @@ class Judged:
     ----------
     rows, base_rows : each with its test
     comparison : None without a baseline
+    held : what became of the gates
     """
 
     rows: Sequence[TestRow]
     header: dict[str, Any]
     base_rows: Sequence[TestRow] = ()
     comparison: Comparison | None = None
-    gates: Sequence[Gate] = ()
+    held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Which gates the rows of a test break, and how."""
-        if self.comparison is None:
-            return []
-        test_of = {id(row): name for name, row in (*self.rows, *self.base_rows)}
-        pairs = {id(pair.new): pair for pair in self.comparison.pairs}
+        """Return the lines of gates that failed, or are not decided, because of rows of a test, or of all tests."""
+        own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
-            f"{gate.text} is broken by {row.op} {row.shapes} ({row.mode}): {_reason(row, how, pairs.get(id(row)))}"
-            for gate in self.gates
-            for row, how in gate.offenders(self.comparison)
-            if test_of.get(id(row)) == test
+            item.line
+            for item in self.held
+            if item.outcome.exit_status and (not item.rows or any(id(row) in own for row in item.rows))
         ]
 
     def of_test(self, test: str) -> str:
@@ -82,7 +79,8 @@ class Judged:
         # what the baseline does not have differs in everything
         differs = list(self.comparison.differs) if self.comparison is not None and self.base_rows else []
         cells = [row.to_plain() for row in rows]
-        return json.dumps({"header": self.header, "rows": cells, "lines": lines, "differs": differs})
+        gates = [item.line for item in self.held]
+        return json.dumps({"header": self.header, "rows": cells, "lines": lines, "differs": differs, "gates": gates})
 
     def _lines(self, rows: Sequence[Result]) -> list[Line]:
         pairs, words = {}, {}
@@ -104,14 +102,6 @@ def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
     return replace(line, base_us=pair.base.median_us, reason=pair.reason, **ratios)
 
 
-def _reason(row: Result, how: str, pair: Pair | None) -> str:
-    if pair is None or pair.judgement is None:
-        return f"{how}: {row.error}" if row.error else how
-    judgement = pair.judgement
-    times = f"{judgement.ratio:.3f} times the baseline ({judgement.low:.3f} to {judgement.high:.3f})"
-    return f"{pair.verdict.value}, {times}"
-
-
 @dataclass
 class Benchmarks:
     """What a run of pytest measures.
@@ -120,6 +110,7 @@ class Benchmarks:
     ----------
     rows, headers, lines, differs : of all tests that ended, in a process that runs tests by itself or starts workers
     notes : what the summary says beside
+    gate_lines : of all gates, each once, in order
     """
 
     options: Options
@@ -129,6 +120,7 @@ class Benchmarks:
     lines: list[Line] = field(default_factory=list)
     differs: dict[str, tuple[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    gate_lines: dict[str, None] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise `UserError` where a condition is none, or the baseline cannot be read."""
@@ -155,12 +147,12 @@ class Benchmarks:
         if self.baseline is None:
             return Judged(pairs, header)
         from opgrip.replay.comparing import compare
-        from opgrip.replay.comparing.comparison import MARGIN
+        from opgrip.replay.comparing.gate import hold_all, margin_for
 
         base_rows = self.baseline.rows_for(group, [row for _, row in pairs])
-        limits = [gate.most for gate in self.gates if gate.name == "slower"]
         base, new = results_of(base_rows, self.baseline.header), results_of(pairs, header)
-        return Judged(pairs, header, base_rows, compare(base, new, min([MARGIN, *limits])), self.gates)
+        comparison = compare(base, new, margin_for(self.gates))
+        return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
 
     def add(self, test: str, text: str) -> None:
         """Take what a test's report carries."""
@@ -170,6 +162,7 @@ class Benchmarks:
         self.headers.append(carried["header"])
         self.rows += [(test, Result.from_plain(cells)) for cells in carried["rows"]]
         self.lines += [Line(**line) for line in carried["lines"]]
+        self.gate_lines |= dict.fromkeys(carried["gates"])
         self.differs |= {name: (old, now) for name, old, now in carried["differs"]}
 
 

@@ -32,7 +32,8 @@ def add_options(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="fail tests that break it: slower<=5%%, failed<=0, changed<=0, missing<=0; can be repeated",
+        help="fail tests that break it or leave it undecided: slower<=5%%, total<=5%%, op<=5%%, failed<=0, changed<=0, "
+        "missing<=0; can be repeated",
     )
     group.addoption("--opgrip-only", action="store_true", help="skip tests that measure nothing")
     group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure, which take long")

@@ -28,6 +28,8 @@ def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> 
             reporter.write_line(text)
     if len(benchmarks.lines) > MOST_ROWS:
         reporter.write_line(f"{len(benchmarks.lines) - MOST_ROWS:,} more rows")
+    for line in benchmarks.gate_lines:
+        reporter.write_line(line)
     for note in benchmarks.notes:
         reporter.write_line(note)
 

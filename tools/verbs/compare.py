@@ -8,18 +8,20 @@ from pathlib import Path
 
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, printable
+from opgrip.traces.command import add_debug
 from opgrip.traces.option_types import percent
 
 EXAMPLES = """\
 examples:
   opgrip compare main.json branch.json
   opgrip compare main.json branch.json --gate 'slower<=5%' --gate 'failed<=0' -o comparison.md
+  opgrip compare main.json branch.json --gate 'total<=2%' --gate 'op<=10%'
   opgrip compare latest~1 latest --by family          the two newest runs of the store
   opgrip compare a100.json h100.json l4.json --by op  several against the first
 
 A verdict needs to know how much one replay differs from the next: replay with --repeats 5.
-exit status: 1 where a gate is broken
+exit status: 0 if all gates passed, 1 if one failed, 2 for a mistake, 3 if none failed and one is not decided
+gates: slower (each row), total, op, module, family, mode (each group) <=PERCENT; failed, changed, missing <=ROWS
 """
 
 
@@ -43,14 +45,16 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_debug(parser)
 
 
-GATE_HELP = "exit with status 1 unless this holds: slower<=5%%, failed<=0, changed<=0, missing<=0; can be repeated"
+GATE_HELP = (
+    "exit with status 1 if this fails, and 3 if it is not decided: slower<=5%% for each row, total<=5%%, op<=5%% "
+    "(or module, family, mode) for each group, failed<=0, changed<=0, missing<=0; can be repeated"
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, and hold the gates."""
     from opgrip.replay.comparing import compare
-    from opgrip.replay.comparing.comparison import MARGIN
-    from opgrip.replay.comparing.gate import NOTHING, parse_gate
+    from opgrip.replay.comparing.gate import exit_status, hold_all, margin_for, parse_gate
     from opgrip.replay.comparing.reports.files import form_for, write_comparisons
     from opgrip.replay.comparing.reports.table import print_comparison
     from opgrip.replay.outcome import read_run
@@ -63,22 +67,14 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.output, args.force)
     store = Store(args.store)
     base, *others = (read_run(store.find(name)) for name in (args.base, *args.new))
-    limits = [item.most for item in gates if item.name == "slower"]
-    margin = args.same if args.same is not None else min([MARGIN, *limits])
+    margin = args.same if args.same is not None else margin_for(gates)
     comparisons = [compare(base, new, margin) for new in others]
-    for comparison in comparisons:
-        print_comparison(comparison, sys.stdout, args.by, args.all)
+    held = [hold_all(gates, comparison) for comparison in comparisons]
+    for comparison, outcomes in zip(comparisons, held, strict=True):
+        print_comparison(comparison, sys.stdout, args.by, args.all, outcomes)
     if args.output is not None:
         write_comparisons(comparisons, gates, args.output, args.force)
-    is_broken = False
-    for item in gates:
-        for comparison in comparisons:
-            problems = item.problems(comparison)
-            is_broken |= bool(problems)
-            for problem in problems:
-                how = f"cannot be held: {problem}" if problem == NOTHING else f"is broken by {printable(problem)}"
-                print(f"{args.prog}: {item.text} {how}", file=sys.stderr)
-    return int(is_broken)
+    return exit_status([item for outcomes in held for item in outcomes])
 
 
 verbs.register("compare")(Verb("which cases became faster or slower, and how sure that is", EXAMPLES, prepare, run))

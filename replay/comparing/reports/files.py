@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from opgrip.replay.comparing.comparison import Comparison
-from opgrip.replay.comparing.gate import NOTHING, Gate
+from opgrip.replay.comparing.gate import Gate, Outcome, describe, exit_status, hold_all
 from opgrip.replay.comparing.reports.rows import (
     BROKEN,
     CHANGED,
@@ -19,7 +19,7 @@ from opgrip.replay.comparing.reports.rows import (
     rows_of,
     rows_with_results,
 )
-from opgrip.replay.comparing.reports.table import QUIET, columns_of
+from opgrip.replay.comparing.reports.table import columns_of, shown_rows
 from opgrip.replay.comparing.reports.words import advice, origin, summary, total_line
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
@@ -32,8 +32,12 @@ from opgrip.traces.output import whole_file
 
 Gates = Sequence[Gate]
 MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
-GATED = {"slower": "SLOWER", "failed": BROKEN, "changed": CHANGED, "missing": MISSING}
-"""The verdicts that gates look at."""
+WORSE = ("SLOWER", BROKEN, CHANGED, MISSING)
+"""Verdicts of tests that fail without gates."""
+COUNTED = {"failed": BROKEN, "changed": CHANGED, "missing": MISSING}
+"""Verdicts of rows that gates count."""
+JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}
+"""Services show an error, but not as a test that failed."""
 ROWS = 100
 """Of a table in Markdown, which GitHub cuts at 65,536 characters."""
 
@@ -63,15 +67,16 @@ def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
 
 
 def _markdown(comparison: Comparison, gates: Gates) -> str:
-    is_broken = any(gate.problems(comparison) for gate in gates)
-    title = "opgrip compare" + (": " + ("failed" if is_broken else "passed") if gates else "")
+    held = hold_all(gates, comparison)
+    worst = next((item.value for item in Outcome if held and item.exit_status == exit_status(held)), "")
+    title = "opgrip compare" + (f": {worst}" if worst else "")
     lines = [f"### {title}", "", _cell(summary(comparison)), ""]
     lines += [f"- base: {_cell(origin(comparison.base))}", f"- new: {_cell(origin(comparison.new))}"]
     lines += [f"- **{_cell(name)}**: {_cell(old)}, now {_cell(new)}" for name, old, new in comparison.differs]
     lines += [f"- {total_line(total)}" for total in comparison.totals()]
     lines += [f"- {literal(line)}" for line in advice(comparison)]
-    lines += [f"- gate `{gate.text}`: {_broken(gate, comparison)}" for gate in gates]
-    rows = [row for row in rows_of(comparison) if row.verdict not in QUIET]
+    lines += [f"- {literal(item.line)}" for item in held]
+    rows = shown_rows(comparison)
     if rows:
         columns = columns_of(rows[:ROWS])
         lines += ["", f"| | {' | '.join(column.heading for column in columns)} |", f"|{' --- |' * (len(columns) + 1)}"]
@@ -80,13 +85,6 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
         if len(rows) > ROWS:
             lines.append(f"\n{len(rows) - ROWS:,} more rows")
     return "\n".join(lines) + "\n"
-
-
-def _broken(gate: Gate, comparison: Comparison) -> str:
-    if not gate.can_be_held(comparison):
-        return f"failed: {NOTHING}"
-    problems = gate.problems(comparison)
-    return f"failed by {len(problems):,}" if problems else "passed"
 
 
 def _cell(text: str) -> str:
@@ -106,7 +104,15 @@ def _plain(comparison: Comparison, gates: Gates) -> dict[str, object]:
         "differs": [dict(zip(("name", "base", "new"), item, strict=True)) for item in comparison.differs],
         "verdicts": {verdict.value: count for verdict, count in comparison.counts.items()},
         "total": [{**asdict(total), "judgement": _judgement(total.judgement)} for total in comparison.totals()],
-        "gates": {gate.text: gate.problems(comparison) for gate in gates},
+        "gates": [
+            {
+                "gate": item.gate.text,
+                "outcome": item.outcome.value,
+                "line": item.line,
+                "rows": list(map(describe, item.rows)),
+            }
+            for item in hold_all(gates, comparison)
+        ],
         "rows": [asdict(row) for row in rows_of(comparison)],
     }
 
@@ -133,22 +139,38 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
 
 
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """A test a row, which fails where it breaks a gate; without gates where it is slower, broken or missing."""
+    """A test a row and a test a gate: a gate that is not decided, and rows because of which it is not, are errors.
+
+    Without gates a test fails if its row is slower, broken, changed or missing.
+    """
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)
     return text.getvalue()
 
 
 def _suite(comparison: Comparison, gates: Gates) -> Suite:
-    offenders = {(GATED[gate.name], id(row)) for gate in gates for row, _ in gate.offenders(comparison)}
-    tests = [_test(cells, row, offenders if gates else None) for cells, row in rows_with_results(comparison)]
-    tests += [Test("gates", gate.text, 0.0, "failure", NOTHING) for gate in gates if not gate.can_be_held(comparison)]
-    return Suite("opgrip compare", tests, {"base": origin(comparison.base), "new": origin(comparison.new)})
+    held = hold_all(gates, comparison)
+    outcomes = {
+        (COUNTED.get(item.gate.name, ""), id(row)): JUNIT[item.outcome]
+        for item in sorted(held, key=lambda item: item.outcome is Outcome.FAILED)
+        for row in item.rows
+        if item.outcome is not Outcome.PASSED
+    }
+    tests = [_test(cells, row, outcomes if gates else None) for cells, row in rows_with_results(comparison)]
+    tests += [Test("gates", item.gate.text, 0.0, JUNIT[item.outcome], item.line) for item in held]
+    facts = {"base": origin(comparison.base), "new": origin(comparison.new)}
+    return Suite("opgrip compare", tests, facts | {f"gate {item.gate.text}": item.line for item in held})
 
 
-def _test(cells: ComparisonColumns, row: Result, offenders: set[tuple[str, int]] | None) -> Test:
-    is_bad = cells.verdict in GATED.values() if offenders is None else (cells.verdict, id(row)) in offenders
-    outcome = "failure" if is_bad else "skipped" if cells.verdict in ("UNSURE", "ADDED", "UNTIMED") else ""
+def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
+    """Return the test of a row: with gates it is not skipped for being UNSURE, as then they say what comes of it."""
+    is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
+    outcome = "skipped" if is_skipped else ""
+    if outcomes is None:
+        outcome = "failure" if cells.verdict in WORSE else outcome
+    else:
+        gated = cells.verdict if cells.verdict in COUNTED.values() else ""
+        outcome = outcomes.get((gated, id(row)), outcomes.get(("", id(row)), outcome))
     ratio = f"{cells.ratio:.3f} times ({cells.low:.3f} to {cells.high:.3f})" if cells.ratio else cells.reason or ""
     name = " ".join(filter(None, (cells.op, cells.shapes, f"({cells.variant})" if cells.variant else "")))
     return Test(cells.mode, name, (cells.new_us or 0.0) / 1e6, outcome, f"{cells.verdict}: {ratio}")

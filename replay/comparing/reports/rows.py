@@ -39,7 +39,10 @@ class ComparisonColumns(Columns):
     count: int | None = column("calls in the program, by the base")
     base_us: float | None = column("median of the timed runs of the base", "us")
     new_us: float | None = column("the same of the new run", "us")
-    ratio: float | None = column("of the new time over the base: the geometric mean of the repeats' medians")
+    ratio: float | None = column(
+        "of the new time over the base: the geometric mean of the repeats' medians, or, where runs were contended, of "
+        "their fastest runs"
+    )
     low: float | None = column("lower end of that one's interval, at 95 percent")
     high: float | None = column("its upper end")
     probability: float | None = column("that a case that did not change looks so different", "1")
@@ -48,7 +51,9 @@ class ComparisonColumns(Columns):
     )
     base_repeats: int | None = column("of the base")
     new_repeats: int | None = column("of the new run")
-    reason: str | None = column("why it is UNSURE whatever the times say, or not ok")
+    reason: str | None = column(
+        "why its interval is wider than the repeats alone make it, or why it has none, or is not ok"
+    )
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:

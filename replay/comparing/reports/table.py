@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log
 from typing import IO
 
 from opgrip.replay.comparing.comparison import Comparison
+from opgrip.replay.comparing.gate import Held, Outcome
 from opgrip.replay.comparing.reports.rows import UNTIMED, ComparisonColumns, rows_of
 from opgrip.replay.comparing.reports.words import INTERVAL, advice, origin, summary, total_line
 from opgrip.replay.comparing.verdicts import Verdict
@@ -18,10 +20,15 @@ STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FA
 BECAUSE = "because"
 QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}
 """Verdicts whose rows are shown on request."""
+LARGEST = 10
+"""Rows that are shown if no other is: those whose times differ most."""
+OUTCOMES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_DECIDED: "yellow"}
 
 
-def print_comparison(comparison: Comparison, file: IO[str], by: str | None = None, all_rows: bool = False) -> None:
-    """Print what differs, the groups if they are asked for, the rows that changed, and what came of all.
+def print_comparison(
+    comparison: Comparison, file: IO[str], by: str | None = None, all_rows: bool = False, held: Sequence[Held] = ()
+) -> None:
+    """Print what differs, the groups if they are asked for, the rows that changed, what came of all, and the gates.
 
     Parameters
     ----------
@@ -34,7 +41,7 @@ def print_comparison(comparison: Comparison, file: IO[str], by: str | None = Non
         print_line(f"differs {printable(name)}: {printable(old)}, now {printable(new)}", file, "yellow")
     if by is not None:
         _print_groups(comparison, by, file)
-    rows = [row for row in rows_of(comparison) if all_rows or row.verdict not in QUIET]
+    rows = list(rows_of(comparison)) if all_rows else shown_rows(comparison)
     if rows:
         columns = [column for column in columns_of(rows) if column.heading != BECAUSE]
         print_table(columns, file, styles=[STYLES.get(row.verdict) for row in rows])
@@ -46,6 +53,16 @@ def print_comparison(comparison: Comparison, file: IO[str], by: str | None = Non
         print_line(total_line(total), file)
     for line in advice(comparison):
         print_line(line, file)
+    for item in held:
+        print_line(item.line, file, OUTCOMES[item.outcome])
+
+
+def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
+    """Return the rows that changed, or, if there are none, those whose times differ most."""
+    rows = list(rows_of(comparison))
+    changed = [row for row in rows if row.verdict not in QUIET]
+    largest = sorted((row for row in rows if row.ratio), key=lambda row: -abs(log(row.ratio or 1.0)))
+    return changed or largest[:LARGEST]
 
 
 def columns_of(rows: Sequence[ComparisonColumns]) -> list[TableColumn]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from opgrip.replay.comparing.comparison import BUSY, Comparison, Total
+from opgrip.replay.comparing.comparison import UNREADABLE, Comparison, Total
 from opgrip.replay.comparing.verdicts import CONFIDENCE, Verdict
 from opgrip.traces.words import counted
 
@@ -49,12 +49,13 @@ def total_line(total: Total) -> str:
 def advice(comparison: Comparison) -> Iterator[str]:
     """What would decide what is not sure."""
     unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
-    busy = [pair for pair in unsure if pair.reason.startswith(BUSY)]
-    if busy:
-        yield f"{counted(len(busy), 'case')}: {BUSY}: replay again when it is quiet"
-    doubtful = [pair for pair in unsure if pair.reason and not pair.reason.startswith(BUSY)]
+    unreadable = sum(pair.judgement is None for pair in unsure)
+    if unreadable:
+        yield f"{counted(unreadable, 'case')}: {UNREADABLE}"
+    doubtful = [pair.reason for pair in unsure if pair.judgement is not None and pair.reason]
     if doubtful:
-        yield f"{counted(len(doubtful), 'case')}: {doubtful[0].reason}" + (", or the like" if doubtful[1:] else "")
+        like = ", or the like" if len(set(doubtful)) > 1 else ""
+        yield f"{counted(len(doubtful), 'case')} with a wider interval: {doubtful[0]}{like}"
     more = sorted(pair.more_runs for pair in unsure if pair.more_runs is not None)
     if more:
         half = more[len(more) // 2]
@@ -62,7 +63,7 @@ def advice(comparison: Comparison) -> Iterator[str]:
             f"{counted(len(more), 'case')} would be decided by more repeats, half of them by {half} more of each run: "
             "opreplay --repeats, or --until-decided BASE"
         )
-    lost = len(unsure) - len(busy) - len(doubtful) - len(more)
+    lost = sum(pair.more_runs is None and pair.judgement is not None and not pair.reason for pair in unsure)
     if lost:
         verb = "differs" if lost == 1 else "differ"
         yield f"{counted(lost, 'case')} {verb} by about the margin, or less than a machine's pace changes between runs"

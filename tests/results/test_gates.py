@@ -1,0 +1,181 @@
+"""How often gates are right, on runs whose truth is known, and whose machine is calm or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import HEADER, made_row, made_run
+
+from opgrip.replay.comparing import compare
+from opgrip.replay.comparing.gate import Outcome
+from opgrip.replay.comparing.verdicts import Verdict
+from opgrip.replay.measuring.repeats import join_repeats
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.outcome import Results
+
+FAILED, PASSED, NOT_DECIDED = Outcome.FAILED, Outcome.PASSED, Outcome.NOT_DECIDED
+
+
+def outcome(base: Results, new: Results, condition: str = "slower<=5%") -> Outcome:
+    (held,) = compare(base, new).gate(condition)
+    return held.outcome
+
+
+def scaled(run: Results, factor: float, only: int | None = None) -> Results:
+    """The run with its times, or those of one case, multiplied."""
+
+    def change(row: Result) -> Result:
+        if only is not None and row.case != only:
+            return row
+        times = [time * factor for time in row.times_us or ()]
+        return replace(row, times_us=times, median_us=(row.median_us or 0.0) * factor)
+
+    return Results(list(map(change, run)), run.header)
+
+
+def contended_run(seed: int, share: float, cases: int = 10, factor: float = 3.0, **cells: Any) -> Results:
+    """A run of calls of 100 us to 1 ms in which a share of the kept runs took up to `factor` times as long."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for number in range(cases):
+        medians = 100 * 10 ** (number / cases) * np.exp(generator.normal(0, 0.02, 5))
+        repeats = []
+        for median in medians:
+            times = median * np.exp(np.abs(generator.normal(0, 0.03, 20)))
+            slow = generator.random(20) < share
+            times[slow] *= generator.uniform(1.3, factor, int(slow.sum()))
+            repeats.append(made_row(number, list(map(float, times)), slowed=float(slow.mean()), **cells))
+        rows.append(join_repeats(repeats))
+    return Results(rows, HEADER)
+
+
+def test_error_rates_on_a_calm_machine() -> None:
+    same = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1)) for seed in range(20))
+    slower = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1, slower=1.1)) for seed in range(20))
+    assert same[FAILED] == 0
+    assert same[PASSED] >= 18
+    assert slower[FAILED] >= 19
+    assert slower[PASSED] == 0
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_error_rates_on_a_contended_machine(share: float) -> None:
+    pairs = [(contended_run(3 * seed, 0.0), contended_run(3 * seed + 1, share)) for seed in range(6)]
+    pairs += [(new, base) for base, new in pairs]
+    assert FAILED not in {outcome(base, new) for base, new in pairs}
+    for factor in (2.0, 10.0):
+        assert {outcome(base, scaled(new, factor)) for base, new in pairs} == {FAILED}
+        assert {outcome(base, scaled(new, factor, only=4)) for base, new in pairs} == {FAILED}
+
+
+def test_runs_that_were_dropped_and_repeated_cleanly_are_no_doubt() -> None:
+    dropped = Results([replace(row, dropped=400, slowed=0.0) for row in made_run(2)], HEADER)
+    assert compare(made_run(1), dropped).counts == compare(made_run(1), made_run(2)).counts
+    assert {pair.reason for pair in compare(made_run(1), dropped).pairs} == {""}
+
+
+def test_tenfold_times_fail_whatever_the_machine_did() -> None:
+    busy = {"slowed": 0.007, "dropped": 79}
+    base = Results([replace(row, **busy) for row in made_run(1, cases=10)], HEADER)
+    tenfold = scaled(base, 10.0)
+    assert compare(base, tenfold).counts == {Verdict.SLOWER: 10}
+    assert outcome(base, tenfold) is FAILED
+    all_contended = Results([replace(row, slowed=1.0) for row in tenfold], HEADER)
+    assert outcome(base, all_contended) is FAILED
+
+
+def test_contention_without_a_mark_is_seen_by_the_fastest_runs() -> None:
+    """The processor's pace was low from the start, so that no run was marked, but some were undisturbed."""
+    for seed in range(10):
+        unmarked = Results([replace(row, slowed=0.0) for row in contended_run(seed, 0.8)], HEADER)
+        assert outcome(contended_run(99, 0.0), unmarked) is not FAILED
+        assert outcome(contended_run(99, 0.0), scaled(unmarked, 2.0)) is FAILED
+
+
+def test_rows_with_the_status_contended_are_compared_and_enter_no_total() -> None:
+    base = contended_run(1, 0.0)
+
+    def with_contended(run: Results, median_us: float | None) -> Results:
+        marked = [
+            replace(row, status="contended", slowed=1.0, median_us=row.median_us if median_us is None else None)
+            if row.case == 9
+            else row
+            for row in run
+        ]
+        return Results(marked, run.header)
+
+    for median_us in (None, 0.0):
+        new = with_contended(contended_run(2, 0.9), median_us)
+        comparison = compare(base, new)
+        (total,) = comparison.totals()
+        assert total.cases == 9
+        assert (comparison.broken, comparison.untimed) == ([], [])
+        assert outcome(base, with_contended(contended_run(2, 0.0), median_us)) is not FAILED
+        assert outcome(base, scaled(new, 2.0, only=9)) is FAILED
+    untimed = Results([replace(row, status="contended", median_us=None, times_us=None) for row in base], HEADER)
+    assert outcome(base, untimed) is NOT_DECIDED
+
+
+def test_a_slower_clock_widens_the_interval_by_the_ratio_of_the_clocks() -> None:
+    def with_clock(run: Results, clock_mhz: float) -> Results:
+        return Results([replace(row, clock_mhz=clock_mhz) for row in run], HEADER)
+
+    base, slower = with_clock(made_run(1, cases=20), 1980.0), made_run(2, cases=20, slower=1.5, longer_than_us=0.0)
+    capped = with_clock(slower, 1320.0)
+    (reason,) = {pair.reason for pair in compare(base, capped).pairs}
+    assert reason == "the device's clock was 1,980 MHz in BASE, 1,320 MHz in NEW"
+    assert outcome(base, capped) is NOT_DECIDED
+    assert outcome(base, scaled(capped, 2.0)) is FAILED
+    # a faster clock makes nothing slower
+    assert outcome(base, with_clock(slower, 2400.0)) is FAILED
+
+
+def test_a_row_that_lost_its_time_leaves_the_gate_undecided() -> None:
+    base, new = made_run(1, cases=6), made_run(2, cases=6)
+    hung = replace(new.rows[5], status="timeout", median_us=None, times_us=None)
+    (held,) = compare(base, Results([*new.rows[:5], hung], HEADER)).gate("slower<=5%")
+    assert held.outcome is NOT_DECIDED
+    assert "aten.op5.default" in held.line
+
+
+def test_a_row_that_may_be_twice_as_slow_never_passes() -> None:
+    """One repeat each, times all over the place: nothing is known of the largest row."""
+    base, new = made_run(1, repeats=1, cases=4), made_run(2, repeats=1, cases=4)
+    generator = np.random.default_rng(0)
+    wild = [made_row(9, list(np.exp(generator.normal(7, 1.5, 8)))) for _ in range(2)]
+    held = compare(Results([*base, wild[0]], HEADER), Results([*new, wild[1]], HEADER)).gate("slower<=5%")[0]
+    assert held.outcome is NOT_DECIDED
+
+
+def test_the_total_has_the_doubt_of_its_rows() -> None:
+    """All rows of a repeat share its pace: together they are no surer than each."""
+    generator = np.random.default_rng(1)
+    failed = 0
+    for _ in range(30):
+        runs = []
+        for _ in range(2):
+            paces = np.exp(generator.normal(0, 0.1, 5))
+            rows = [
+                join_repeats([made_row(number, [float(100 * pace)] * 10) for pace in paces]) for number in range(20)
+            ]
+            runs.append(Results(rows, HEADER))
+        failed += outcome(*runs, "total<=5%") is FAILED
+    assert failed == 0
+
+
+def test_groups_are_gated_as_rows_are() -> None:
+    base, new = made_run(1, cases=20, longer_than_us=0.0), made_run(2, cases=20, slower=1.3, longer_than_us=0.0)
+    (held,) = compare(base, new).gate("op<=5%")
+    assert held.line.startswith("gate op<=5%: failed: ")
+    assert len(held.rows) == int(held.line.split()[3])
+    assert outcome(base, made_run(3, cases=20), "family<=5%") is PASSED
+    assert outcome(base, new, "mode<=60%") is PASSED
+
+
+def test_limits_below_what_a_machine_resolves_are_not_decided() -> None:
+    noisy = [made_run(seed, between=0.2, cases=3, longer_than_us=0.0) for seed in (1, 2)]
+    assert outcome(*noisy) is NOT_DECIDED
