@@ -13,8 +13,10 @@ from made_runs import HEADER, made_row, made_run
 from pages import in_browser, opened, table_cells
 from programs import run_command
 
+from opgrip.replay.comparing import compare
 from opgrip.replay.outcome import Results
 from opgrip.tools.report import make_page
+from opgrip.tools.report.comparisons import describe_comparisons
 from opgrip.tools.report.launches import describe_launches
 from opgrip.tools.report.runs import describe_runs
 from opgrip.traces import load
@@ -281,3 +283,24 @@ def test_what_cannot_be_shown_is_told_in_a_line(tmp_path: Path) -> None:
     done = run_command("opgrip", "report", "x.json", "-o", "r.html", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_page_of_two_runs_has_verdicts_and_the_lines_of_gates() -> None:
+    runs = {"base": made_run(1, cases=20), "head": made_run(2, cases=20, slower=1.5)}
+    (shown,) = describe_comparisons(runs, ["slower<=5%", "total<=80%"])
+    held = compare(runs["base"], runs["head"]).gate("slower<=5%", "total<=80%")
+    assert shown["gates"] == [item.line for item in held]
+    assert shown["gates"][0].startswith("gate slower<=5%: failed: ")
+    assert len(shown["rows"]) == 20
+    assert shown["rows"][0][0] == "SLOWER"
+    page = make_page(runs, {}, "made")
+    assert json.dumps(held[0].line).strip('"').replace("<", "\\u003c").replace(">", "\\u003e") in page
+
+
+@in_browser
+def test_verdicts_and_gates_of_two_runs_are_shown(tmp_path: Path) -> None:
+    runs = {"base": made_run(1, cases=20), "head": made_run(2, cases=20, slower=1.5)}
+    with opened(page_of(tmp_path / "page.html", runs), "/runs") as page:
+        page.wait_for_selector("ul.gates li")
+        assert "gate slower<=5%: failed: " in page.locator("ul.gates").inner_text()
+        assert "SLOWER" in table_cells(page, 0)

@@ -133,8 +133,11 @@ def test_tests_fail_where_cases_are_slower_than_the_baseline(run_here: Any, proj
     slower.stdout.fnmatch_lines(
         [
             "*test_net[[]b[]]*",
-            "slower<=5% is broken by aten.op5.default float32[[]5[]] (eager): "
-            "SLOWER, [34].*00 times the baseline ([34].* to [45].*)",
+            "gate slower<=5%: failed: 6 of 6 rows, worst aten.op?.default float32[[]?[]] (eager): [34].* times (*",
+            "*= opgrip, against main =*",
+            "gate slower<=5%: passed",
+            "gate missing<=0: passed",
+            "gate slower<=5%: failed: *",
         ]
     )
     assert slower.ret == pytest.ExitCode.TESTS_FAILED
@@ -148,7 +151,7 @@ def test_rows_that_a_test_no_longer_has_are_missing(run_here: Any, project: Path
     words = ("--opgrip-compare", "main", "--opgrip-compare-fail", "missing<=0")
     done = run_here(*words)
     done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["*missing<=0 is broken by aten.op5.default*: missing"])
+    done.stdout.fnmatch_lines(["gate missing<=0: failed: 1 row, first aten.op5.default*"])
     run_here(*words, "-k", "net[b]").assert_outcomes(passed=1, deselected=1)
 
 
@@ -229,7 +232,7 @@ def test_a_trace_is_a_file_of_tests(run: Any, pytester: pytest.Pytester, tiny_tr
     done = run("net.jsonl", *words)
     done.assert_outcomes(passed=2, failed=1)
     op = read_run(baseline).rows[0].op
-    done.stdout.fnmatch_lines([f"slower<=5% is broken by {op} *: SLOWER, 2.000 times the baseline (*)"])
+    done.stdout.fnmatch_lines([f"gate slower<=5%: failed: 1 of 3 rows, worst {op} *: 2.000 times (*)"])
     by_operator = run(f"net.jsonl::{op}", "--opgrip-by", "operator", "-n", "1", *words)
     by_operator.assert_outcomes(failed=1)
 

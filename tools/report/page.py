@@ -13,6 +13,7 @@ from typing import Any
 
 from opgrip.replay.outcome import Results
 from opgrip.tools.report.bundles import own, own_script, plotly, tables
+from opgrip.tools.report.comparisons import GATES, describe_comparisons
 from opgrip.tools.report.corpus_view import describe_corpus
 from opgrip.tools.report.launches import SHORT_US
 from opgrip.tools.report.runs import command_of, describe_runs
@@ -22,7 +23,11 @@ from opgrip.traces.trace import Trace
 
 
 def make_page(
-    runs: Mapping[str, Results], traces: Mapping[str, Trace], title: str, corpus: Corpus | None = None
+    runs: Mapping[str, Results],
+    traces: Mapping[str, Trace],
+    title: str,
+    corpus: Corpus | None = None,
+    gates: Sequence[str] = GATES,
 ) -> str:
     """The page of some runs and traces.
 
@@ -30,11 +35,13 @@ def make_page(
     ----------
     runs, traces : by the names that the page has for them
     corpus : many traces, of which the page shows what they say together
+    gates : conditions that each run has to meet, compared with the first
     """
     data = {
         "title": title,
         "version": version("opgrip"),
         **describe_runs(runs),
+        "comparisons": list(describe_comparisons(runs, gates)),
         "commands": [command_of(run.header, row) for run in runs.values() for row in run],
         "short_us": SHORT_US,
         "corpus": None if corpus is None else describe_corpus(corpus),

@@ -41,6 +41,13 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .html to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument(
+        "--gate",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="of runs compared with the first, as of opgrip compare (default: slower<=5%%, failed<=0, changed<=0)",
+    )
     parser.add_argument("--title", metavar="TEXT", help="of the page (default: the names of what it shows)")
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
@@ -48,10 +55,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page."""
+    from opgrip.replay.comparing.gate import parse_gate
     from opgrip.tools.report import make_page
     from opgrip.tools.report.bundles import plotly, tables
+    from opgrip.tools.report.comparisons import GATES
     from opgrip.traces.corpus.members import is_several
 
+    for text in args.gate:
+        parse_gate(text)
     check_writable(args.output, args.force)
     plotly()
     tables()
@@ -63,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         if name not in together:
             _add(name, args, runs, traces)
     title = args.title or ", ".join([*runs, *traces, *together])
-    page = make_page(runs, traces, title, corpus)
+    page = make_page(runs, traces, title, corpus, args.gate or GATES)
     with whole_file(args.output, args.force) as file:
         file.write(page.encode(errors="backslashreplace"))
     print(f"{args.prog}: {len(page) / 1e6:,.1f} MB to {args.output}", file=sys.stderr)

@@ -169,6 +169,16 @@ function modeView() {
       "max_rel", "error"]), allRows.filter((row) => cell("mode", row) !== reference), "Cases under each mode")];
 }
 
+function comparisonView(comparison) {
+  const columns = comparison.columns.map((name, place) => ({ name, title: name.replace("_", " "), value: (row) => row[place],
+    isNumber: ["base_us", "new_us", "ratio", "low", "high"].includes(name) }));
+  const held = columns.filter((column) => comparison.rows.some((row) => ![null, ""].includes(column.value(row))));
+  return [make("h2", {}, `${comparison.name} compared with ${comparison.base}`),
+    make("ul", { class: "gates" }, ...comparison.gates.map((line) => make("li", {}, line))),
+    ...comparison.lines.map((line) => make("p", { class: "hint" }, line)),
+    bigTable(held, comparison.rows, `Verdicts of ${comparison.name}`, { order: [] })];
+}
+
 function runView() {
   const names = data.runs.map((run) => run.name);
   const groups = new Map();
@@ -192,8 +202,8 @@ function runView() {
     return { type: "scatter", mode: "markers", name: escaped(name), x: both.map((found) => cell("median_us", base(found))),
       y: both.map((found) => cell("median_us", found[name])), text: both.map((found) => escaped(cell("op", base(found)))) };
   });
-  return [heading("Runs side by side"),
-    make("p", { class: "hint" }, "Medians and their ratios; opgrip compare says which of them are more than chance."),
+  return [heading("Runs side by side"), ...data.comparisons.flatMap(comparisonView), make("h2", {}, "Medians"),
+    make("p", { class: "hint" }, "Medians and their ratios; the verdicts above say which of them are more than chance."),
     chart("Median times of each run over those of the first", points,
       { xaxis: { type: "log", title: { text: escaped(`${names[0]}, us`) } }, yaxis: { type: "log", title: { text: "us" } } }),
     bigTable(columns, joined, "Cases in each run")];
