@@ -1,71 +1,106 @@
-"""How often `opgrip compare` is right: of one machine, of calls made slower, and of a machine that is busy.
+"""Measure how often the gate `slower<=5%` is right: on an idle machine and on a loaded one, on runs and on slowdowns.
 
-A program's calls are replayed again and again, each time with `--repeats`. Every run is held against every other one by
-the gate `slower<=5%`: what it fails is a false alarm. Then the runs are held against each other with the times of calls
-over 50 us made longer by a tenth: what passes is missed. Last, a run is made while processes keep all processors busy,
-and held against each of the others: no case may be called slower. Beside the gate stand tests that know nothing of
-repeats: the ratio of medians alone, and the Mann-Whitney U test of all single times, corrected for their number.
+A program's calls are replayed again and again by `opreplay --repeats`, each time alone, then while one and two other
+processes compute all the time. Every run is compared with every other one: a gate that fails is a false failure. Then
+the second run's calls of more than 50 us are slower by 5, 10, 20, 100 and 900 percent: a gate that passes has missed
+it. These slowdowns are planted: the recorded times of the run are multiplied. One slowdown is real: the idle runs are
+compared with runs whose operators use no vector instructions (`ATEN_CPU_CAPABILITY=default`).
 
-    python benchmarks/compare_rates.py [--runs 15] [--repeats 5] [--top 60]
+Runs stay in the folder of `--keep`, and a run that is there is not made again: an interrupted benchmark continues.
+
+    python benchmarks/compare_rates.py --keep DIR [--seconds 1200] [-o benchmarks/results/compare_rates.json]
+    python benchmarks/compare_rates.py --markdown benchmarks/results/compare_rates.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import permutations
+from itertools import product
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
-import numpy as np
 import torch
-from others import busy_processors, measure_part
-from rich.console import Console
-from rich.table import Table
-from scipy.stats import false_discovery_control, mannwhitneyu
+from others import Usage, share_of_others
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
 from opgrip.replay.comparing import compare
-from opgrip.replay.comparing.gate import parse_gate
+from opgrip.replay.comparing.differences import contended_share
+from opgrip.replay.comparing.gate import Outcome
 from opgrip.replay.comparing.priors import SHORT_US
-from opgrip.replay.comparing.verdicts import ERROR, Verdict
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results, read_run
 
-GATE = parse_gate("slower<=5%")
-SLOWDOWN = 1.1
-Test = Callable[[Results, Results], bool]
+GATE = "slower<=5%"
+SLOWDOWNS = (1.0, 1.05, 1.1, 1.2, 2.0, 10.0)
+BURNERS = (0, 1, 2)
+REAL = "real"
+RESULTS = Path(__file__).parent / "results" / "compare_rates.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--runs", type=int, default=15, help="of each kind (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="of each run (default: %(default)s)")
-    parser.add_argument("--top", type=int, default=60, help="cases with most time (default: %(default)s)")
+    parser.add_argument("--top", type=int, default=40, help="cases with most time (default: %(default)s)")
     parser.add_argument("--workload", choices=WORKLOADS, default="BERT train", help="default: %(default)s")
     parser.add_argument("--keep", type=Path, help="folder for the runs; those that are there are not made again")
+    parser.add_argument("--seconds", type=float, default=1200, help="begin no run after so long (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="JSON file (default: %(default)s)")
+    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of an earlier benchmark")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = args.keep or Path(temporary)
-        folder.mkdir(exist_ok=True)
-        trace = folder / "trace.jsonl"
-        if not trace.exists():
-            capture(args.workload, trace)
-        words = ("--top", args.top, "--repeats", args.repeats)
-        part = measure_part(lambda: [run(trace, folder / f"run{n}.json", words) for n in range(args.runs)], tries=1)
-        with busy_processors():
-            busy = run(trace, folder / "busy.json", words)
-    report(args, part.value, busy, str(part))
+    if args.markdown is not None:
+        print(as_markdown(json.loads(args.markdown.read_text())))
+        return
+    if args.keep is None:
+        parser.error("name a folder for the runs with --keep")
+    found = measure(args)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(as_markdown(found))
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Make the runs, one of each kind in turn so that all kinds meet the same load of others, and compare them."""
+    began, before = monotonic(), Usage.now()
+    args.keep.mkdir(parents=True, exist_ok=True)
+    trace = args.keep / "trace.jsonl"
+    if not trace.exists():
+        capture(args.workload, trace)
+    runs: dict[str, list[Results]] = {str(kind): [] for kind in (*BURNERS, REAL)}
+    others: list[float] = []
+    for number, kind in product(range(args.runs), runs):
+        output = args.keep / f"{kind}-{number}.json"
+        if not output.exists() and monotonic() - began < args.seconds:
+            with burners(0 if kind == REAL else int(kind)):
+                usage = Usage.now()
+                run(trace, output, args, {"ATEN_CPU_CAPABILITY": "default"} if kind == REAL else {})
+                if kind == "0":
+                    others.append(share_of_others(usage, Usage.now()))
+        if output.exists():
+            runs[kind].append(read_run(output))
+    return {
+        "gate": GATE,
+        "workload": args.workload,
+        "cases": args.top,
+        "repeats": args.repeats,
+        "processors": os.cpu_count(),
+        "others": max(others, default=share_of_others(before, Usage.now())),
+        "rows": list(compared(runs)),
+    }
 
 
 def capture(workload: str, trace: Path) -> None:
-    """Steps of a program, as `opcapture` records them."""
+    """Record steps of a program, as `opcapture` does."""
     torch.set_num_threads(1)
     program = WORKLOADS[workload]()
     assert program is not None, f"{workload} lacks a package"
@@ -75,70 +110,81 @@ def capture(workload: str, trace: Path) -> None:
             program()
 
 
-def run(trace: Path, output: Path, words: Sequence[object]) -> Results:
-    """A replay by the command."""
-    if not output.exists():
-        command = [str(Path(sys.executable).with_name("opreplay")), trace, *words, "--threads", "1", "-o", output]
-        environment = os.environ | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": "1"}
-        subprocess.run([str(word) for word in command], check=True, capture_output=True, env=environment)
-    return read_run(output)
+def run(trace: Path, output: Path, args: argparse.Namespace, variables: Mapping[str, str]) -> None:
+    """Replay by the command."""
+    command = [str(Path(sys.executable).with_name("opreplay")), str(trace), "--top", str(args.top)]
+    command += ["--repeats", str(args.repeats), "--threads", "1", "-o", str(output)]
+    environment = os.environ | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": "1"} | variables
+    subprocess.run(command, check=True, capture_output=True, env=environment)
 
 
-def slowed(results: Results) -> Results:
-    """A run of a machine on which calls over 50 us take a tenth longer."""
-    return Results([_slowed(row) if (row.median_us or 0) > SHORT_US else row for row in results], results.header)
+@contextmanager
+def burners(count: int) -> Iterator[None]:
+    """Keep so many other processes computing."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
-def _slowed(row: Result) -> Result:
-    times = [time * SLOWDOWN for time in row.times_us or ()]
-    return replace(row, times_us=times, median_us=(row.median_us or 0) * SLOWDOWN)
+def compared(runs: Mapping[str, Sequence[Results]]) -> Iterator[dict[str, Any]]:
+    """Yield how often the gate had which outcome, by load and slowdown."""
+    idle = runs["0"]
+    for count, factor in product(BURNERS, SLOWDOWNS):
+        loaded = runs[str(count)]
+        pairs = [(base, new) for base in idle for new in loaded if base is not new]
+        pairs += [(base, new) for base in loaded for new in idle if base is not new and count]
+        pairs += [(base, new) for base in loaded for new in loaded if base is not new and count]
+        yield row_of(count, f"{factor - 1:.0%}", pairs, lambda new, factor=factor: slowed(new, factor))
+    real = [(base, new) for base in idle for new in runs[REAL]]
+    yield row_of(0, "ATEN_CPU_CAPABILITY=default", real, lambda new: new)
 
 
-def by_gate(base: Results, new: Results) -> bool:
-    """Whether the gate fails."""
-    return any(True for _ in GATE.offenders(compare(base, new)))
+def row_of(
+    count: int, slowdown: str, pairs: Sequence[tuple[Results, Results]], change: Callable[[Results], Results]
+) -> dict[str, Any]:
+    outcomes = Counter(compare(base, change(new)).gate(GATE)[0].outcome.value for base, new in pairs)
+    contended = [contended_share(row) for _, new in pairs for row in new]
+    return {
+        "burners": count,
+        "slowdown": slowdown,
+        "comparisons": len(pairs),
+        "contended": sum(contended) / max(len(contended), 1),
+        **{outcome.value: outcomes[outcome.value] for outcome in Outcome},
+    }
 
 
-def by_medians(base: Results, new: Results) -> bool:
-    """Whether any median is more than 5 percent above what it was."""
-    return any(now > 1.05 * old for old, now in zip(_medians(base), _medians(new), strict=True))
+def slowed(results: Results, factor: float) -> Results:
+    """Return a run whose calls of more than 50 us take so many times as long."""
+
+    def change(row: Result) -> Result:
+        if (row.median_us or 0) <= SHORT_US:
+            return row
+        times = [time * factor for time in row.times_us or ()]
+        return replace(row, times_us=times, median_us=(row.median_us or 0) * factor)
+
+    return Results(list(map(change, results)), results.header)
 
 
-def by_ranks(base: Results, new: Results) -> bool:
-    """The same, where a rank test of single times says that it is not by chance."""
-    tests = [mannwhitneyu(a.times_us, b.times_us) for a, b in zip(base, new, strict=True)]
-    adjusted = false_discovery_control([test.pvalue for test in tests])
-    slower = np.array(_medians(new)) > 1.05 * np.array(_medians(base))
-    return bool(((adjusted <= ERROR) & slower).any())
-
-
-def _medians(results: Results) -> list[float]:
-    return [row.median_us or 0.0 for row in results]
-
-
-TESTS: dict[str, Test] = {"opgrip compare": by_gate, "ratio of medians": by_medians, "Mann-Whitney U": by_ranks}
-
-
-def report(args: argparse.Namespace, runs: Sequence[Results], busy: Results, quiet: str) -> None:
-    pairs = list(permutations(runs, 2))
-    table = Table(title=f"{args.workload}: {len(runs[0])} cases, {len(runs)} runs of {args.repeats} repeats; {quiet}")
-    for heading in ("gate slower<=5%", "same machine: passes", f"{SLOWDOWN - 1:.0%} slower over {SHORT_US} us: fails"):
-        table.add_column(heading)
-    for name, fails in TESTS.items():
-        passed = sum(not fails(base, new) for base, new in pairs)
-        found = sum(fails(base, slowed(new)) for base, new in pairs)
-        table.add_row(name, *(f"{count} of {len(pairs)} ({count / len(pairs):.1%})" for count in (passed, found)))
-    console = Console()
-    console.print(table)
-    same, slower = (sum_of(compare(a, change(b)).counts for a, b in pairs) for change in (lambda run: run, slowed))
-    console.print(f"verdicts, same machine: {same}; with the slowdown: {slower}")
-    console.print(f"verdicts of a run on a busy machine: {sum_of(compare(base, busy).counts for base in runs)}")
-
-
-def sum_of(counts: Iterator[Counter[Verdict]]) -> str:
-    """Verdicts of several comparisons."""
-    total: Counter[Verdict] = sum(counts, Counter())
-    return ", ".join(f"{total[verdict]:,} {verdict.value}" for verdict in Verdict)
+def as_markdown(found: Mapping[str, Any]) -> str:
+    """Return the table that docs/results.md shows."""
+    lines = [
+        "| other processes | slower | comparisons | failed | not decided | passed |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["rows"]:
+        if row["comparisons"]:
+            shares = [f"{row[name] / row['comparisons']:.1%}" for name in ("failed", "not decided", "passed")]
+            lines.append(f"| {row['burners']} | {row['slowdown']} | {row['comparisons']:,} | {' | '.join(shares)} |")
+    lines.append("")
+    lines.append(
+        f"{found['workload']}: {found['cases']} cases, {found['repeats']} repeats, {found['processors']} processors. "
+        f"Besides these processes, others took up to {found['others']:.0%} of the processors."
+    )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ OF_A_SHELL = re.compile(r"[][;&|<>$`*?(){}!\\\n]|(?<!\S)~|^\w+=")
 VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
 """Times and sizes, and counts that differ between versions of torch."""
 MEASURED = ("opgrip compare", "opgrip results")
-"""Commands that print what was measured and when: that is not compared, and a gate of theirs may be broken."""
+"""Commands that print what was measured and when: that is not compared, and a gate of theirs may fail, or not be decided."""
 CRASHES = "crash.jsonl"
 """What a capture is called of a program that does not end well."""
 NOT_THERE = {
@@ -274,7 +274,7 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
     env.pop("OPGRIP_STORE", None)
     done = run_line(in_small(pasted), folder, env)
     if pasted.command.startswith(MEASURED):
-        return "" if done.returncode in {0, 1} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
+        return "" if done.returncode in {0, 1, 3} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
     if done.returncode and CRASHES not in pasted.command:
         return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
     difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
