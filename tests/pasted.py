@@ -54,7 +54,7 @@ OF_A_SHELL = re.compile(r"[][;&|<>$`*?(){}!\\\n]|(?<!\S)~|^\w+=")
 VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
 """Times and sizes, and counts that differ between versions of torch."""
 MEASURED = ("opgrip compare", "opgrip results")
-"""Commands that print what was measured and when: that is not compared, and a gate of theirs may fail, or not be decided."""
+"""Commands that print what was measured and when: that is not compared, and a gate of theirs may not pass."""
 CRASHES = "crash.jsonl"
 """What a capture is called of a program that does not end well."""
 NOT_THERE = {

@@ -171,6 +171,7 @@ def test_groups_are_gated_as_rows_are() -> None:
     base, new = made_run(1, cases=20, longer_than_us=0.0), made_run(2, cases=20, slower=1.3, longer_than_us=0.0)
     (held,) = compare(base, new).gate("op<=5%")
     assert held.line.startswith("gate op<=5%: failed: ")
+    assert outcome(base, new, "module<=5%") is FAILED
     assert len(held.rows) == int(held.line.split()[3])
     assert outcome(base, made_run(3, cases=20), "family<=5%") is PASSED
     assert outcome(base, new, "mode<=60%") is PASSED
