@@ -79,11 +79,11 @@ class FaultCounter:
         """
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            before = resource.getrusage(resource.RUSAGE_SELF)
+            before = _usage()
             start = perf_counter_ns()
             result = operator(*args, **kwargs)
             duration = perf_counter_ns() - start
-            after = resource.getrusage(resource.RUSAGE_SELF)
+            after = _usage()
             system_s = after.ru_stime - before.ru_stime
             processor_s = system_s + after.ru_utime - before.ru_utime
             faults = after.ru_minflt - before.ru_minflt
@@ -103,3 +103,7 @@ class FaultCounter:
             return {}
         counts_by_place = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
         return {place: counted for place, counted in counts_by_place if counted is not None}
+
+
+def _usage() -> resource.struct_rusage:
+    return resource.getrusage(resource.RUSAGE_SELF)

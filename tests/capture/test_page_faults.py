@@ -61,14 +61,14 @@ def test_small_calls_and_views_are_not_counted(tmp_path: Path) -> None:
 def test_calls_lie_within_those_that_made_them_however_long_counting_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, waits = page_faults._faults, iter([0.02])
+    usage, waits = page_faults._usage, iter([0.02])
 
-    def slow() -> int:
+    def slow() -> object:
         # the first count is that of the outer call, before it runs
         time.sleep(next(waits, 0.0))
-        return counted()
+        return usage()
 
-    monkeypatch.setattr(page_faults, "_faults", slow)
+    monkeypatch.setattr(page_faults, "_usage", slow)
     large = torch.ones(1 << 16)
     with Capture(tmp_path / "t.jsonl", extensions=["operator"]):
         operator.add(large, large)
