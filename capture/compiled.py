@@ -72,11 +72,13 @@ class CompiledWatch:
     def _recording(self, original: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
         @functools.wraps(original)
         def recorded(graph: Any, inputs: Sequence[Any]) -> Any:
+            mode = None
             try:
                 name = f"torch.compile:{region_name(graph)}"
                 mode = self.recorder.mode_here()
             except Exception as error:
                 self.recorder.drop("compiled region", error)
+            if mode is None:
                 return original(graph, inputs)
             return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.devices import accelerators, is_started
+from opgrip.capture.hook_errors import raise_if_from_program
 from opgrip.traces.names import plain_name
 from opgrip.traces.precisions import describe_precisions
 
@@ -69,5 +70,6 @@ def describe_autocast() -> str:
 def _read(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (RuntimeError, AttributeError):
+    except (RuntimeError, AttributeError) as error:
+        raise_if_from_program(error)
         return None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from opgrip.capture.devices import current_stream, is_capturing, on_device, with_index
+from opgrip.capture.hook_errors import raise_if_from_program
 
 NOT_TIMED = -1
 """Device time of a call that ran on the host alone."""
@@ -107,7 +108,8 @@ class DeviceTimer:
             with on_device(device):
                 event.record(stream)
             self._stream = getattr(stream, "stream_id", 0)
-        except Exception:
+        except Exception as error:
+            raise_if_from_program(error)
             return None
         return device, event
 
@@ -120,7 +122,8 @@ class DeviceTimer:
             with on_device(device):
                 after.synchronize()
                 time = round(before.elapsed_time(after) * 1e6)
-        except Exception:
+        except Exception as error:
+            raise_if_from_program(error)
             return NOT_TIMED
         self._free.setdefault(device, []).extend((before, after))
         return time

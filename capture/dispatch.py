@@ -21,13 +21,14 @@ from opgrip.capture.contexts import read_settings
 from opgrip.capture.device_time import DeviceTimer
 from opgrip.capture.higher_order import higher_order_node
 from opgrip.capture.higher_order_private import is_higher_order, see_higher_order
+from opgrip.capture.hook_errors import interrupted_by, is_from_program
 from opgrip.capture.inner_times import measured
 from opgrip.capture.kernels import identities_here
 from opgrip.capture.looks import look_at
 from opgrip.capture.own_work import OwnWork
 from opgrip.capture.page_faults import FaultCounter
 from opgrip.capture.placed_mode import UNPAIRED, PlacedMode
-from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
+from opgrip.capture.predictions import CAREFUL, LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.signatures import tensors_in
 from opgrip.capture.storages import SWEEP, SWEEP_BYTES
@@ -104,6 +105,7 @@ class RecordingMode(PlacedMode):
         if autograd_node is not None and get_ident() != self.ident:
             # the engine's threads inherit the mode of the thread that the forward pass ran in
             return self.recorder.mode_of_engine().__torch_dispatch__(func, types, args, kwargs)
+        node: Node | None = None
         argument_storages: Storages | None = None
         try:
             grad = is_grad_enabled()
@@ -136,6 +138,8 @@ class RecordingMode(PlacedMode):
             self.last = node
         except Exception as error:
             self.recorder.drop(str(func), error)
+            node = None
+        if node is None or argument_storages is None:
             return func(*args, **(kwargs or {}))
         self.started = start = perf_counter_ns()
         if self._ahead:
@@ -145,34 +149,41 @@ class RecordingMode(PlacedMode):
         except BaseException as error:
             self._keep(node, argument_storages, start, perf_counter_ns(), sequence, None, error)
             raise
-        end = perf_counter_ns()
-        if node.layout and type(result) is torch.Tensor:
-            try:
+        try:
+            end = perf_counter_ns()
+            if node.layout and type(result) is torch.Tensor:
                 alias = node.alias
                 if alias >= 0:
                     result_storage = argument_storages[alias]
                 else:
                     storage = result.untyped_storage()
-                    address = pin(storage)
-                    pinned_number = self._numbers.get(address)
-                    if pinned_number is None:
-                        # no other thread has this tensor yet
-                        result_storage = self._numbers[address] = next(self._new_number)
-                        self._young.append(address)
-                        self._pinned_bytes += storage.nbytes()
-                        if len(self._young) > SWEEP or self._pinned_bytes > SWEEP_BYTES:
-                            self._sweep()
-                    else:
-                        result_storage = pinned_number
+                    address, numbers = pin(storage), self._numbers
+                    if address in numbers:
                         unpin(address)
-                self.rows.extend((node.pair, start, end, sequence, *argument_storages, result_storage))
-            except NotImplementedError:
-                # of a sparse result, which has no memory of its own
+                    else:
+                        new_number = next(self._new_number)
+                        if address in numbers:
+                            # another thread was faster
+                            unpin(address)
+                        else:
+                            numbers[address] = new_number
+                            self._young.append(address)
+                            self._pinned_bytes += storage.nbytes()
+                            if len(self._young) > SWEEP or self._pinned_bytes > SWEEP_BYTES:
+                                self._sweep()
+                    result_storage = numbers[address]
+                # adding and returning is all one for what interrupts the program: the call is there, or it is lost
+                rows = self.rows
+                rows += (node.pair, start, end, sequence, *argument_storages, result_storage)
+            else:
                 self._keep(node, argument_storages, start, end, sequence, result, None)
-            except Exception as error:
-                self.recorder.drop(str(func), error)
-        else:
-            self._keep(node, argument_storages, start, end, sequence, result, None)
+        except BaseException as error:
+            if isinstance(error, NotImplementedError) and not is_from_program(error):
+                # a sparse result has no memory of its own
+                node.layout = CAREFUL
+                self._keep(node, argument_storages, start, end, sequence, result, None)
+            else:
+                self.recorder.lose(str(func), error)
         return result
 
     _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))
@@ -188,9 +199,14 @@ class RecordingMode(PlacedMode):
     ) -> Any:
         if self.idle:
             return run()
+        depth, around, node = self.depth(), len(self._around), None
+        start = sequence = 0
+        argument_storages: Storages = ()
         try:
             began = self._begin_search()
             self.settle()
+            # what has just been settled is left
+            depth = self.depth()
             autograd_node = current_autograd_node()
             sequence = sequence_number() if autograd_node is None else self._enter_backward(autograd_node)
             argument_storages = self.storages_in(args, kwargs)
@@ -204,27 +220,32 @@ class RecordingMode(PlacedMode):
             # a compiled region frees its inputs as it goes
             del args, kwargs, values
             self._end_search(began)
-        except Exception as error:
+        except BaseException as error:
+            self.leave_to(depth)
             self.recorder.drop(name, error)
+            node = None
+        if node is None:
             return run()
-        start = perf_counter_ns()
-        self._around.append((start, node))
-        if self._ahead:
-            self.recorder.write_ahead_of(node.number)
         result, raised = None, None
         try:
+            start = perf_counter_ns()
+            self._around.append((start, node))
+            if self._ahead:
+                self.recorder.write_ahead_of(node.number)
             result = run()
         except BaseException as error:
             raised = error
             raise
         finally:
-            end = perf_counter_ns()
             try:
-                self._around.pop()
-                self.leave(node)
-            except Exception as error:
-                self.recorder.drop(name, error)
-            self._keep(node, argument_storages, start, end, sequence, result, raised, shown)
+                end = perf_counter_ns()
+                del self._around[around:]
+                self.leave_to(depth)
+                self._keep(node, argument_storages, start, end, sequence, result, raised, shown)
+            except BaseException as error:
+                del self._around[around:]
+                self.leave_to(depth)
+                self.recorder.lose(name, error)
             # else the error would hold this frame, which holds the error
             raised = None
         return result
@@ -357,6 +378,10 @@ class RecordingMode(PlacedMode):
         """Record a call that has ended."""
         try:
             recorder = self.recorder
+            if raised is not None and recorder.is_open(node.number) and is_from_program(raised):
+                # it would say of all calls of the signature that they raise
+                recorder.count_lost(recorder.name_of(node.number), interrupted_by(raised))
+                return
             if shown is not None:
                 result = shown(result)
             if recorder.is_open(node.number):
@@ -365,6 +390,7 @@ class RecordingMode(PlacedMode):
                 self._spent(began)
             result_storages = [self._storages.number(tensor) for tensor in tensors_in((result,))]
             pair = recorder.scopes.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
-            self.rows.extend((pair, start, end, sequence, *argument_storages, *result_storages))
+            rows = self.rows
+            rows += (pair, start, end, sequence, *argument_storages, *result_storages)
         except Exception as error:
             self.recorder.drop(f"signature {node.number}", error)

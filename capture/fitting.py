@@ -12,6 +12,7 @@ import torch
 from opgrip.capture.deferred import Deferred, is_deferred
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.graph_captures import GraphCaptures
+from opgrip.capture.hook_errors import raise_if_from_program
 from opgrip.capture.layouts import FitValues
 from opgrip.capture.signatures import describe_call
 from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
@@ -159,6 +160,7 @@ class Fitter:
         try:
             return fit_argument(op, argument, tensor)
         except Exception as error:
+            raise_if_from_program(error)
             self.without_values[op, one_line(error)] += 1
             return None
 
@@ -176,9 +178,11 @@ class Fitter:
         number = self._numbers.get(text)
         if number is None:
             assert fitted.model is not None
-            number = self._numbers[text] = self._next_number()
+            number = self._next_number()
             self._fitted[number] = fitted
             self._pend(Values(number, fitted.model, fitted.key))
+            # last: a number that is found is written, whatever interrupts this
+            self._numbers[text] = number
         return number
 
 

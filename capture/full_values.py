@@ -15,6 +15,7 @@ from typing import IO
 
 import torch
 
+from opgrip.capture.hook_errors import raise_if_from_program
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.output import abandon, check_writable, create, discard, partial_path
 from opgrip.traces.tensor_arrays import array_of
@@ -104,6 +105,7 @@ class FullValues:
                 return self._keep(tensor.detach())
             error = self.failure
         except Exception as raised:
+            raise_if_from_program(raised)
             # its frames would keep the tensor
             error = raised.with_traceback(None)
             if isinstance(error, OSError | UserError):

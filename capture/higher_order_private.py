@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.compiler_private import modes_hidden_from_compiler
+from opgrip.capture.hook_errors import raise_if_from_program
 from opgrip.traces.private_places import PrivatePlaces
 
 _places = PrivatePlaces()
@@ -74,7 +75,8 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
         return None
     try:
         code = func.py_kernels[_resolve(func, key)]
-    except (NotImplementedError, KeyError):
+    except (NotImplementedError, KeyError) as error:
+        raise_if_from_program(error)
         return None
     return _under_modes(code) if isinstance(code, FunctionType) else None
 

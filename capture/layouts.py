@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from opgrip.capture.devices import accelerators, is_started
-from opgrip.capture.torch_private import unobserved
+from opgrip.capture.hook_errors import raise_if_from_program
+from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.traces.tensor_specs import (
     COMPRESSED_LAYOUTS,
     COMPRESSES_ROWS,
@@ -34,7 +35,7 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
     """
     if type(tensor) not in PLAIN:
         return (), ()
-    with unobserved(), torch.no_grad():
+    with without_modes(), without_functions(), torch.no_grad():
         try:
             if tensor.is_nested:
                 return (tensor.values(),), _places(tensor)
@@ -46,9 +47,9 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
                 return (compressed, tensor.col_indices() if by_row else tensor.row_indices(), tensor.values()), ()
             if tensor.is_quantized:
                 return (), (_quantizer(tensor),)
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            raise_if_from_program(error)
             # such as a tensor on the meta device, whose quantizer nobody knows
-            pass
     return (), ()
 
 

@@ -11,7 +11,6 @@ from opgrip.capture.own_work import OwnWork
 from opgrip.capture.page_faults import FaultCounter
 from opgrip.capture.predictions import Node
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.errors import one_line
 from opgrip.traces.records import NO_STORAGE
 
 Told = Callable[[Any], None]
@@ -71,7 +70,7 @@ def _look(node: Node, mode: Mode, args: Sequence[Any], kwargs: Mapping[str, Any]
         call = (began, _first_storage(mode, args, kwargs)) if why is Look.PLACE else None
         return recorder.observe(node.number, node.func, args, kwargs, call)
     except Exception as error:
-        recorder.fitter.without_values[str(node.func), one_line(error)] += 1
+        recorder.lose_values(str(node.func), error)
         return None
     finally:
         observations.spend(mode.own_work.add(began))

@@ -37,21 +37,28 @@ class PlacedMode(ThreadMode):
         self._frames: list[tuple[object, FrameType]] = []
 
     def enter(self, token: object, place: Place, frame: FrameType | None = None) -> None:
-        self._outer.append((token, self.place))
+        # what interrupts this is mended by `leave_to`, or by the frame's end
         if frame is not None:
             self._frames.append((token, frame))
+        self._outer.append((token, self.place))
         self._go(place)
 
     def leave(self, token: object) -> None:
         outer = self._outer
-        if not outer or outer[-1][0] is not token:
-            if all(entered is not token for entered, _ in outer):
+        depth = len(outer) - 1
+        if depth < 0 or outer[depth][0] is not token:
+            depth = next((depth for depth in range(depth, -1, -1) if outer[depth][0] is token), -1)
+            if depth < 0:
                 return
-            while outer[-1][0] is not token:
-                self._forget_frame(outer.pop()[0])
-        place = outer.pop()[1]
-        self._forget_frame(token)
-        self._go(place)
+        self.leave_to(depth)
+
+    def leave_to(self, depth: int) -> None:
+        outer = self._outer
+        if len(outer) > depth:
+            left = outer[depth:] if self._frames else ()
+            self._go(outer[depth][1], depth)
+            for token, _ in left:
+                self._forget_frame(token)
 
     def depth(self) -> int:
         return len(self._outer)
@@ -63,23 +70,31 @@ class PlacedMode(ThreadMode):
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
-            self.leave(self._frames.pop()[0])
+            token = self._frames[-1][0]
+            self.leave(token)
+            self._forget_frame(token)
 
     def _forget_frame(self, token: object) -> None:
-        if self._frames and self._frames[-1][0] is token:
-            self._frames.pop()
+        self._frames = [entry for entry in self._frames if entry[0] is not token]
 
-    def _go(self, place: Place) -> None:
+    def _go(self, place: Place, depth: int | None = None, in_backward: bool | None = None) -> None:
+        """Go to a place; leave all that was entered beyond a depth."""
+        # no call stands between these, so that no exception of the program can: the thread is in the one place or in
+        # the other, and nothing is foreseen
         before, self.place = self.place, place
-        self.last = self.predictions.start_of(place, self.last, before)
+        last, self.last = self.last, self.predictions.nowhere
+        if depth is not None:
+            del self._outer[depth:]
+        if in_backward is not None:
+            self._in_backward = in_backward
+        self.last = self.predictions.start_of(place, last, before)
 
     def _enter_backward(self, autograd_node: Any) -> int:
         if not self._in_backward:
-            self._in_backward, self._before_backward = True, self.place.phase
-            self._go(self.recorder.places.phase(self.place, BACKWARD))
+            self._before_backward = self.place.phase
+            self._go(self.recorder.places.phase(self.place, BACKWARD), in_backward=True)
         number = autograd_node._sequence_nr()
         return UNPAIRED if number == NO_SEQUENCE else -1 - int(number)
 
     def _leave_backward(self) -> None:
-        self._in_backward = False
-        self._go(self.recorder.places.phase(self.place, self._before_backward))
+        self._go(self.recorder.places.phase(self.place, self._before_backward), in_backward=False)

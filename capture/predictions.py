@@ -279,8 +279,9 @@ def add_tests(entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     if lists == [0] and not places and all(isinstance(item, torch.Tensor) for item in args[0]):
         entry.layout = LISTED
     elif not lists:
-        entry.layout = {(0,): ONE, (0, 1): TWO}.get(places, SEVERAL)
-        entry.places = places
+        layout = {(0,): ONE, (0, 1): TWO}.get(places, SEVERAL)
+        # nothing can come between these
+        entry.places, entry.layout = places, layout
     if entry.layout in (ONE, TWO, SEVERAL):
         entry.alias = _alias(entry.func, places)
 

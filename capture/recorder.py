@@ -6,8 +6,8 @@ import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
@@ -21,6 +21,7 @@ from opgrip.capture.collectives import with_groups
 from opgrip.capture.epochs import Epochs
 from opgrip.capture.fitting import Fitter, varies_by_values
 from opgrip.capture.graph_captures import GraphCaptures
+from opgrip.capture.hook_errors import interrupted_by, is_from_program, raise_if_from_program
 from opgrip.capture.kernels import KernelTimes
 from opgrip.capture.observations import Observations
 from opgrip.capture.page_faults import LARGE
@@ -31,7 +32,7 @@ from opgrip.capture.slow_memory import SlowMemory
 from opgrip.capture.step_marks import StepMarks
 from opgrip.capture.storages import Storages
 from opgrip.capture.thread_mode import ThreadMode
-from opgrip.capture.torch_private import unobserved
+from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.labels import is_mark
@@ -39,6 +40,11 @@ from opgrip.traces.page_fault_cost import usual_fault_ns
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature, Values
 from opgrip.traces.redaction import Policy, Redaction
 from opgrip.traces.writer import encode_line
+
+
+class _OwnWork(threading.local):
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
 
 
 class Recorder:
@@ -131,7 +137,7 @@ class Recorder:
         self._large_outputs: dict[int, int] = {}
         self.fitter = Fitter(self._pend, functools.partial(self.epochs.next, Values))
         self.observations = Observations(self._value_share)
-        self._own_work: set[int] = set()
+        self._own_work = _OwnWork()
         self._stopped = False
         self.slow_memory = SlowMemory(usual_fault_ns())
         self.thinning = Thinning.NOTHING
@@ -201,9 +207,11 @@ class Recorder:
         """The mode that records this thread."""
         mode: ThreadMode | None = getattr(self._here, "mode", None)
         if mode is None:
-            mode = self._here.mode = self._make_mode(self)
+            mode = self._make_mode(self)
             mode.idle = mode.idle or self.by_steps
+            # first: what interrupts this must not leave a thread with a mode that nobody reads
             self.modes.append(mode)
+            self._here.mode = mode
         return mode
 
     def mode_in_step(self) -> ThreadMode | None:
@@ -229,32 +237,47 @@ class Recorder:
         """How many integers are in the rows of calls that nobody has taken."""
         return sum(len(mode.rows) for mode in tuple(self.modes))
 
-    @contextmanager
-    def own_work(self) -> Iterator[None]:
-        """What this thread calls in the block is the capture's own, and not recorded.
+    def own_work(self) -> threading.RLock:
+        """Return a context in which the calls of this thread are the capture's own, and not recorded.
 
-        Else a watched function that describing a call needs would wait for itself.
+        Else a watched function that describing a call needs would wait for itself. It is a lock that no other thread
+        has: Python enters and leaves one without a moment at which an exception could leave it held.
         """
-        ident = threading.get_ident()
-        outermost = ident not in self._own_work
-        self._own_work.add(ident)
-        try:
-            yield
-        finally:
-            if outermost:
-                self._own_work.discard(ident)
+        lock: threading.RLock = self._own_work.lock
+        return lock
 
     def at_own_work(self) -> bool:
         """Whether this thread is inside an `own_work` block."""
-        return threading.get_ident() in self._own_work
+        is_held: bool = self._own_work.lock._is_owned()  # type: ignore[attr-defined]
+        return is_held
 
-    def drop(self, op: str, reason: Exception) -> None:
-        """Count a call that could not be recorded."""
-        self.dropped[op, one_line(reason)] += 1
+    def drop(self, op: str, reason: BaseException) -> None:
+        """Count a call that could not be recorded; raise the reason again if it is an exception of the program."""
+        raise_if_from_program(reason)
+        self.count_lost(op, one_line(reason))
+
+    def lose(self, op: str, reason: BaseException) -> None:
+        """Count a call that has run, whose record something kept from being made; raise that as `drop` does."""
+        is_own = not is_from_program(reason)
+        self.count_lost(op, one_line(reason) if is_own else interrupted_by(reason))
+        if not is_own:
+            raise reason
+
+    def count_lost(self, op: str, reason: str) -> None:
+        """Count a call that ran and is not in the trace."""
+        with self._new:
+            self.dropped[op, reason] += 1
+
+    def lose_values(self, op: str, reason: Exception) -> None:
+        """Count a tensor whose values could not be had; raise the reason again if it is an exception of the program."""
+        raise_if_from_program(reason)
+        with self._new:
+            self.fitter.without_values[op, one_line(reason)] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
         """Count a call that is in the trace as the calls that it was made of."""
-        self.passed_by[op, f"run by {', '.join(kind.__name__ for kind in types)}"] += 1
+        with self._new:
+            self.passed_by[op, f"run by {', '.join(kind.__name__ for kind in types)}"] += 1
 
     def write_ahead_of(self, signature: int) -> None:
         """Write all that is known, before a call runs."""
@@ -282,6 +305,10 @@ class Recorder:
         """Bytes of the results of a signature's first call; 0 where they are few or not known."""
         return self._large_outputs.get(signature, 0)
 
+    def name_of(self, signature: int) -> str:
+        """Return the name of the operator of a signature of which no call has ended."""
+        return str(self._open_names.get(signature, f"signature {signature}"))
+
     def open_signature(self, signature: int) -> Signature | None:
         """A signature of which no call has ended yet, as far as it is known."""
         return self._open.get(signature)
@@ -300,9 +327,12 @@ class Recorder:
                 size = sum(spec.extent for spec in tensors(signature.outputs))
                 if size >= LARGE:
                     self._large_outputs[number] = size
-            self._pend(signature)
-            del self._open[number], self._open_names[number]
+            lines = self._encoded(signature)
+            # nothing can come between these: a signature that is written is closed, and the other way round
+            self.pending += lines
+            del self._open[number]
             self.signatures_closed += 1
+            self._open_names.pop(number, None)
 
     def forget_mode(self, mode: ThreadMode) -> None:
         """Forget the mode of a thread that has ended, when its calls were taken."""
@@ -363,25 +393,29 @@ class Recorder:
         if self._redaction is None:
             return (record,)
         # values are redacted by operators, which are no calls of the program
-        with unobserved():
+        with self._new, without_modes(), without_functions():
             return self._redaction.records(record)
 
     def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])
-        with self._new, self.own_work(), unobserved():
+        with self._new, self.own_work(), without_modes(), without_functions():
+            number = self._signatures.get(key)
+            if number is not None:
+                # another thread was faster
+                return number
             self.leave_out(Thinning.VALUES)
             described_args, described_kwargs, alike = self.fitter.describe(key[0], args, kwargs)
             described_args = with_groups(key[0], described_args)
-            number = self._signatures.get(key)
-            if number is None:
-                number = self._signatures[key] = self.epochs.next(Signature)
-                self.families[number] = self._first_alike.setdefault(alike, number)
+            number = self.epochs.next(Signature)
+            self.families[number] = self._first_alike.setdefault(alike, number)
             if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
                 self.differentiable.add(number)
             if is_mark(op):
                 self.marks.add(number)
             self._open_names[number] = key[0]
-            self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
+            signature = Signature(number, kind, op, described_args, described_kwargs)
+            # last: whoever finds the number finds all that belongs to it
+            self._open[number], self._signatures[key] = signature, number
         return number
 
     def observe(
@@ -404,45 +438,53 @@ class Recorder:
         if storage == NO_STORAGE:
             storage = None
         try:
-            with self._new, self.own_work(), unobserved():
+            with self._new, self.own_work(), without_modes(), without_functions():
                 described = self.fitter.describe_again(name, args, kwargs)
         except Exception as error:
-            self.fitter.without_values[str(name), one_line(error)] += 1
+            self.lose_values(str(name), error)
             return lambda result: None
 
         def record_result(result: Any) -> None:
-            with self._new:
-                signature = self._refine_signature(
-                    Signature(number, OPERATOR, str(name), *described, self._outputs(result)), name
-                )
-                numbers = numbers_of((signature.args, signature.kwargs))
-                self._pend(Observed(number, numbers, signature.outputs, since_ns, storage))
+            try:
+                with self._new:
+                    signature = self._refine_signature(
+                        Signature(number, OPERATOR, str(name), *described, self._outputs(result)), name
+                    )
+                    numbers = numbers_of((signature.args, signature.kwargs))
+                    self._pend(Observed(number, numbers, signature.outputs, since_ns, storage))
+            except Exception as error:
+                self.lose_values(str(name), error)
 
         return record_result
 
     def _refine_signature(self, signature: Signature, name: Hashable) -> Signature:
         """A signature with what its outputs tell of its values."""
         try:
-            with self.own_work(), unobserved():
+            with self.own_work(), without_modes(), without_functions():
                 signature = self.fitter.refine_by_outputs(signature, name)
                 if varies_by_values(signature, name) and signature.kind == OPERATOR:
                     self.observations.want(signature.number)
         except Exception as error:
-            self.fitter.without_values[signature.op, one_line(error)] += 1
+            self.lose_values(signature.op, error)
         return signature
 
     def _outputs(self, result: Any) -> Any:
         try:
-            with self.own_work(), unobserved():
+            with self.own_work(), without_modes(), without_functions():
                 return describe_result(result)
         except Exception as error:
+            raise_if_from_program(error)
             # without its outputs, a signature still replays
             return Opaque(one_line(error))
 
     def _pend(self, record: Record) -> None:
+        lines = self._encoded(record)
+        self.pending += lines
+
+    def _encoded(self, record: Record) -> list[tuple[Record, bytes]]:
+        """Return a record as `pending` holds it."""
         # encoded here: at the first call of its kind that costs little, later it would hold up other calls
         with self.own_work():
             if self.privacy is not None and self.redacts_late:
-                self.pending.append((record, b""))
-            else:
-                self.pending.extend((item, encode_line(item)) for item in self.outgoing(record))
+                return [(record, b"")]
+            return [(item, encode_line(item)) for item in self.outgoing(record)]

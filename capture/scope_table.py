@@ -81,15 +81,19 @@ class ScopeTable:
         number = self._scopes.get(key)
         if number is None:
             with self._new:
+                number = self._scopes.get(key)
+                if number is not None:
+                    return number
                 site = sites[0] if sites else Site("", "", 0)
                 callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
                 where = (place.module, place.module_type, place.phase, place.inside)
                 number = self._epochs.next(Scope)
                 record = Scope(number, *where, site.function, site.file, site.line, callers, context)
                 record = replace(record, gripped=place.gripped)
-                self._scopes[key] = number
                 self._records[number] = record
                 self._pend(record)
+                # last, here and below: a number that is found is written, whatever interrupts this
+                self._scopes[key] = number
         return number
 
     def has_scope(self, number: int) -> bool:
@@ -102,10 +106,14 @@ class ScopeTable:
         number = self._scopes.get(key)
         if number is None:
             with self._new:
-                record = replace(self._records[scope], number=self._epochs.next(Scope), forward=forward)
-                number = self._scopes[key] = record.number
+                number = self._scopes.get(key)
+                if number is not None:
+                    return number
+                number = self._epochs.next(Scope)
+                record = replace(self._records[scope], number=number, forward=forward)
                 self._records[number] = record
                 self._pend(record)
+                self._scopes[key] = number
         return number
 
     def forget(self) -> None:
@@ -136,6 +144,10 @@ class ScopeTable:
         number = self._contexts.get((values, autocast))
         if number is None:
             with self._new:
-                number = self._contexts[values, autocast] = self._epochs.next(Context)
+                number = self._contexts.get((values, autocast))
+                if number is not None:
+                    return number
+                number = self._epochs.next(Context)
                 self._pend(Context(number, describe_context(values) | {"autocast": autocast}))
+                self._contexts[values, autocast] = number
         return number

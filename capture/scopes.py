@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from opgrip.capture.budget import Thinning
 from opgrip.capture.compiler_private import hide_from_compiler
 from opgrip.capture.contexts import describe_autocast
+from opgrip.capture.hook_errors import is_from_program
 from opgrip.capture.patches import Patches
 from opgrip.capture.places import OPTIMIZER, Place
 from opgrip.capture.recorder import Recorder
@@ -99,35 +100,51 @@ class ScopeWatch:
         self._hooks.close()
 
     def _watching_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        enter, is_traced = self._enter_module, torch.compiler.is_dynamo_compiling
+        here, enter, is_traced = self._mode_here, self._enter_module, torch.compiler.is_dynamo_compiling
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # the compiler, which takes this for the module's call, knows the answer and sees the call alone
             if is_traced():
                 return original(module, *args, **kwargs)
-            mode = enter(module)
+            mode, depth = here()
+            if mode is None:
+                return original(module, *args, **kwargs)
             try:
+                enter(mode, depth, module)
                 return original(module, *args, **kwargs)
             except Exception as error:
-                if mode is not None and self.recorder.module_raised is not None:
-                    self._tell(mode, self.recorder.module_raised, error)
+                if not depth and self.recorder.module_raised is not None:
+                    self._tell(self.recorder.module_raised, error)
                 raise
             finally:
-                if mode is not None:
-                    self._leave_module(mode, module)
+                try:
+                    mode.leave_to(depth)
+                except BaseException as error:
+                    # it was interrupted, or has failed behind the point at which the place is left
+                    mode.leave_to(depth)
+                    self.recorder.drop("module scope", error)
 
         return functools.wraps(original)(watched)
 
-    def _enter_module(self, module: nn.Module) -> ThreadMode | None:
+    def _mode_here(self) -> tuple[ThreadMode | None, int]:
+        """Return the mode that follows this thread, None if none does, and its depth."""
         try:
             mode = self.recorder.mode_in_step()
             if mode is None:
                 self.recorder.passed += 1
-                return None
-            # what an outermost one raises ends a step
-            if self.recorder.thinning and mode.depth() and self.recorder.leave_out(Thinning.SCOPES):
-                return None
+                return None, 0
             mode.settle()
+            depth = mode.depth()
+            # what an outermost one raises ends a step
+            if self.recorder.thinning and depth and self.recorder.leave_out(Thinning.SCOPES):
+                return None, 0
+            return mode, depth
+        except Exception as error:
+            self.recorder.drop("module scope", error)
+            return None, 0
+
+    def _enter_module(self, mode: ThreadMode, depth: int, module: nn.Module) -> None:
+        try:
             place = mode.place
             there = place.modules.get(id(module))
             if there is None or there[0]() is not module:
@@ -136,10 +153,9 @@ class ScopeWatch:
             if not place.module_type:
                 mode.look_at_settings()
             mode.enter(module, there[1])
-            return mode
         except Exception as error:
+            mode.leave_to(depth)
             self.recorder.drop("module scope", error)
-            return None
 
     def _place_in(self, module: nn.Module, place: Place) -> Place:
         if place.gripped and (place.inside or "").startswith(HIGHER_ORDER) and isinstance(module, GraphModule):
@@ -147,12 +163,6 @@ class ScopeWatch:
             return place
         path = self._paths.called(module, place.module if place.module_type else None)
         return self.recorder.places.module(place, path, type(module).__name__)
-
-    def _leave_module(self, mode: ThreadMode, module: nn.Module) -> None:
-        try:
-            mode.leave(module)
-        except Exception as error:
-            self.recorder.drop("module scope", error)
 
     def _enter_optimizer(self, optimizer: Any, *ignored: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -179,10 +189,9 @@ class ScopeWatch:
         except Exception as error:
             self.recorder.drop("optimizer scope", error)
 
-    def _tell(self, mode: ThreadMode, told: Callable[[BaseException], None], error: Exception) -> None:
+    def _tell(self, told: Callable[[BaseException], None], error: Exception) -> None:
         try:
-            if mode.depth() == 1:
-                told(error)
+            told(error)
         except Exception as fault:
             self.recorder.drop("module that raised", fault)
 
@@ -190,14 +199,20 @@ class ScopeWatch:
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             try:
-                mode = self.recorder.mode_in_step()
-                if mode is not None:
-                    mode.set_autocast(describe_autocast())
-            except Exception as error:
+                self._note_autocast()
+            except BaseException as error:
+                if is_from_program(error):
+                    # or calls to come would have the wrong scope
+                    self._note_autocast()
                 self.recorder.drop("autocast scope", error)
             return result
 
         return watched
+
+    def _note_autocast(self) -> None:
+        mode = self.recorder.mode_in_step()
+        if mode is not None:
+            mode.set_autocast(describe_autocast())
 
 
 # what a compiled step leaves to Python between its regions

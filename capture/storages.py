@@ -11,6 +11,7 @@ from itertools import count
 
 import torch
 
+from opgrip.capture.hook_errors import raise_if_from_program
 from opgrip.capture.torch_private import pin, storage_address, storage_is_gone, unpin
 from opgrip.traces.records import NO_STORAGE
 
@@ -55,43 +56,36 @@ class Storages:
                     self._unswept_bytes = 0
                     self.sweep()
             return number
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            raise_if_from_program(error)
             # sparse layouts, and subclasses that are no memory themselves
             return NO_STORAGE
 
     def sweep(self) -> None:
         """Forget the storages that are gone, and let their addresses be used again."""
-        if not self._sweeping.acquire(blocking=False):
+        if self._sweeping.locked():
             return
-        try:
+        with self._sweeping:
             self._sweeps += 1
-            young_count = len(self.young)
-            self._middle = self._forget(self._middle)
+            self._forget(self._middle)
             if self._sweeps % MIDDLE_SWEEPS == 0:
                 self._old += self._middle
-                self._middle = []
+                del self._middle[:]
             # not among the old ones by now: what is in use at a sweep is often gone by the next
-            self._middle += self._forget(self.young[:young_count])
-            del self.young[:young_count]
+            self._forget(self.young)
+            self._middle += self.young
+            del self.young[:]
             if self._sweeps % OLD_SWEEPS == 0:
-                self._old = self._forget(self._old)
-        finally:
-            self._sweeping.release()
+                self._forget(self._old)
 
     def close(self) -> None:
         """Forget all storages."""
-        # not for ever: a sweep that a signal broke off may have left it locked
-        locked = self._sweeping.acquire(timeout=1)
-        try:
-            for address in [*self.young, *self._middle, *self._old]:
-                if self.numbers.pop(address, None) is not None:
+        with self._sweeping:
+            for addresses in (self.young, self._middle, self._old):
+                while addresses:
+                    address = addresses[-1]
+                    del addresses[-1], self.numbers[address]
                     unpin(address)
-            self.young.clear()
-            self._middle.clear()
-            self._old.clear()
-        finally:
-            if locked:
-                self._sweeping.release()
 
     def _first(self, address: int) -> int:
         number = next(self.new_number)
@@ -103,13 +97,19 @@ class Storages:
             unpin(address)
         return registered_number
 
-    def _forget(self, addresses: list[int]) -> list[int]:
-        alive = []
-        for address in addresses:
+    def _forget(self, addresses: list[int]) -> None:
+        """Remove the addresses of storages that are gone from a list, to which other threads may add meanwhile.
+
+        An exception of the program may end this anywhere between two calls: an address is in a list as long as it is
+        pinned, and never twice.
+        """
+        place = len(addresses)
+        while place:
+            place -= 1
+            address = addresses[place]
             if storage_is_gone(address):
                 # first the number: once unpinned, the address may be another storage's
                 del self.numbers[address]
+                addresses[place] = addresses[-1]
+                del addresses[-1]
                 unpin(address)
-            else:
-                alive.append(address)
-        return alive

@@ -95,6 +95,10 @@ class ThreadMode(OrderlyMode):
         """Go back to where the thread was before it entered with this token, and thereby leave all places within."""
 
     @abstractmethod
+    def leave_to(self, depth: int) -> None:
+        """Leave all places that were entered since `depth` was so; does nothing where they have been left."""
+
+    @abstractmethod
     def set_autocast(self, autocast: str) -> None:
         """Take note of what autocast is on for in this thread."""
 

@@ -43,11 +43,14 @@ class ThreadWatch:
         def recorded() -> None:
             # as it was: a thread that holds itself would live on
             thread.__dict__.pop("run", None)
+            mode = None
             try:
                 mode = self.recorder.mode_here()
                 mode.__enter__()
             except Exception as error:
                 self.recorder.drop(f"thread {thread.name}", error)
+                mode = None
+            if mode is None:
                 run()
                 return
             try:

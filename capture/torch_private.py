@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 
+from opgrip.capture.hook_errors import raise_if_from_program
 from opgrip.traces.private_places import PrivatePlaces
 
 Check = Callable[[Any], bool]
@@ -74,17 +75,18 @@ def is_made_of_tensors(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__") and kind.__name__ != "FunctionalTensor"
 
 
-_without_modes = _places.take("torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work")
-_without_functions = _places.take(
+without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
+    "torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work"
+)
+"""Let the tensor operations of a block pass by every mode, ours and the program's.
+
+Written in C, as the next one is: a context manager in Python can be interrupted between entering it and its block, and
+then leaves the thread without modes.
+"""
+without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
 )
-
-
-@contextmanager
-def unobserved() -> Iterator[None]:
-    """Let the tensor operations of the block pass by every mode and subclass, ours and the program's."""
-    with _without_modes(), _without_functions():
-        yield
+"""Let the tensor operations of a block pass by every subclass of the program."""
 
 
 _root_guard = _places.take(
@@ -123,7 +125,8 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
             return None
         check: Check = root.check
         return check if check(tuple(args)) else None
-    except Exception:
+    except Exception as error:
+        raise_if_from_program(error)
         # another version's guards take other arguments
         return None
 
@@ -141,7 +144,8 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
                 return None
         check: Check = root.check
         return check if check(kwargs) else None
-    except Exception:
+    except Exception as error:
+        raise_if_from_program(error)
         return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from opgrip.capture.limits import Pending, name_of, references_of
-from opgrip.capture.torch_private import unobserved
+from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.traces.records import Record, Signature, Thread
 from opgrip.traces.redaction import Policy, Redaction
 from opgrip.traces.writer import encode_line
@@ -98,7 +98,7 @@ class Definitions:
         redaction = self.file.redaction
         if redaction is not None:
             # values are redacted by operators, which are no calls of the program
-            with unobserved():
+            with without_modes(), without_functions():
                 records = [item for record in records for item in redaction.records(record)]
         return b"".join(map(encode_line, records))
 

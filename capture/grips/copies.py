@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.torch_private import storage_address, unobserved
+from opgrip.capture.torch_private import storage_address, without_functions, without_modes
 from opgrip.traces.arguments import leaves, map_leaves
 from opgrip.traces.memory import as_result
 from opgrip.traces.objects import children, outline
@@ -21,7 +21,7 @@ ALIGNMENT = 16
 def isolate_from_program() -> Iterator[None]:
     """What runs in the block is neither seen nor changed by modes of the program, nor by its gradients."""
     # out of inference mode: what is made in there could be used nowhere else
-    with unobserved(), torch.inference_mode(False), torch.no_grad():
+    with without_modes(), without_functions(), torch.inference_mode(False), torch.no_grad():
         yield
 
 

@@ -18,7 +18,7 @@ from opgrip.capture.operators.drawing import seeded
 from opgrip.capture.operators.entry import Arguments, Entry
 from opgrip.capture.operators.selecting import has_sizes, spread
 from opgrip.capture.operators.trials import run_backward, try_call
-from opgrip.capture.torch_private import unobserved
+from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.traces.names import plain_name
 
 TRIALS = 3
@@ -86,7 +86,7 @@ class SampleRunner:
     def _run_dtype(self, entry: Entry, dtype: torch.dtype, with_gradients: bool, scope: nn.Module) -> None:
         named = plain_name(dtype)
         try:
-            with unobserved():
+            with without_modes(), without_functions():
                 samples = list(spread(entry.samples(self.device, dtype, with_gradients)))
             if self.resize is not None:
                 samples = [sample for sample in samples if has_sizes(sample)] or samples
@@ -103,7 +103,7 @@ class SampleRunner:
 
     def _run_sample(self, entry: Entry, sample: Arguments, dtype: str, with_gradients: bool, scope: nn.Module) -> bool:
         """Run a sample, in other shapes where these are asked for; whether it brought something new."""
-        with unobserved():
+        with without_modes(), without_functions():
             tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
         for arguments in tries:
             is_new = self._try_call(entry, entry.function, arguments, dtype, with_gradients, scope)
@@ -115,7 +115,7 @@ class SampleRunner:
 
     def _run_in_place(self, entry: Entry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module) -> None:
         """Run the variant that writes into its first argument, on the first samples that it takes."""
-        with unobserved():
+        with without_modes(), without_functions():
             samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
         for sample in samples:
             # many cannot hold what the sample gives

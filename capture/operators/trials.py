@@ -12,7 +12,7 @@ import torch
 from opgrip.capture.compiler_private import OrderlyMode
 from opgrip.capture.operators.entry import Arguments
 from opgrip.capture.signatures import call_key
-from opgrip.capture.torch_private import unobserved
+from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.traces.arguments import leaves
 
 NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
@@ -47,7 +47,7 @@ class Probe(OrderlyMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Note and run one operator."""
-        with unobserved():
+        with without_modes(), without_functions():
             self.calls.add(hash(call_key(func, args, kwargs or {})))
             self.operators.add(func)
             return func(*args, **(kwargs or {}))
@@ -75,7 +75,7 @@ def run_backward(result: Any, arguments: Arguments) -> Any:
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:
         return None
-    with unobserved():
+    with without_modes(), without_functions():
         ones = [torch.ones_like(output) for output in outputs]
     return torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
 
