@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -265,14 +266,19 @@ class Capture:
         flusher, self._flusher = self._flusher, None
         if flusher is None:
             return
-        self._watching.pause()
-        self._forks.active = False
+        # all of these run, whatever interrupts one of them
+        with ExitStack() as stages:
+            stages.callback(self._tell_end, flusher, flusher.discarded)
+            stages.callback(flusher.__exit__, None, None, None)
+            if self._flights is not None:
+                stages.callback(self._flights.end)
+            stages.callback(self._recorder.set_idle, True)
+            self._forks.active = False
+            self._watching.pause()
+
+    def _tell_end(self, flusher: Flusher, was_discarded: bool) -> None:
+        """Take note of what was written, and tell of what went wrong."""
         recorder = self._recorder
-        recorder.set_idle(True)
-        if self._flights is not None:
-            self._flights.end()
-        was_discarded = flusher.discarded
-        flusher.__exit__(None, None, None)
         if not was_discarded:
             self.grips.finish()
         blocks = flusher.blocks
@@ -292,12 +298,12 @@ class Capture:
     def _warn(self) -> None:
         """Tell of what went wrong, and what is missing."""
         if self.problem is not None:
-            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=7)
         elif self.full_values is not None and self.full_values.failure is not None:
             text = f"the trace {self.path} could not be written with whole values: {self.full_values.failure}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
         for text in self.notes():
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
 
     def __enter__(self) -> Capture:
         self._open()
@@ -438,8 +444,7 @@ class Capture:
     def _write_now(self) -> None:
         flusher = self._flusher
         if flusher is not None:
-            flusher.flush()
-            flusher.write_running()
+            flusher.write_now()
 
     def _begin_in_child(self) -> None:
         """Go on in a forked process, which writes a file of its own once it makes a call."""

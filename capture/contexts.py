@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.devices import accelerators, is_started
-from opgrip.capture.hook_errors import raise_if_from_program
+from opgrip.traces.hook_errors import raise_if_from_program
 from opgrip.traces.names import plain_name
 from opgrip.traces.precisions import describe_precisions
 

@@ -21,7 +21,6 @@ from opgrip.capture.contexts import read_settings
 from opgrip.capture.device_time import DeviceTimer
 from opgrip.capture.higher_order import higher_order_node
 from opgrip.capture.higher_order_private import is_higher_order, see_higher_order
-from opgrip.capture.hook_errors import interrupted_by, is_from_program
 from opgrip.capture.inner_times import measured
 from opgrip.capture.kernels import identities_here
 from opgrip.capture.looks import look_at
@@ -40,6 +39,7 @@ from opgrip.capture.torch_private import (
     storage_address,
     unpin,
 )
+from opgrip.traces.hook_errors import interrupted_by, is_from_program
 from opgrip.traces.records import FUNCTION, OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

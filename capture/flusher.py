@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from time import perf_counter_ns, sleep, thread_time_ns
+from time import monotonic, perf_counter_ns, sleep, thread_time_ns
 from types import TracebackType
 
 from opgrip.capture.blocks import Blocks, CallBlock
@@ -24,6 +25,8 @@ from opgrip.traces.writer import TraceWriter, encode_line
 INTERVAL_S = 0.5
 SPAN_NS = 100_000_000
 """Time after which contention is looked at again."""
+ALIVE_S = 1.0
+"""Between two looks at whether the thread that is waited for is there."""
 PAUSE_S = 50e-6
 UNLIMITED = Limits()
 
@@ -69,6 +72,7 @@ class Flusher:
         self._open_writer = open_writer
         self._writing = threading.Lock()
         self._stop = threading.Event()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="opgrip-flusher", daemon=True)
 
     def open(self) -> TraceWriter:
@@ -89,10 +93,53 @@ class Flusher:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
-        self.finish()
-        if self._contention is not None:
-            self._contention.close()
+        try:
+            self.run_job(self.finish)
+        except BaseException:
+            # the program was interrupted, not the thread: the trace is whole once that has run another job
+            self.run_job(lambda: None)
+            raise
+        finally:
+            self._jobs.put(None)
+            if self._thread.is_alive():
+                self._thread.join()
+            if self._contention is not None:
+                self._contention.close()
+
+    def run_job(self, job: Callable[[], object]) -> None:
+        """Run a job in the thread that writes, and wait for it.
+
+        No exception of the program reaches that thread: what interrupts the program interrupts the wait, and nothing
+        that is half written.
+        """
+        if not self._thread.is_alive() or self._thread.ident == threading.get_ident():
+            job()
+            return
+        done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            failure: Exception | None = None
+            try:
+                job()
+            except Exception as error:
+                failure = error
+            done.put(failure)
+
+        self._jobs.put(run)
+        while True:
+            try:
+                failure = done.get(timeout=ALIVE_S)
+                break
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    return
+        if failure is not None:
+            raise failure
+
+    def write_now(self) -> None:
+        """Write what has come since the last time, and which calls the threads are in."""
+        if not self.recorder.holds_tables():
+            self.run_job(lambda: (self.flush(), self.write_running()))
 
     def flush(self, pause_s: float = 0.0) -> None:
         """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's.
@@ -137,9 +184,12 @@ class Flusher:
     def set_learning(self, learning: bool) -> None:
         """Throw calls away from now on, or record them; those before now are not concerned."""
         if learning is not self.learning:
-            self.flush()
-            self.learning = learning
-            self.recorder.observations.set_learning(learning)
+            self.run_job(lambda: self._set_learning(learning))
+
+    def _set_learning(self, learning: bool) -> None:
+        self.flush()
+        self.learning = learning
+        self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
         """Why there is no whole trace under a path, and what there is of it; None where nothing stopped the writing."""
@@ -287,8 +337,18 @@ class Flusher:
         # this thread waits while the program uses the processors, as it is to do
         self._contention = Contention(ignored=threading.get_native_id())
         with self.recorder.own_work():
-            while not self._stop.wait(INTERVAL_S):
-                self.flush(PAUSE_S)
-                self.write_running()
+            due_s = monotonic() + INTERVAL_S
+            while True:
+                try:
+                    job = self._jobs.get(timeout=max(0.0, due_s - monotonic()))
+                    if job is None:
+                        return
+                    job()
+                except queue.Empty:
+                    # what is left is written by `finish`
+                    if not self._stop.is_set():
+                        self.flush(PAUSE_S)
+                        self.write_running()
+                    due_s = monotonic() + INTERVAL_S
                 self.recorder.writing_ns = thread_time_ns()
                 self.recorder.thin()

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.compiler_private import modes_hidden_from_compiler
-from opgrip.capture.hook_errors import raise_if_from_program
+from opgrip.traces.hook_errors import raise_if_from_program
 from opgrip.traces.private_places import PrivatePlaces
 
 _places = PrivatePlaces()

@@ -22,6 +22,7 @@ from opgrip.capture.devices import synchronize, with_index
 from opgrip.capture.patches import Patches
 from opgrip.capture.torch_private import PREPARE_PROFILER, ActivityProfile, is_launch, is_work, recorded_activities
 from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.hook_errors import raise_if_from_program
 from opgrip.traces.records import DeviceTimes, Kernels, Record
 
 CLOCK_READINGS = 20
@@ -112,6 +113,7 @@ class KernelTimes:
             for module, name in PREPARE_PROFILER:
                 self._patches.replace(module, name, self._giving_way)
         except Exception as error:
+            raise_if_from_program(error)
             self.failure = one_line(error)
         return self
 
@@ -151,6 +153,7 @@ class KernelTimes:
             ended_ns = perf_counter_ns()
             self._windows.append(Window(launched_by(events, clock_distance_ns()), self._started_ns, ended_ns))
         except Exception as error:
+            raise_if_from_program(error)
             self.failure = one_line(error)
 
     def expect(self, signature: int, device: torch.device) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from opgrip.capture.devices import accelerators, is_started
-from opgrip.capture.hook_errors import raise_if_from_program
 from opgrip.capture.torch_private import without_functions, without_modes
+from opgrip.traces.hook_errors import raise_if_from_program
 from opgrip.traces.tensor_specs import (
     COMPRESSED_LAYOUTS,
     COMPRESSES_ROWS,

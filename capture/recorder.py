@@ -21,7 +21,6 @@ from opgrip.capture.collectives import with_groups
 from opgrip.capture.epochs import Epochs
 from opgrip.capture.fitting import Fitter, varies_by_values
 from opgrip.capture.graph_captures import GraphCaptures
-from opgrip.capture.hook_errors import interrupted_by, is_from_program, raise_if_from_program
 from opgrip.capture.kernels import KernelTimes
 from opgrip.capture.observations import Observations
 from opgrip.capture.page_faults import LARGE
@@ -35,6 +34,7 @@ from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
+from opgrip.traces.hook_errors import interrupted_by, is_from_program, raise_if_from_program
 from opgrip.traces.labels import is_mark
 from opgrip.traces.page_fault_cost import usual_fault_ns
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature, Values
@@ -245,6 +245,11 @@ class Recorder:
         """
         lock: threading.RLock = self._own_work.lock
         return lock
+
+    def holds_tables(self) -> bool:
+        """Return True if this thread holds the lock of the tables, for which another thread may wait."""
+        is_held: bool = self._new._is_owned()  # type: ignore[attr-defined]
+        return is_held
 
     def at_own_work(self) -> bool:
         """Whether this thread is inside an `own_work` block."""

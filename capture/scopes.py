@@ -18,11 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from opgrip.capture.budget import Thinning
 from opgrip.capture.compiler_private import hide_from_compiler
 from opgrip.capture.contexts import describe_autocast
-from opgrip.capture.hook_errors import is_from_program
 from opgrip.capture.patches import Patches
 from opgrip.capture.places import OPTIMIZER, Place
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
+from opgrip.traces.hook_errors import is_from_program
 from opgrip.traces.records import HIGHER_ORDER
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.hook_errors import raise_if_from_program
+from opgrip.traces.hook_errors import raise_if_from_program
 from opgrip.traces.private_places import PrivatePlaces
 
 Check = Callable[[Any], bool]
@@ -195,8 +195,9 @@ def _add_value(manager: Any, value: Any, typed_lists: bool) -> bool:
             return False
         manager.add_equals_match_guard(value, *_place_in_code())
         if value == 0:
-            sign = math.copysign(1.0, value)
-            manager.add_lambda_guard(lambda other: math.copysign(1.0, other) == sign, *_place_in_code())
+            # by a function in C: torch swallows an exception that interrupts one in Python there
+            of_sign = manager.lambda_manager(float.hex, "", value.hex(), _plain_manager())
+            of_sign.add_equals_match_guard(value.hex(), *_place_in_code())
     elif kind is list and typed_lists and all(type(item) is int for item in value):
         manager.add_equals_match_guard(value, *_place_in_code())
     elif kind is list or kind is tuple:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from opgrip.traces.hook_errors import raise_if_from_program
+
 SWITCHES = ("append", "force", "partial", "resume")
 """Flags that take no value, as far as messages advise them."""
 
@@ -69,7 +71,8 @@ def one_line(error: BaseException, most: int = 200) -> str:
     """An error's class and message on one line, the message cut after a word where it has more characters."""
     try:
         text = shortened(" ".join(str(error).split()), most)
-    except Exception:
+    except Exception as fault:
+        raise_if_from_program(fault)
         text = "its message cannot be had"
     return f"{type(error).__name__}: {text}"
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from opgrip.traces.hook_errors import raise_if_from_program
+
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 """Below `torch.backends`."""
 VALUES = ("none", "ieee", "tf32", "bf16")
@@ -26,7 +28,8 @@ def read_precision(place: str) -> str | None:
     """How exactly a place computes; None where this torch does not say."""
     try:
         value: str = _READERS[place](torch.backends)
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError) as error:
+        raise_if_from_program(error)
         return None
     return value
 

@@ -83,6 +83,14 @@ class FlightRecorder(Flusher):
         always : also where there were enough files for what the program survives
         wait : for values that an accelerator still has
         """
+        if not wait:
+            # a signal's handler, which may have interrupted what the thread that writes waits for
+            return self._dump(reason, always, wait)
+        paths: list[Path | None] = []
+        self.run_job(lambda: paths.append(self._dump(reason, always, wait)))
+        return next(iter(paths), None)
+
+    def _dump(self, reason: str, always: bool, wait: bool) -> Path | None:
         if os.getpid() != self.recorder.pid:
             return None
         with self._turn():

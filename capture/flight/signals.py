@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from opgrip.capture.patches import Patches
+from opgrip.traces.hook_errors import raise_if_from_program
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Those that end a program, unless it says otherwise."""
@@ -84,8 +85,10 @@ class SignalWatch:
             # raises where the program may not, or there is no such handler
             previous = original(signalnum, handler)
             if self._active and signalnum in STOPPING:
-                with suppress(Exception):
+                try:
                     self._watch(signalnum, handler)
+                except Exception as error:
+                    raise_if_from_program(error)
             return previous if before is None else before
 
         return watched
@@ -110,5 +113,7 @@ class SignalWatch:
     def _tell(self, number: int, is_last: bool) -> bool:
         try:
             return self._stopped(signal.Signals(number).name, is_last, partial(signal.raise_signal, number))
-        except Exception:
+        except Exception as error:
+            # another signal may have come meanwhile
+            raise_if_from_program(error)
             return True

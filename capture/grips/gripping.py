@@ -19,6 +19,7 @@ from opgrip.capture.grips.watch import Keep, Keeper, Watched, own_work
 from opgrip.capture.late_modules import LateModules
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.errors import one_line
+from opgrip.traces.hook_errors import raise_if_from_program
 
 Compile = Callable[[bytes, str], CodeType]
 
@@ -141,6 +142,7 @@ class Grips:
             with own_work():
                 self._grip_in([module])
         except Exception as error:
+            raise_if_from_program(error)
             self.refused[module.__name__] = one_line(error)
 
     def _grip_in(self, modules: Iterable[ModuleType]) -> None:

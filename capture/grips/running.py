@@ -12,6 +12,7 @@ import torch
 
 from opgrip.capture.compiler_private import OrderlyMode, hide_from_compiler, leave_compiled
 from opgrip.capture.higher_order_private import see_higher_order
+from opgrip.traces.hook_errors import raise_if_from_program
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"
@@ -114,7 +115,8 @@ class Running(OrderlyMode):
             key = (func, shapes)
             if key not in self._tags_by_call:
                 self._tags_by_call[key] = frozenset(tags_of(func, shapes))
-        except Exception:
+        except Exception as error:
+            raise_if_from_program(error)
             # an operator without tags is no reason to disturb its program
             self._tags_by_call.setdefault((func,), frozenset())
 

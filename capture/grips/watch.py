@@ -29,6 +29,7 @@ from opgrip.capture.recorder import Recorder
 from opgrip.capture.signatures import call_key
 from opgrip.capture.torch_private import is_transforming
 from opgrip.traces.errors import one_line
+from opgrip.traces.hook_errors import is_from_program, raise_if_from_program
 from opgrip.traces.making import make_arguments
 from opgrip.traces.objects import SharedSpec
 from opgrip.traces.records import FUNCTION
@@ -110,6 +111,7 @@ class Keeper:
         try:
             before = self._begin(arguments)
         except Exception as error:
+            raise_if_from_program(error)
             self._lose(one_line(error))
             before = None
         if before is None:
@@ -129,8 +131,11 @@ class Keeper:
                 self._keep(before, running, duration, args, kwargs, result)
         except CannotHold as error:
             reason = str(error)
-        except Exception as error:
+        except BaseException as error:
             reason = one_line(error)
+            if is_from_program(error):
+                self._end(before, reason)
+                raise
         self._end(before, reason)
         return result
 
@@ -227,9 +232,11 @@ class Watched:
             return function(*args, **kwargs)
         try:
             with own_work(), isolate_from_program():
-                arguments = take((args, kwargs))
+                arguments: SpecTree | None = take((args, kwargs))
         except Exception as error:
             self._lose(error)
+            arguments = None
+        if arguments is None:
             return function(*args, **kwargs)
 
         def run() -> Any:
@@ -242,6 +249,7 @@ class Watched:
         return recorder.mode_here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
 
     def _lose(self, error: Exception) -> None:
+        raise_if_from_program(error)
         if self.keeper is not None:
             self.keeper.lost[one_line(error)] += 1
         if self.recorder is not None:

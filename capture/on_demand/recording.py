@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from opgrip.traces.errors import one_line
+from opgrip.traces.hook_errors import raise_if_from_program
 from opgrip.traces.words import STEP
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Recording:
                     self._note_begin()
                 return step
         except Exception as error:
+            raise_if_from_program(error)
             self.refused[one_line(error)] += 1
             return None
 
@@ -122,11 +124,13 @@ class Recording:
         try:
             is_left = self.capture.leave_step(step)
         except Exception as error:
+            raise_if_from_program(error)
             self.refused[one_line(error)] += 1
             is_left = True
-        with self._lock:
-            if self._running.pop(id(step), None) is not None and not self.done.is_set():
-                self._count_end()
+        finally:
+            with self._lock:
+                if self._running.pop(id(step), None) is not None and not self.done.is_set():
+                    self._count_end()
         return is_left
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 from opgrip.capture.on_demand.agent import agent_here
 from opgrip.capture.on_demand.settings import Request
 from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.hook_errors import raise_if_from_program
 
 ADVISED = ("USR1", "USR2")
 OURS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
@@ -46,6 +47,7 @@ def _ask(_number: int, _frame: FrameType | None) -> None:
     try:
         threading.Thread(target=_record, name="opgrip-recording", daemon=True).start()
     except Exception as error:
+        raise_if_from_program(error)
         with suppress(Exception):
             # the line may be one that writes to sys.stderr, which nobody else may enter then
             os.write(2, f"opgrip: there is no trace: {one_line(error)}\n".encode())

@@ -23,6 +23,7 @@ from opgrip.capture.on_demand.recording import Life, Recording, life_here
 from opgrip.capture.on_demand.step_capture import ThreadStep
 from opgrip.capture.patches import Patches
 from opgrip.capture.torch_private import MODULE_CALLS
+from opgrip.traces.hook_errors import raise_if_from_program
 
 PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not train", "steps of an optimizer"
 
@@ -199,7 +200,8 @@ class ModuleSteps(StepSource):
             elif not self._matches(module):
                 return False
             return not self._is_inside_module()
-        except Exception:
+        except Exception as error:
+            raise_if_from_program(error)
             return False
 
     def _matches(self, module: nn.Module) -> bool:

@@ -23,7 +23,7 @@ from versions import has_detached_views
 from opgrip.capture import Capture
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.signatures import tensors_in
-from opgrip.capture.torch_private import unobserved
+from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, UserError, load
@@ -60,7 +60,7 @@ class Spy(TorchDispatchMode):
         self.seen: list[tuple[str, list[tuple[Any, ...]]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with unobserved():
+        with without_modes(), without_functions():
             found = [snapshot(tensor) for tensor in tensors_in((*args, *(kwargs or {}).values()))]
         self.seen.append((str(func), found))
         return func(*args, **(kwargs or {}))

@@ -47,7 +47,7 @@ def test_without_private_places_calls_are_told_apart_by_their_keys(monkeypatch: 
     assert not load_without_places(compiler_private, monkeypatch).hide_from_compiler(lambda: None)
     assert not bare.is_transformed(x)
     assert not bare.is_transforming()
-    with bare.unobserved():
+    with bare.without_modes(), bare.without_functions():
         assert torch.equal(x + 1, 1 + x)
 
 

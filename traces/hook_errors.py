@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import queue
 import signal
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def is_from_program(error: BaseException) -> bool:
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
-    for outer, inner in zip(entries, entries[1:], strict=False):
+    for outer, inner in itertools.pairwise(entries):
         if _interrupts(inner.tb_frame, outer.tb_frame):
             return True
     return bool(entries) and _is_set_by_thread(error, entries[-1])
@@ -67,14 +68,8 @@ def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
         if type(value) is tuple and any(item is interrupted for item in value):
             return True
     # a handler may have deleted its arguments
-    return not _is_own(frame.f_code) and frame.f_code in _handler_codes()
-
-
-def _is_own(code: CodeType) -> bool:
-    return code.co_filename.startswith(_OWN_FOLDER)
-
-
-_OWN_FOLDER = __file__.rpartition("hook_errors")[0]
+    is_own = str(frame.f_globals.get("__name__")).startswith("opgrip.")
+    return not is_own and frame.f_code in _handler_codes()
 
 
 def _handler_codes() -> set[CodeType | None]:
@@ -86,7 +81,7 @@ def _code_of(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial | MethodType):
         handler = handler.func if isinstance(handler, functools.partial) else handler.__func__
     if callable(handler) and not isinstance(handler, FunctionType):
-        handler = getattr(type(handler), "__call__", None)
+        handler = type(handler).__call__
     return handler.__code__ if isinstance(handler, FunctionType) else None
 
 
@@ -103,6 +98,4 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
         return True
     # a constructor of the program may set arguments
     without_arguments = not error.args or isinstance(type(error).__init__, FunctionType)
-    return (
-        instruction.startswith(_CHECKS_AFTER) and without_arguments and not isinstance(error, _WITHOUT_ARGUMENTS)
-    )
+    return instruction.startswith(_CHECKS_AFTER) and without_arguments and not isinstance(error, _WITHOUT_ARGUMENTS)

@@ -1,0 +1,256 @@
+"""Exceptions that interrupt a captured program at any moment: each must reach it exactly once.
+
+Signal handlers, `PyThreadState_SetAsyncExc`, Ctrl-C and a timeout decorator raise in the middle of operators, training
+steps and loops over a DataLoader. Whatever code of the capture runs at that moment, the exception reaches the program,
+the trace validates, and each call is in it or counted as lost.
+
+    python benchmarks/async_exceptions.py [--exceptions 1000] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
+
+from opgrip.capture import Capture
+from opgrip.traces import load
+from opgrip.traces.validation import validate
+
+DELAY_S = 4e-3
+"""The longest time from the beginning of a loop to the exception."""
+SWALLOWED_S = 20.0
+"""A loop that goes on for so long was not left by its exception."""
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "full values": {"values": "full"},
+    "last 100": {"last": 100},
+    "private": {"private": True},
+    "write ahead": {"write_ahead": True},
+    "opaque": {"compiled": "opaque"},
+}
+
+
+class Late(Exception):
+    """An exception that only the program knows."""
+
+
+class TakesText(Exception):
+    """One whose constructor sets its arguments."""
+
+    def __init__(self, text: str = "timed out") -> None:
+        super().__init__(text)
+
+
+KINDS: tuple[type[Exception], ...] = (Late, TakesText, TimeoutError, RuntimeError, NotImplementedError)
+
+
+class Counting(TorchDispatchMode):
+    """Counts operators independently of the capture."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators() -> None:
+    x = torch.eye(8)
+    for size in range(2, 6):
+        y = torch.ones(size, 8) @ x
+        y.clamp_(min=0.0).add_(1)
+        y.sum().item()
+
+
+class Trainer:
+    """Takes steps of a small model."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 4)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+
+    def __call__(self) -> None:
+        with torch.autocast("cpu", enabled=False):
+            loss = self.model(torch.ones(2, 8)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+class Loading:
+    """Reads batches."""
+
+    def __init__(self) -> None:
+        self.loader = DataLoader(TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=4)
+
+    def __call__(self) -> None:
+        for (batch,) in self.loader:
+            (batch * 2).relu_()
+
+
+def with_handler(raise_late: Callable[[int, FrameType | None], None], run: Callable[[], None], delay_s: float) -> None:
+    before = signal.signal(signal.SIGALRM, raise_late)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
+        run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def by_timer(kind: type[BaseException], run: Callable[[], None], delay_s: float) -> None:
+    def handler(*_: object) -> None:
+        raise kind
+
+    with_handler(handler, run, delay_s)
+
+
+def by_quiet_handler(kind: type[BaseException], run: Callable[[], None], delay_s: float) -> None:
+    def handler(signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        raise kind
+
+    with_handler(handler, run, delay_s)
+
+
+def by_decorator(kind: type[BaseException], run: Callable[[], None], delay_s: float) -> None:
+    """Use a decorator as libraries of timeouts have it."""
+
+    def timeout(seconds: float) -> Callable[[Callable[[], None]], Callable[[], None]]:
+        def decorate(function: Callable[[], None]) -> Callable[[], None]:
+            @functools.wraps(function)
+            def wrapped() -> None:
+                def handler(signum: int, frame: FrameType | None) -> None:
+                    raise_error(kind)
+
+                with_handler(handler, function, seconds)
+
+            return wrapped
+
+        return decorate
+
+    timeout(delay_s)(run)()
+
+
+def raise_error(kind: type[BaseException]) -> None:
+    raise kind
+
+
+def by_interrupt(kind: type[BaseException], run: Callable[[], None], delay_s: float) -> None:
+    timer = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    run()
+
+
+def by_thread(kind: type[BaseException], run: Callable[[], None], delay_s: float) -> None:
+    set_error = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    arguments = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(kind)
+    timer = threading.Timer(delay_s, set_error, arguments)
+    timer.start()
+    run()
+
+
+SOURCES = {
+    "timer": by_timer,
+    "handler without arguments": by_quiet_handler,
+    "decorator": by_decorator,
+    "Ctrl-C": by_interrupt,
+    "another thread": by_thread,
+}
+
+
+def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], delay_s: float) -> bool:
+    """Run a loop until it is interrupted; return True if the exception arrived."""
+    unraisable: list[type[BaseException]] = []
+
+    def loop() -> None:
+        end = monotonic() + SWALLOWED_S
+        while monotonic() < end and not unraisable:
+            work()
+
+    before, sys.unraisablehook = sys.unraisablehook, lambda found: unraisable.append(found.exc_type)
+    try:
+        SOURCES[source](kind, loop, delay_s)
+    except BaseException as error:
+        if type(error) is kind:
+            return True
+        traceback.print_exc()
+    finally:
+        sys.unraisablehook = before
+        # what interrupts torch's own `no_grad` leaves gradients off, also without a capture
+        torch.set_grad_enabled(True)
+    # Python reports it where it interrupts a finalizer or the callback of a weak reference
+    return unraisable == [kind]
+
+
+def check(mode: str, exceptions: int, seed: int, folder: Path) -> list[str]:
+    """Interrupt loops under a capture; return what went wrong."""
+    draw = random.Random(seed)
+    path = folder / f"{mode.replace(' ', '-')}.jsonl"
+    counting, arrived, lost = Counting(), 0, Counter[str]()
+    works = {"operators": operators, "training": Trainer(), "loading": Loading()}
+    for work in works.values():
+        # torch swallows what interrupts the imports of a first step
+        work()
+    with counting, Capture(path, force=True, **MODES[mode]) as capture:
+        for number in range(exceptions):
+            name, work = list(works.items())[number % len(works)]
+            source = list(SOURCES)[number // len(works) % len(SOURCES)]
+            kind = KeyboardInterrupt if source == "Ctrl-C" else draw.choice(KINDS)
+            if interrupt(work, source, kind, draw.random() * DELAY_S):
+                arrived += 1
+            else:
+                lost[f"{kind.__name__} by {source} in {name}"] += 1
+        if capture.keeps_last:
+            capture.dump()
+    problems = [f"{mode}: {count} times lost: {what}" for what, count in lost.items()]
+    if capture.problem is not None:
+        problems.append(f"{mode}: {capture.problem}")
+    findings = validate(path).findings
+    problems += [f"{mode}: {item.message}" for item in findings[:5]]
+    kept = len(load(path).calls) + capture.dropped
+    # an exception may come between the capture's hook and the counting one
+    if not capture.keeps_last and not counting.calls <= kept <= counting.calls + exceptions:
+        problems.append(f"{mode}: {counting.calls} calls ran, {kept} are recorded or counted as lost")
+    print(f"{mode}: {arrived} of {exceptions} arrived, {counting.calls} calls, {capture.dropped} lost")
+    return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exceptions", type=int, default=1000, help="exceptions in each mode of capture")
+    parser.add_argument("--mode", choices=MODES, action="append", help="modes of capture")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for mode in args.mode or MODES:
+            problems += check(mode, args.exceptions, args.seed, Path(folder))
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
