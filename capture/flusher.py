@@ -139,7 +139,11 @@ class Flusher:
     def write_now(self) -> None:
         """Write what has come since the last time, and which calls the threads are in."""
         if not self.recorder.holds_tables():
-            self.run_job(lambda: (self.flush(), self.write_running()))
+            self.run_job(self._write_now)
+
+    def _write_now(self) -> None:
+        self.flush()
+        self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
         """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's.

@@ -1,4 +1,4 @@
-"""Exceptions that interrupt a captured program, and threads that meet everything at once: nothing is lost or doubled."""
+"""Exceptions that interrupt a captured program, and threads that meet everything at once."""
 
 from __future__ import annotations
 
