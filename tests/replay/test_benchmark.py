@@ -154,6 +154,9 @@ def test_gradients_of_a_candidate_are_compared() -> None:
         *[("forward", "ok"), ("backward", "ok")] * 2,
         *[("forward", "ok"), ("backward", "wrong")],
     ]
+    # of ones, the gradient of softmax is zero
+    results = benchmark([softmax, softmax, lambda x: softmax(x).detach() + 0 * x], [[(4, 8)]], backward=True, **FAST)
+    assert [row.status for row in results if row.direction == "backward"] == ["ok", "ok", "wrong"]
 
 
 def test_functions_of_one_name_have_rows_of_their_own_and_are_printed(tmp_path: Path) -> None:
