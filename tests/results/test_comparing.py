@@ -282,7 +282,7 @@ def test_files_have_the_line_that_the_terminal_has(
     assert stored["gates"][0]["outcome"] == held.outcome.value
     markdown = (tmp_path / "c.md").read_text()
     assert markdown.startswith(f"### opgrip compare: {held.outcome.value}\n")
-    assert literal(held.line) in markdown
+    assert f"- `gate slower<=5%: {held.outcome.value}`: {literal(held.reason)}\n" in markdown
     suite = ElementTree.parse(tmp_path / "c.xml").getroot()[0]
     assert [item.get("value") for item in suite.iter("property")][-1] == held.line
     bad = {test.get("name"): test for test in suite.iter("testcase") if test.find(element) is not None}

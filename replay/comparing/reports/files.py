@@ -75,7 +75,10 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
     lines += [f"- **{_cell(name)}**: {_cell(old)}, now {_cell(new)}" for name, old, new in comparison.differs]
     lines += [f"- {total_line(total)}" for total in comparison.totals()]
     lines += [f"- {literal(line)}" for line in advice(comparison)]
-    lines += [f"- {literal(item.line)}" for item in held]
+    lines += [
+        f"- `gate {item.gate.text}: {item.outcome.value}`" + (f": {literal(item.reason)}" if item.reason else "")
+        for item in held
+    ]
     rows = shown_rows(comparison)
     if rows:
         columns = columns_of(rows[:ROWS])
