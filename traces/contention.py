@@ -1,4 +1,4 @@
-"""Whether others had the processors while this process would have run: other programs, or another virtual machine.
+"""Whether other programs, or another virtual machine, had the processors while this process would have run.
 
 A probe of the main thread's pace does not see it: a parallel operator waits at each of its barriers for the one of its
 threads that has no processor, and takes a hundred times as long, while the main thread spins.
@@ -9,68 +9,132 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
 import torch
 
 PROC = Path("/proc")
 SHARE = 0.05
-"""Of a span's time, what its threads wait in all for a processor, or what a hypervisor takes of all processors."""
+"""Of a run's time, what its threads wait in all for a processor, or what a hypervisor takes of all processors."""
 LONG_WAIT_NS = 200_000
 """Mean wait for a processor that is no mere waking up, which takes some ten microseconds."""
-THREADS_NS, STEAL_NS = 50_000_000, 200_000_000
-"""After which threads are listed again, and the hypervisor's share is read, which is counted in 10 ms."""
+MOST_BY_OTHERS = 0.1
+"""Share of this process's processors that other programs may use."""
+THREADS_NS, OTHERS_NS = 50_000_000, 200_000_000
+"""Time after which threads are listed again, and /proc/stat is read again, which counts in 10 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long threads of this process have waited for a processor up to a moment, and how often."""
+
+    at_ns: int
+    time_ns: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What /proc/stat counts of this process's processors up to a moment, in ns of one of them.
+
+    Attributes
+    ----------
+    busy_ns : of any program; what a hypervisor took is busy too
+    own_ns : of this process
+    """
+
+    at_ns: int
+    busy_ns: float
+    stolen_ns: float
+    own_ns: int
 
 
 class Contention:
-    """Tells of spans of time whether this process waited for processors in them.
+    """Counts how long the threads of this process wait for processors.
 
-    Where the kernel counts no waits, a switch to another thread that this one did not ask for counts as one.
+    If the kernel counts no waits, a switch to another thread that this one did not ask for counts as one.
 
     Parameters
     ----------
-    proc : where the kernel tells of processes
+    proc : folder in which the kernel describes processes
+    threads : threads that run at once; None for those of one operator
     ignored : native number of a thread whose waits do not count
     """
 
-    def __init__(self, proc: Path = PROC, ignored: int | None = None) -> None:
+    def __init__(self, proc: Path = PROC, threads: int | None = None, ignored: int | None = None) -> None:
         self._proc = proc
-        self._ignored = str(ignored)
+        self._threads, self._ignored = threads, str(ignored)
         self._files: dict[str, int] = {}
-        self._waited: dict[str, tuple[int, int]] = {}
-        self._listed_ns = self._began_ns = self._steal_ns = perf_counter_ns()
-        self._steal = self._read_steal()
-        self._is_stolen = False
-        self._switches = _switches()
+        self._last: dict[str, tuple[int, int]] = {}
+        self._time_ns = self._count = 0
+        self._listed_ns = perf_counter_ns()
+        self._usage = self._read_usage()
+        self._others = self._stolen = 0.0
         self._list_threads()
+        self._asked = self.read()
 
-    def is_contended(self) -> bool:
-        """Whether it waited in the span since it was asked last."""
+    def read(self) -> Waits:
+        """Return the waits up to now."""
         now = perf_counter_ns()
-        waited, waits = self._read_waits()
-        span = now - self._began_ns
-        self._began_ns = now
         if now - self._listed_ns > THREADS_NS:
             self._listed_ns = now
             self._list_threads()
-        if now - self._steal_ns > STEAL_NS:
-            before, self._steal = self._steal, self._read_steal()
-            self._is_stolen = self._steal - before > SHARE * (now - self._steal_ns)
-            self._steal_ns = now
-        if not self._files:
-            before, self._switches = self._switches, _switches()
-            return self._is_stolen or self._switches > before
-        # with more threads than processors it waits for itself
-        if torch.get_num_threads() > len(os.sched_getaffinity(0)):
-            return self._is_stolen
-        return self._is_stolen or (waited > SHARE * span and waited > LONG_WAIT_NS * waits)
+        for thread, file in list(self._files.items()):
+            try:
+                time_ns, count = _waits_in(file)
+            except (OSError, ValueError):
+                os.close(self._files.pop(thread))
+                continue
+            last_ns, last_count = self._last[thread]
+            self._time_ns += time_ns - last_ns
+            self._count += count - last_count
+            self._last[thread] = time_ns, count
+        return Waits(now, self._time_ns, self._count if self._files else _switches())
+
+    def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
+        """Return True if threads have waited for a processor for too long.
+
+        Parameters
+        ----------
+        since : start of the span; None for the last call of this method
+        run_ns : time that matters of the span; None for all of it
+        """
+        waits = self.read()
+        since, self._asked = since or self._asked, waits
+        run_ns = waits.at_ns - since.at_ns if run_ns is None else run_ns
+        self._look_at_others()
+        if self._stolen > SHARE:
+            return True
+        if self._is_oversubscribed():
+            # the threads also wait for each other
+            return self._others > MOST_BY_OTHERS
+        time_ns, count = waits.time_ns - since.time_ns, waits.count - since.count
+        return time_ns > SHARE * run_ns and time_ns > LONG_WAIT_NS * count if self._files else count > 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other programs used the processors of this process a moment ago."""
+        self._look_at_others()
+        return self._others > MOST_BY_OTHERS
+
+    @property
+    def has_room(self) -> bool:
+        """Whether other programs left enough processors for the threads of an operator a moment ago."""
+        self._look_at_others()
+        processors = len(os.sched_getaffinity(0))
+        threads = min(self._threads or torch.get_num_threads(), processors)
+        return self._others * processors <= processors - threads + MOST_BY_OTHERS * threads
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
+
+    def _is_oversubscribed(self) -> bool:
+        return (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0))
 
     def _list_threads(self) -> None:
         """Find the threads of this process that are new."""
@@ -81,34 +145,39 @@ class Contention:
                     with suppress(OSError, ValueError):
                         file = os.open(folder / thread / "schedstat", os.O_RDONLY)
                         self._files[thread] = file
-                        self._waited[thread] = _wait_of(file)
+                        self._last[thread] = _waits_in(file)
 
-    def _read_waits(self) -> tuple[int, int]:
-        """Time in ns that threads have waited since this was read last, and how often."""
-        time = times = 0
-        for thread, file in list(self._files.items()):
-            try:
-                waited = _wait_of(file)
-            except (OSError, ValueError):
-                os.close(self._files.pop(thread))
-                continue
-            before = self._waited[thread]
-            time, times = time + waited[0] - before[0], times + waited[1] - before[1]
-            self._waited[thread] = waited
-        return time, times
+    def _look_at_others(self) -> None:
+        """Bring what others take up to date, if enough time has passed."""
+        before = self._usage
+        if before is None or perf_counter_ns() - before.at_ns < OTHERS_NS:
+            return
+        usage = self._read_usage()
+        if usage is not None:
+            span_ns = (usage.at_ns - before.at_ns) * len(os.sched_getaffinity(0))
+            others_ns = usage.busy_ns - before.busy_ns - (usage.own_ns - before.own_ns)
+            self._others, self._stolen = others_ns / span_ns, (usage.stolen_ns - before.stolen_ns) / span_ns
+            self._usage = usage
 
-    def _read_steal(self) -> float:
-        """What a hypervisor has taken of a processor, in ns, the mean over all."""
+    def _read_usage(self) -> Usage | None:
+        tick_ns = 1e9 / os.sysconf("SC_CLK_TCK")
+        names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        busy = stolen = 0
         try:
-            words = (self._proc / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-            return int(words[8]) / os.sysconf("SC_CLK_TCK") * 1e9 / (os.cpu_count() or 1)
-        except (OSError, ValueError, IndexError):
-            return 0.0
+            for line in (self._proc / "stat").read_text(encoding="ascii").splitlines():
+                name, *words = line.split()
+                if name in names:
+                    user, nice, system, _, _, *interrupts, steal = map(int, words[:8])
+                    busy += user + nice + system + sum(interrupts) + steal
+                    stolen += steal
+        except (OSError, ValueError):
+            return None
+        return Usage(perf_counter_ns(), busy * tick_ns, stolen * tick_ns, process_time_ns())
 
 
-def _wait_of(file: int) -> tuple[int, int]:
-    _, time, times = os.pread(file, 64, 0).split()
-    return int(time), int(times)
+def _waits_in(file: int) -> tuple[int, int]:
+    _, time_ns, count = os.pread(file, 64, 0).split()
+    return int(time_ns), int(count)
 
 
 def _switches() -> int:

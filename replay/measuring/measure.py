@@ -20,7 +20,7 @@ from opgrip.replay.measuring.failures import failed
 from opgrip.replay.measuring.metering import metered, with_energy
 from opgrip.replay.measuring.preparation import Prepared, prepare
 from opgrip.replay.measuring.ratios import base_place, with_ratios
-from opgrip.replay.measuring.results import NOISY, Result, rate_of
+from opgrip.replay.measuring.results import CONTENDED, NOISY, Result, rate_of
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.devices import synchronizer
@@ -296,16 +296,17 @@ def _with_times(result: Result, samples: Samples, settings: Settings, way: Way) 
     median_us = samples.quantile_us(0.5)
     return replace(
         result,
+        status=CONTENDED if samples.is_contended else result.status,
         median_us=median_us,
-        p10_us=samples.quantile_us(0.1),
-        p90_us=samples.quantile_us(0.9),
+        p10_us=samples.percentile_us(0.1),
+        p90_us=samples.percentile_us(0.9),
         mean_us=samples.mean_us,
-        gflop_per_s=rate_of(result.flops, median_us),
-        gb_per_s=rate_of(result.bytes_moved, median_us),
+        gflop_per_s=None if samples.is_contended else rate_of(result.flops, median_us),
+        gb_per_s=None if samples.is_contended else rate_of(result.bytes_moved, median_us),
         samples=len(samples),
         runs=samples.effective_runs,
         spread=spread,
-        stopped=samples.done(settings.effort) or "most",
+        stopped="contended" if samples.is_contended else samples.done(settings.effort) or "most",
         dropped=samples.dropped,
         slowed=samples.slowed / len(samples) if len(samples) else None,
         noisy=None if spread is None else spread > NOISY,

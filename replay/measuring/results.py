@@ -111,7 +111,7 @@ class Result:
     note: str = column("in a word, how the mode made it ready", default="")
     first_ms: float | None = column("the first call: tracing, compiling and loading included", "ms")
     median_us: float | None = column("of the timed runs", "us")
-    p10_us: float | None = column("the tenth percentile of them", "us")
+    p10_us: float | None = column("the tenth percentile of them; empty for fewer than 5 `runs`", "us")
     p90_us: float | None = column("the ninetieth", "us")
     mean_us: float | None = column("mean of them, which a few slow ones raise", "us")
     samples: int = column("timed runs", default=0)
@@ -128,7 +128,9 @@ class Result:
     )
     repeats: list[int] | None = column("how many of the runs each repeat made, with `--repeats`", several=True)
     spread: float | None = column("interquartile range of the runs, as a share of their median")
-    stopped: str | None = column("why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`")
+    stopped: str | None = column(
+        "why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`, `contended`"
+    )
     dropped: int = column("runs that were not kept, the processor being slowed down or taken meanwhile", default=0)
     slowed: float | None = column("share of the timed runs that were kept although it was, there being no others")
     noisy: bool | None = column("whether the spread is so large that the median is doubtful: above 0.25")

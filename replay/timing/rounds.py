@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import torch
@@ -21,17 +21,24 @@ from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
-from opgrip.traces.contention import Contention
+from opgrip.traces.contention import Contention, Waits
 
 MOST = 100
 """Runs of a subject at most."""
 MOST_DROPPED = 3 * FEWEST
-"""Runs of a subject that are dropped at most; where their number is given, as many as that. A machine that is always
-slowed down is measured as it is, and its rows say so."""
+"""Runs of a subject that are dropped at most since the processor was slowed down; where their number is given, as many
+as that. A processor that is always slow is measured as it is, and its rows say so."""
 LONG_NS = 100_000_000
-"""Runs that take longer are not made again."""
+"""Runs that take longer are not made again on a slow processor."""
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
-"""Time of runs, and their number, after which the processor's pace is checked."""
+"""Time of runs, and their number, after which the processor's pace and contention are checked."""
+WATCHFUL_NS = 200_000_000
+"""Time after contention in which each run is checked for it by itself, which takes some ten microseconds a run."""
+WARM_NS = 200_000
+"""Time of other work after which a run is not slower any more for a switch to another process before it. Measured: a
+call of 3 us took 30 us right after one, the next of them 5 us."""
+QUIET_S = 0.05
+"""Time between looks at a machine that others use."""
 
 NO_ROW = -1
 
@@ -80,25 +87,27 @@ class Measurer:
         self._contention: Contention | None = None
         self._most_dropped = MOST_DROPPED if effort.iterations is None else effort.iterations
         self._random = random.Random(seed)
-        self._pending: list[tuple[Subject, Stratum, float]] = []
+        self._pending: list[tuple[Subject, Stratum, float, bool]] = []
         self._pending_ns = 0.0
+        self._watchful_until_ns = 0
+        self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
 
     def one_by_one(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
         """Run the subjects of each case in turn until each is done, then the next case's.
 
-        Gives the subjects that a group has of a case, as soon as all of them are done.
+        Gives the subjects that a group has of a case, as soon as all of them are done; last those that others' work
+        on the machine kept from being measured before.
         """
         with self._attentive():
+            contended = []
             for group in groups:
                 for case in _by_case(group.subjects):
-                    with restored(group.settings), torch.set_grad_enabled(group.grad):
-                        while self._again(case):
-                            for subject in case:
-                                if subject.failure is None:
-                                    self._run(subject)
-                            self._check(all_of_them=False)
-                        self._check()
-                    yield case
+                    self._run_until_done(group, [case])
+                    if self._lacks_quiet_runs(case):
+                        contended.append((group, case))
+                    else:
+                        yield self._settled(case)
+            yield from self._retry(contended, self._run_until_done)
 
     def in_rounds(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
         """Run every subject once a round, each after those that its call came after in the program, until all are done.
@@ -106,19 +115,79 @@ class Measurer:
         Subjects of one case are compared round by round. Gives those that a group has of a case, as `one_by_one`.
         """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
+        contended = []
         with self._attentive():
             while any(cases for _, cases in waiting):
                 for group, cases in waiting:
                     if cases:
                         self._round(group, cases)
-                        self._check()
-                        yield from (case for case in cases if not self._again(case))
+                        done = [case for case in cases if not self._again(case)]
                         cases[:] = [case for case in cases if self._again(case)]
+                        for case in done:
+                            if self._lacks_quiet_runs(case):
+                                contended.append((group, case))
+                            else:
+                                yield self._settled(case)
+            yield from self._retry(contended, self._round)
+
+    def _retry(
+        self, contended: Sequence[tuple[Group, list[Subject]]], run: Callable[[Group, list[list[Subject]]], None]
+    ) -> Iterator[list[Subject]]:
+        """Run the cases again that were contended, when the machine is quiet; wait for it as long as for their budgets.
+
+        Gives their subjects; those of cases that stay contended last.
+        """
+        waiting = list(contended)
+        until_ns = perf_counter_ns() + len(waiting) * self.effort.budget_s * 1e9
+        for _, case in waiting:
+            _begin_again(case)
+        while waiting and perf_counter_ns() < until_ns:
+            if not self._watch.has_room:
+                # a supervisor shall not take it for hanging
+                self._announce(waiting[0][1][0].number, NO_ROW)
+                sleep(QUIET_S)
+                continue
+            for group in {id(group): group for group, _ in waiting}.values():
+                run(group, [case for of, case in waiting if of is group])
+            done = [(group, case) for group, case in waiting if not self._again(case)]
+            waiting = [(group, case) for group, case in waiting if self._again(case)]
+            for group, case in done:
+                if self._lacks_quiet_runs(case):
+                    _begin_again(case)
+                    waiting.append((group, case))
+                else:
+                    yield self._settled(case)
+        for _, case in waiting:
+            yield self._settled(case)
+
+    def _lacks_quiet_runs(self, case: Sequence[Subject]) -> bool:
+        return any(subject.failure is None and subject.samples.lacks_quiet_runs(self.effort) for subject in case)
+
+    def _settled(self, case: list[Subject]) -> list[Subject]:
+        for subject in case:
+            subject.samples.settle(self.effort)
+        return case
+
+    @property
+    def _watch(self) -> Contention:
+        assert self._contention is not None, "it is opened before anything runs"
+        return self._contention
 
     @contextmanager
     def _attentive(self) -> Iterator[None]:
         with no_garbage_collection(), closing(Contention()) as self._contention:
             yield
+
+    def _run_until_done(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
+        """Run the subjects of each case in turn until each is done."""
+        with restored(group.settings), torch.set_grad_enabled(group.grad):
+            for case in cases:
+                while self._again(case):
+                    for subject in case:
+                        if subject.failure is None:
+                            self._run(subject)
+                    self._check(all_of_them=False)
+                self._check()
 
     def _round(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
         places = [self._random.choice(case[0].places) for case in cases]
@@ -138,6 +207,7 @@ class Measurer:
                 self._run(subject, place)
                 just_run.extend((*place.before, subject.number))
                 self._check(all_of_them=False)
+        self._check()
 
     def _run_before(self, place: Place, group: Group) -> None:
         for number in place.before:
@@ -145,6 +215,7 @@ class Measurer:
             if before is None or before.failure is not None:
                 continue
             self._announce(number, NO_ROW)
+            self._mark()
             try:
                 before.run_before()
                 # what a device says of it only now is not the next one's
@@ -154,38 +225,72 @@ class Measurer:
 
     def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
         self._announce(subject.number, subject.row)
+        is_watchful = self._mark()
+        start_ns = perf_counter_ns()
         try:
             stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
             self._fail(subject, error)
             return
-        self._pending.append((subject, stratum, time_ns))
-        self._pending_ns += time_ns
+        runs_ns = time_ns * subject.block
+        is_contended = is_watchful and self._was_contended(start_ns, runs_ns)
+        self._pending.append((subject, stratum, time_ns, is_contended))
+        self._pending_ns += runs_ns
+
+    def _mark(self) -> bool:
+        """Note when work begins, if each run is checked by itself now; gives whether it is."""
+        is_watchful = perf_counter_ns() < self._watchful_until_ns
+        if is_watchful:
+            self._marks.append(self._watch.read())
+        return is_watchful
+
+    def _was_contended(self, start_ns: int, run_ns: float) -> bool:
+        """Return True if a processor was waited for in a run, or so short before it that it was slower for that."""
+        since = next((mark for mark in reversed(self._marks) if mark.at_ns <= start_ns - WARM_NS), self._marks[0])
+        is_contended = self._watch.is_contended(since, run_ns)
+        if is_contended:
+            self._be_watchful()
+        return is_contended
+
+    def _be_watchful(self) -> None:
+        now = perf_counter_ns()
+        if now >= self._watchful_until_ns:
+            self._marks.clear()
+        self._watchful_until_ns = now + WATCHFUL_NS
 
     def _fail(self, subject: Subject, error: Exception) -> None:
         check_use(self._stopwatch.device, error)
         subject.fail(error, self._stopwatch.device)
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the runs since the last check, or drop them where the processor was slowed down or taken meanwhile.
+        """Keep the runs since the last check; not those during which the processor was slowed down or taken.
 
         Parameters
         ----------
-        all_of_them : else only where there are enough to make it worth while
+        all_of_them : else only if there are enough to make it worth while
         """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
             return
-        assert self._contention is not None, "it is opened before anything runs"
-        # both are asked, since each tells of what passed since it was asked last
-        slowed = any([self._pace.is_slowed(), self._contention.is_contended()])
-        for subject, stratum, time_ns in self._pending:
-            if slowed and subject.samples.dropped < self._most_dropped and time_ns < LONG_NS:
-                subject.drop()
-            else:
-                subject.keep(stratum, time_ns, slowed)
+        is_slowed = self._pace.is_slowed()
+        is_contended = is_slowed and self._watch.is_shared
+        if perf_counter_ns() >= self._watchful_until_ns and self._watch.is_contended(run_ns=self._pending_ns):
+            is_contended = True
+            self._be_watchful()
+        for subject, stratum, time_ns, was_contended in self._pending:
+            self._keep(subject, stratum, time_ns, is_contended or was_contended, is_slowed)
         self._pending.clear()
         self._pending_ns = 0.0
+
+    def _keep(self, subject: Subject, stratum: Stratum, time_ns: float, is_contended: bool, is_slowed: bool) -> None:
+        may_drop = subject.samples.dropped < self._most_dropped
+        # what a profiler saw is all that it has
+        if is_contended and (may_drop or not subject.profiled):
+            subject.keep_contended(stratum, time_ns)
+        elif is_slowed and may_drop and time_ns < LONG_NS:
+            subject.drop()
+        else:
+            subject.keep(stratum, time_ns, is_slowed or is_contended)
 
     def _again(self, case: Sequence[Subject]) -> bool:
         """Whether a case needs more runs; its modes get as many as each other."""
@@ -201,6 +306,11 @@ def _by_case(subjects: Sequence[Subject]) -> list[list[Subject]]:
     for subject in subjects:
         cases.setdefault(subject.number, []).append(subject)
     return list(cases.values())
+
+
+def _begin_again(case: Sequence[Subject]) -> None:
+    for subject in case:
+        subject.samples.try_again()
 
 
 @contextmanager

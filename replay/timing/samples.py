@@ -13,6 +13,12 @@ FEWEST = 10
 """Runs of a case, unless its budget does not last for so many."""
 LEAST = 3
 """Runs that a case gets whatever they take."""
+MAIN = 0.5
+"""Share of the program's calls above which a stratum gets `LEAST` runs too."""
+MOST_CONTENDED = 100
+"""Runs during which other processes used the cores, after which no more are tried."""
+FEWEST_FOR_PERCENTILES = 5
+"""Effective number of runs below which they have no percentiles but the median."""
 LOOK = 5
 """Runs after which the spread is looked at again."""
 SETTLED, STEADY = 6, 0.1
@@ -32,8 +38,10 @@ class Samples:
     Attributes
     ----------
     in_order : times of all runs, in ns, in the order in which they were made
-    dropped : runs that were not kept, the machine being slowed down meanwhile
+    dropped : runs that were not kept, the processor being slowed down meanwhile
     slowed : runs that were kept although it was
+    contended : runs during which other processes used the cores; they count only where `is_contended`
+    is_contended : whether the times are those of contended runs, since there are too few others
     spent_ns : what the runs took, with what was done between them
     """
 
@@ -46,6 +54,9 @@ class Samples:
         self._strata_in_order: list[Hashable] = []
         self.dropped = 0
         self.slowed = 0
+        self.contended: list[tuple[Hashable, float]] = []
+        self.is_contended = False
+        self._given_up = 0
         self.spent_ns = 0
         self._spreads: list[float] = []
 
@@ -67,22 +78,53 @@ class Samples:
         if len(self) % LOOK == 0:
             self._spreads.append(self.spread)
 
+    def add_contended(self, stratum: Hashable, time_ns: float) -> None:
+        """Keep a run's time apart, since other processes used the cores."""
+        self.contended.append((stratum, time_ns))
+
+    def try_again(self) -> None:
+        """Begin a new budget, for runs on a machine that may be quiet now."""
+        self.spent_ns = 0
+        self._given_up = len(self.contended)
+
+    def settle(self, effort: Effort) -> None:
+        """Decide, after the last run, whether there are too few but contended ones; their times are shown then."""
+        self.is_contended = self.lacks_quiet_runs(effort)
+        if self.is_contended:
+            for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
+                self.add(stratum, time_ns)
+                self.slowed += 1
+        else:
+            self.dropped += len(self.contended)
+        self.contended.clear()
+
+    def lacks_quiet_runs(self, effort: Effort) -> bool:
+        """Return True if other processes used the cores in all runs but one or two."""
+        return bool(self.contended) and len(self) < _least(effort)
+
     def quantile_us(self, share: float) -> float:
         """The time that this share of the program's calls would stay under, in microseconds."""
         strata = self._select_strata()
-        if len(strata) == 1 and not self._alike:
+        if len(strata) == 1 and len(self.times[strata[0]]) >= LEAST and not self._alike:
             return float(np.quantile(self.times[strata[0]], share)) / 1e3
         return quantile(self.in_order, self.weights, share) / 1e3
 
+    def percentile_us(self, share: float) -> float | None:
+        """The same; None if there are too few runs to know it."""
+        return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
+
     @property
     def weights(self) -> list[float] | None:
-        """Of each run in their order, the share of the program's calls that it stands for; None where all are alike."""
+        """Of each run in their order, the share of the program's calls that it stands for; None where all are alike.
+
+        A run stands for a third of them at most, so that the median is not the time of one.
+        """
         strata = self._select_strata()
         if self._alike or len(self.times) == 1:
             return None
         weight_of = {stratum: (self.shares[stratum] or 1.0) / len(self.times[stratum]) for stratum in strata}
         total = sum((self.shares[stratum] or 1.0) for stratum in strata)
-        return [weight_of.get(stratum, 0.0) / total for stratum in self._strata_in_order]
+        return trim([weight_of.get(stratum, 0.0) / total for stratum in self._strata_in_order])
 
     @property
     def effective_runs(self) -> int:
@@ -112,23 +154,58 @@ class Samples:
         return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
 
     def done(self, effort: Effort) -> str | None:
-        """Why there are enough runs: `iterations`, `precision`, `settled` or `budget`; None where there are not."""
+        """Why there are enough runs, or why no more are made; None to make another.
+
+        One of `iterations`, `precision`, `settled`, `budget` and `contended`.
+        """
+        is_spent = self.spent_ns >= effort.budget_s * 1e9
         if effort.iterations is not None:
-            return "iterations" if len(self) >= effort.iterations else None
-        if len(self) < LEAST:
-            return None
-        if len(self) >= FEWEST and self._spreads:
-            if self._spreads[-1] <= effort.precision:
-                return "precision"
-            last = self._spreads[-SETTLED:]
-            if len(last) == SETTLED and max(last) - min(last) <= STEADY * max(last):
-                return "settled"
-        return "budget" if self.spent_ns >= effort.budget_s * 1e9 else None
+            if len(self) >= effort.iterations:
+                return "iterations"
+        elif len(self) >= LEAST:
+            if len(self) >= FEWEST and self._spreads and not self._lacks_main:
+                if self._spreads[-1] <= effort.precision:
+                    return "precision"
+                last = self._spreads[-SETTLED:]
+                if len(last) == SETTLED and max(last) - min(last) <= STEADY * max(last):
+                    return "settled"
+            # which memory a run gets is not always what was asked for
+            if is_spent and (not self._lacks_main or len(self) >= 2 * LEAST):
+                return "budget"
+        contended = len(self.contended) - self._given_up
+        gives_up = is_spent and len(self) + contended >= _least(effort)
+        if contended and (gives_up or contended >= max(MOST_CONTENDED, effort.iterations or 0)):
+            return "contended"
+        return None
+
+    @property
+    def _lacks_main(self) -> bool:
+        """Whether the stratum of most calls has too few runs."""
+        return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
         """The strata that runs met; those that no call was in count only where there are no others."""
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
+
+
+def _least(effort: Effort) -> int:
+    return LEAST if effort.iterations is None else min(LEAST, effort.iterations)
+
+
+def trim(weights: Sequence[float]) -> list[float]:
+    """Return weights that sum to 1 and are at most a third each; what is above is shared by the others.
+
+    Parameters
+    ----------
+    weights : that sum to 1
+    """
+    trimmed, count = list(weights), len(weights)
+    limit = max(1 / LEAST, 1 / count) if count else 1.0
+    while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:
+        below = sum(weight < limit for weight in trimmed)
+        trimmed = [min(weight, limit) + (above / below if weight < limit else 0.0) for weight in trimmed]
+    return trimmed
 
 
 def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:

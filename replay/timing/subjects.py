@@ -194,11 +194,22 @@ class Subject:
         self.samples.slowed += slowed
         self.runs.append((stratum, time_ns))
 
+    def keep_contended(self, stratum: Stratum, time_ns: float) -> None:
+        """Keep the time of a run apart, since other processes used the cores, and tell a profiler so."""
+        self.samples.add_contended(stratum, time_ns)
+        self._dropped.begin()
+        self._dropped.end()
+
     def drop(self) -> None:
         """Count a run whose time is not kept, and tell a profiler so."""
         self.samples.dropped += 1
         self._dropped.begin()
         self._dropped.end()
+
+    @property
+    def block(self) -> int:
+        """How many runs are timed as one."""
+        return self._size
 
     def most_in_block(self) -> int:
         """How many runs can be made ready at once."""

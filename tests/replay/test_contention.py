@@ -23,21 +23,32 @@ class Machine:
         self.now = 0
         self._folder = folder
         self._waits = {"7": [0, 0], "8": [0, 0]}
-        self._steal = 0
+        self._busy_ticks = self._stolen_ticks = 0
         monkeypatch.setattr(contention, "perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr(contention, "process_time_ns", lambda: 0)
         self.passes(0)
 
-    def passes(self, span_ns: int, waited_ns: int = 0, waits: int = 0, steal_ticks: int = 0) -> None:
-        """Let time pass, of which a thread has waited for a processor."""
+    def passes(
+        self, span_ns: int, waited_ns: int = 0, waits: int = 0, stolen_ticks: int = 0, busy_ticks: int = 0
+    ) -> None:
+        """Let time pass, of which a thread has waited for a processor.
+
+        Parameters
+        ----------
+        stolen_ticks, busy_ticks : of 10 ms, that a hypervisor and other programs took of each processor
+        """
         self.now += span_ns
         self._waits["8"][0] += waited_ns
         self._waits["8"][1] += waits
-        self._steal += steal_ticks
+        self._stolen_ticks += stolen_ticks
+        self._busy_ticks += busy_ticks
         for thread, (time, times) in self._waits.items():
             task = self._folder / "self" / "task" / thread
             task.mkdir(parents=True, exist_ok=True)
             (task / "schedstat").write_text(f"123 {time} {times}\n")
-        (self._folder / "stat").write_text(f"cpu  1 2 3 4 5 6 7 {self._steal} 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
+        counts = f"{self._busy_ticks} 2 3 4 5 6 7 {self._stolen_ticks} 0 0"
+        lines = [f"cpu{number} {counts}" for number in sorted(os.sched_getaffinity(0))]
+        (self._folder / "stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 0 0", *lines]) + "\n")
 
 
 @pytest.fixture
@@ -58,18 +69,41 @@ def test_waiting_for_a_processor_is_contention_and_waking_up_is_not(machine: Mac
         assert not watch.is_contended()
 
 
+def test_a_span_may_begin_before_the_last_one_and_a_part_of_it_may_matter(machine: Machine, tmp_path: Path) -> None:
+    with closing(Contention(tmp_path)) as watch:
+        start = watch.read()
+        machine.passes(100 * MS, waited_ns=4 * MS, waits=1)
+        assert not watch.is_contended(start)
+        assert watch.is_contended(start, run_ns=MS)
+        assert not watch.is_contended(run_ns=MS)
+
+
 def test_more_threads_than_processors_wait_for_each_other(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1 + len(os.sched_getaffinity(0)))
     with closing(Contention(tmp_path)) as watch:
-        machine.passes(2 * MS, waited_ns=4 * MS, waits=1)
+        machine.passes(300 * MS, waited_ns=4 * MS, waits=1)
         assert not watch.is_contended()
+        # then all that tells is what other programs took
+        machine.passes(300 * MS, busy_ticks=10)
+        assert watch.is_contended()
+
+
+def test_other_programs_leave_room_or_do_not(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processors = len(os.sched_getaffinity(0))
+    for threads, has_room in ((processors, False), (max(processors // 2, 1), processors > 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        with closing(Contention(tmp_path)) as watch:
+            machine.passes(300 * MS)
+            assert (watch.has_room, watch.is_shared) == (True, False)
+            machine.passes(300 * MS, busy_ticks=14)
+            assert (watch.has_room, watch.is_shared) == (has_room, True)
 
 
 def test_what_a_hypervisor_takes_is_contention(machine: Machine, tmp_path: Path) -> None:
     with closing(Contention(tmp_path)) as watch:
-        machine.passes(300 * MS, steal_ticks=15 * (os.cpu_count() or 1))
+        machine.passes(300 * MS, stolen_ticks=15)
         assert watch.is_contended()
         machine.passes(300 * MS)
         assert not watch.is_contended()

@@ -33,6 +33,7 @@ from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.contention import Waits
 from opgrip.traces.machine import last_cache_bytes
 
 SLEEPS = (lambda *args: time.sleep(0.1), lambda *args: None)
@@ -170,12 +171,21 @@ class Pace:
 
 
 class Contention:
-    """A machine on which others take the processors, or do not."""
+    """A machine on which others take the processors in some of the spans that are asked about, or do not."""
 
-    contended = False
+    contended: Callable[[int], bool] = staticmethod(lambda check: False)
+    has_room = True
+    is_shared = False
 
-    def is_contended(self) -> bool:
-        return self.contended
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def read(self) -> Waits:
+        return Waits(time.perf_counter_ns(), 0, 0)
+
+    def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
+        self.checks += 1
+        return Contention.contended(self.checks)
 
     def close(self) -> None:
         pass
@@ -197,16 +207,84 @@ def test_runs_of_a_slowed_processor_are_made_again(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("what", ["pace", "contention"])
 def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if what == "pace":
-        monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: True))
-    else:
-        monkeypatch.setattr(Contention, "contended", True)
+    monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: True))
     row = results(tmp_path, lambda: torch.ones(300).sin())["aten.sin.default recorded forward"]
-    assert (row.samples, row.dropped, row.slowed, row.is_slowed) == (4, 4, 1.0, True)
+    assert (row.status, row.samples, row.dropped, row.slowed, row.is_slowed) == ("ok", 4, 4, 1.0, True)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("options", [{}, {"iterations": None}, {"cache": "warm"}])
+def test_a_row_all_of_whose_runs_were_contended_is_contended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
+    row = results(tmp_path, lambda: torch.ones(300).sin(), budget=0.01, **options)["aten.sin.default recorded forward"]
+    assert (row.status, row.stopped, row.slowed, row.ratio, row.gb_per_s) == ("contended", "contended", 1.0, None, None)
+    assert row.median_us
+    assert row.samples >= 4
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("reading", ["one_by_one", "in_rounds"])
+def test_clean_runs_between_contended_ones_decide(monkeypatch: pytest.MonkeyPatch, clock: Clock, reading: str) -> None:
+    runs: list[int] = []
+
+    def run(_: torch.Tensor) -> None:
+        runs.append(len(runs))
+        # a slice of the scheduler, but for each tenth run
+        clock.pass_by(1000 if is_clean() else 4_000_000)
+
+    def is_clean() -> bool:
+        return len(runs) % 10 == 0
+
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: not is_clean()))
+    subject = subject_of(run)
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    list(getattr(measurer, reading)([Group({}, False, [subject])]))
+    assert not subject.samples.is_contended
+    assert subject.samples.quantile_us(0.5) == 1.0
+    assert subject.samples.dropped > 50
+
+
+@pytest.mark.usefixtures("quiet")
+def test_contended_cases_are_run_again_when_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def has_room(_: Contention) -> bool:
+        looks.append(len(looks))
+        return len(looks) > 3
+
+    monkeypatch.setattr(Contention, "has_room", property(has_room))
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: len(looks) <= 3))
+    subjects = [subject_of(torch.sin) for _ in range(2)]
+    subjects[1].number = 1
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    assert len(list(measurer.in_rounds([Group({}, False, subjects)]))) == 2
+    assert len(looks) > 3
+    for subject in subjects:
+        assert not subject.samples.is_contended
+        assert len(subject.samples) >= 3
+        assert subject.samples.slowed == 0
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
+    monkeypatch.setattr(Contention, "has_room", False)
+    announced: list[int] = []
+    subject = subject_of(torch.sin)
+    measurer = Measurer(
+        Stopwatch(DISCRETE, lambda: None, 0.0),
+        Effort(warmup=0, budget_s=0.2),
+        None,
+        lambda number, row: announced.append(row),
+    )
+    list(measurer.in_rounds([Group({}, False, [subject])]))
+    assert subject.samples.is_contended
+    assert 1 <= announced.count(rounds.NO_ROW) <= 5
 
 
 @pytest.mark.usefixtures("quiet")
@@ -336,11 +414,12 @@ def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.Monk
     assert [time for _, time in subject.runs] == [7] * 4
 
 
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("cache", [WARM, COLD])
 def test_method_and_cache_stand_in_the_row(tmp_path: Path, cache: str) -> None:
-    rows = results(tmp_path, lambda: torch.ones(300).sin(), cache=cache)
+    rows = results(tmp_path, lambda: torch.ones(300).sin(), cache=cache, iterations=5)
     row = rows["aten.sin.default recorded forward"]
-    assert (row.method, row.cache, row.samples, row.stopped) == (DISCRETE, cache, 4, "iterations")
+    assert (row.method, row.cache, row.samples, row.runs, row.stopped) == (DISCRETE, cache, 5, 5, "iterations")
     assert row.spread is not None
     assert row.p10_us is not None
     assert row.median_us is not None
@@ -397,6 +476,7 @@ def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:
     assert (row.bytes_in, row.bytes_out) == ((100 * 50 + 50 * 200) * 4, 100 * 200 * 4)
 
 
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("cache", ["program", "warm"])
 def test_a_case_has_its_rows_before_others_are_done(tmp_path: Path, cache: str) -> None:
     x = torch.ones(5)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opgrip.replay.timing.options import Effort
-from opgrip.replay.timing.samples import FEWEST, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.samples import FEWEST, LEAST, Samples, effective_runs, like_with_like, ratio_quantiles, trim
 
 TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
 
@@ -25,7 +25,7 @@ def test_quantiles_of_one_stratum_are_numpys(times: list[float], share: float) -
     assert samples_of(times).quantile_us(share) == pytest.approx(np.quantile(times, share) / 1e3)
 
 
-@given(st.integers(1, 40), st.integers(1, 40))
+@given(st.integers(LEAST, 40), st.integers(1, 40))
 def test_a_stratum_counts_by_its_share_and_not_by_its_runs(quick: int, slow: int) -> None:
     samples = Samples({"quick": 0.8, "slow": 0.2})
     for stratum, count, time in (("quick", quick, 1000.0), ("slow", slow, 9000.0)):
@@ -76,6 +76,54 @@ def test_a_spent_budget_ends_it_and_not_before_three_runs() -> None:
         done.append(samples.done(Effort()))
         samples.add("all", time)
     assert [*done, samples.done(Effort())] == [None, None, None, "budget"]
+
+
+def test_percentiles_need_five_effective_runs() -> None:
+    samples = Samples({"most": 0.94, "rest": 0.06})
+    for stratum in ("rest", "most", "most", "most", "most", "rest", "rest"):
+        samples.add(stratum, 1000.0)
+    assert samples.effective_runs == 4
+    assert (samples.percentile_us(0.1), samples.percentile_us(0.9)) == (None, None)
+    samples.add("most", 1000.0)
+    assert samples.effective_runs == 5
+    assert (samples.percentile_us(0.1), samples.percentile_us(0.9)) == (1.0, 1.0)
+
+
+@given(st.integers(1, 200))
+def test_equal_weights_are_as_many_effective_runs(count: int) -> None:
+    assert effective_runs([1 / count] * count) == count
+
+
+def test_a_median_is_not_the_time_of_one_run() -> None:
+    # as of a call whose memory was twice not as in most calls of the program
+    samples = Samples({"most": 0.94, "rest": 0.06})
+    for stratum, time in (("rest", 1664.0), ("most", 1086.0), ("rest", 1560.0)):
+        samples.add(stratum, time)
+    assert samples.quantile_us(0.5) == 1.56
+    assert samples.effective_runs == 3
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30).filter(lambda weights: sum(weights) > 0.01))
+def test_trimmed_weights_sum_to_one_and_none_is_above_a_third(weights: list[float]) -> None:
+    trimmed = trim([weight / sum(weights) for weight in weights])
+    assert sum(trimmed) == pytest.approx(1)
+    assert max(trimmed) <= max(1 / 3, 1 / len(weights)) + 1e-9
+
+
+def test_most_calls_get_three_runs_although_the_budget_is_spent() -> None:
+    effort, samples = Effort(), Samples({"most": 0.94, "rest": 0.06})
+    samples.spent_ns = 10**12
+    for stratum in ("rest", "most", "rest", "most"):
+        samples.add(stratum, 1000.0)
+        assert samples.done(effort) is None
+    samples.add("most", 1000.0)
+    assert samples.done(effort) == "budget"
+    # where it cannot be had it is not tried for ever
+    never = Samples({"most": 0.94, "rest": 0.06})
+    never.spent_ns = 10**12
+    while never.done(effort) is None:
+        never.add("rest", 1000.0)
+    assert len(never) == 6
 
 
 def test_ratios_are_taken_run_by_run() -> None:
