@@ -18,8 +18,8 @@ import torch
 PROC = Path("/proc")
 SHARE = 0.05
 """Of a run's time, what its threads wait in all for a processor, or what a hypervisor takes of all processors."""
-LONG_WAIT_NS = 200_000
-"""Mean wait for a processor that is no mere waking up, which takes some ten microseconds."""
+WAKING_NS = 100_000
+"""Time that a thread may wait for a processor when it wakes up; on a quiet machine it takes some ten microseconds."""
 MOST_BY_OTHERS = 0.1
 """Share of this process's processors that other programs may use."""
 THREADS_NS, OTHERS_NS = 50_000_000, 200_000_000
@@ -111,7 +111,7 @@ class Contention:
             # the threads also wait for each other
             return self._others > MOST_BY_OTHERS
         time_ns, count = waits.time_ns - since.time_ns, waits.count - since.count
-        return time_ns > SHARE * run_ns and time_ns > LONG_WAIT_NS * count if self._files else count > 0
+        return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
     @property
     def is_shared(self) -> bool:

@@ -21,7 +21,7 @@ from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
-from opgrip.traces.contention import Contention, Waits
+from opgrip.traces.contention import WAKING_NS, Contention, Waits
 
 MOST = 100
 """Runs of a subject at most."""
@@ -34,9 +34,10 @@ CHECK_NS, CHECK_RUNS = 2_000_000, 10
 """Time of runs, and their number, after which the processor's pace and contention are checked."""
 WATCHFUL_NS = 200_000_000
 """Time after contention in which each run is checked for it by itself, which takes some ten microseconds a run."""
-WARM_NS = 200_000
-"""Time of other work after which a run is not slower any more for a switch to another process before it. Measured: a
-call of 3 us took 30 us right after one, the next of them 5 us."""
+WARM_NS, RARE = 200_000, 10
+"""Time of other work after which a run is not slower any more for a switch to another process before it (measured: a
+call of 3 us took 30 us right after one, the next of them 5 us); times of it between switches, or of a run, from which
+on such runs are rare, or hardly slower."""
 QUIET_S = 0.05
 """Time between looks at a machine that others use."""
 
@@ -226,14 +227,13 @@ class Measurer:
     def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
         self._announce(subject.number, subject.row)
         is_watchful = self._mark()
-        start_ns = perf_counter_ns()
         try:
             stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
             self._fail(subject, error)
             return
         runs_ns = time_ns * subject.block
-        is_contended = is_watchful and self._was_contended(start_ns, runs_ns)
+        is_contended = is_watchful and self._was_contended(runs_ns)
         self._pending.append((subject, stratum, time_ns, is_contended))
         self._pending_ns += runs_ns
 
@@ -244,10 +244,17 @@ class Measurer:
             self._marks.append(self._watch.read())
         return is_watchful
 
-    def _was_contended(self, start_ns: int, run_ns: float) -> bool:
-        """Return True if a processor was waited for in a run, or so short before it that it was slower for that."""
-        since = next((mark for mark in reversed(self._marks) if mark.at_ns <= start_ns - WARM_NS), self._marks[0])
-        is_contended = self._watch.is_contended(since, run_ns)
+    def _was_contended(self, run_ns: float) -> bool:
+        """Return True if the last run waited for a processor, or something so short before it that it was slower."""
+        start = self._marks[-1]
+        is_contended = self._watch.is_contended(start, run_ns)
+        if not is_contended and run_ns < RARE * WARM_NS:
+            since = next(
+                (mark for mark in reversed(self._marks) if mark.at_ns <= start.at_ns - WARM_NS), self._marks[0]
+            )
+            waited_ns, waits = start.time_ns - since.time_ns, start.count - since.count
+            worked_ns = start.at_ns - since.at_ns - waited_ns
+            is_contended = waited_ns > WAKING_NS * waits and worked_ns < RARE * WARM_NS * waits
         if is_contended:
             self._be_watchful()
         return is_contended
