@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from opgrip.replay.measuring.results import OK, summarize
+from opgrip.replay.measuring.results import RAN, summarize
 from opgrip.replay.options import Output, ScoreOptions, make_parser
 from opgrip.replay.sequences.ranks.launch import Launch, launch_of
 from opgrip.traces.command import INTERRUPTED, run_command
@@ -121,7 +121,7 @@ def _end(args: argparse.Namespace, rows: Sequence[Result], reporter: Reporter, i
     for line in lines:
         reporter.say(line)
     reporter.say(summarize(list(rows)))
-    is_ok = is_ok and all(row.status == OK for row in rows)
+    is_ok = is_ok and all(row.status in RAN for row in rows)
     return 1 if lines or (args.strict and not is_ok) else 0
 
 

@@ -102,7 +102,7 @@ class Output:
     )
     strict: bool = option(
         False,
-        "exit with status 1 where a case is not ok",
+        "exit with status 1 if a case is neither ok nor contended",
         role=OUTPUT,
     )
     store: Path | None = option(

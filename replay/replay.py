@@ -28,7 +28,7 @@ from opgrip.replay.measuring.machines import this_machine
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.preparation import expected_rows
-from opgrip.replay.measuring.results import OK, SETTINGS, Result
+from opgrip.replay.measuring.results import RAN, SETTINGS, Result
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.options import Output, job_of, make_parser, run_settings, words_of
@@ -368,7 +368,7 @@ class Replay:
                             journal.add(case_rows)
                             self.stored_cases = len(journal.rows)
                         rows[case_rows[0].case] = case_rows
-                        not_ok += any(row.status != OK for row in case_rows)
+                        not_ok += any(row.status not in RAN for row in case_rows)
                         advance(_how_things_stand(not_ok, case_rows[0]))
             except KeyboardInterrupt:
                 return self._in_order(rows), True
@@ -401,7 +401,7 @@ class Replay:
         with self._reporter.doing(f"{which}: {counted(len(numbers), 'case')}", len(numbers)) as advance:
             for case_rows in self._run_others(others, compiled):
                 rows[case_rows[0].case] = case_rows
-                not_ok += any(row.status != OK for row in case_rows)
+                not_ok += any(row.status not in RAN for row in case_rows)
                 advance(_how_things_stand(not_ok, case_rows[0]))
         return rows
 

@@ -9,12 +9,12 @@ from typing import IO
 
 from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.speed_ups import FASTER_MEANS, SpeedUp, speed_up_columns, speed_up_of
-from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
+from opgrip.replay.measuring.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
 from opgrip.traces.words import counted
 
-STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT)
+STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, CONTENDED)
 
 
 @analyses.register("modes")
@@ -65,10 +65,12 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
     print_table(columns, file, f"beside {reference}")
     if any(item.speed_up for item in summaries):
         print_line(FASTER_MEANS, file)
-    slowed = sum(row.is_slowed for row in results)
+    slowed = sum(row.is_slowed and row.status == OK for row in results)
     if slowed:
         of_all = counted(len(results), "row")
-        print_line(f"{slowed} of {of_all}: timed while others had the processors, so that ratios are doubtful", file)
+        print_line(
+            f"{slowed} of {of_all}: timed on a processor that was slowed down, so that ratios are doubtful", file
+        )
 
 
 def _status_column(status: str, summaries: Sequence[Summary]) -> TableColumn:

@@ -12,7 +12,7 @@ from typing import Any
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.profiling.rows import key_of, why_unseen
-from opgrip.replay.measuring.results import OK, Result, not_run
+from opgrip.replay.measuring.results import RAN, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import OUTPUT, option, titled
@@ -81,7 +81,7 @@ class TimelineAnalysis(Analysis):
                 json.dump(merged(json.loads(path.read_text(encoding="utf-8")) for path in parts), text)
         for row in rows:
             own = again.get(key_of(row))
-            if row.status == OK and (own is None or own.status != OK):
+            if row.status in RAN and (own is None or own.status not in RAN):
                 say(f"the timeline has no run of case {row.case}, {row.op} as {row.mode}: {why_unseen(own)}")
         say(f"open it in https://ui.perfetto.dev: {self._output}")
         return list(rows)

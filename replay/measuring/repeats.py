@@ -9,45 +9,46 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.replay.measuring.results import NOISY, OK, WRONG, Result, rate_of
-from opgrip.replay.timing.samples import effective_runs, quantile
+from opgrip.replay.measuring.results import NOISY, OK, RAN, WRONG, Result, rate_of
+from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, effective_runs, quantile
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
     """One row of those that repeats of a replay gave of a case under one mode.
 
-    Each repeat counts as much as any other, however many runs it made. Where one is not ok, the row is that one.
-    `ratio` is left empty: `with_ratios` fills it in.
+    Each repeat counts as much as any other, however many runs it made; contended ones count only if all are. If one
+    failed, the row is that one. `ratio` is left empty: `with_ratios` fills it in.
     """
-    bad = max((row for row in rows if row.status != OK), key=_severity, default=None)
+    bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
     if bad is not None or len(rows) == 1:
         return bad or rows[0]
+    errors: dict[str, Any] = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
+    rows = [row for row in rows if row.status == OK] or rows
     first, times = rows[0], [time for row in rows for time in row.times_us or ()]
     if not times:
-        return first
+        return replace(first, **errors)
     repeats = [count for row in rows for count in row.repeats or [len(row.times_us or ())]]
     weights = [weight * len(row.repeats or (1,)) / len(repeats) for row in rows for weight in weights_of(row)]
     p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
-    spread = (high - low) / middle if middle else None
+    spread, runs = (high - low) / middle if middle else None, effective_runs(weights)
     ratios: dict[str, Any] = {
         name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
         for name in ("ratio_p10", "ratio_p50", "ratio_p90")
     }
-    errors: dict[str, Any] = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
     return replace(
         first,
         median_us=middle,
-        p10_us=p10,
-        p90_us=p90,
+        p10_us=p10 if runs >= FEWEST_FOR_PERCENTILES else None,
+        p90_us=p90 if runs >= FEWEST_FOR_PERCENTILES else None,
         mean_us=float(np.average(times, weights=weights)),
         samples=len(times),
-        runs=effective_runs(weights),
+        runs=runs,
         spread=spread,
         noisy=None if spread is None else spread > NOISY,
         dropped=sum(row.dropped for row in rows),
         slowed=fmean(row.slowed or 0.0 for row in rows),
-        gflop_per_s=rate_of(first.flops, middle),
-        gb_per_s=rate_of(first.bytes_moved, middle),
+        gflop_per_s=rate_of(first.flops, middle) if first.status == OK else None,
+        gb_per_s=rate_of(first.bytes_moved, middle) if first.status == OK else None,
         times_us=times,
         weights=weights,
         repeats=repeats,

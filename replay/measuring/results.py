@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 CONTENDED = "contended"
 """Status of a row that was run, but only while other processes used the cores: its time counts nowhere."""
+RAN = (OK, CONTENDED)
+"""Statuses of rows that ran, with right results as far as these were checked."""
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED, CONTENDED)
 
 NOISY = 0.25
@@ -294,9 +296,9 @@ def rate_of(amount: int | None, time_us: float) -> float | None:
 
 
 def not_run(results: Iterable[Result]) -> set[int]:
-    """The cases of which no row is ok."""
+    """Return the cases of which no row ran."""
     rows = list(results)
-    return {row.case for row in rows} - {row.case for row in rows if row.status == OK}
+    return {row.case for row in rows} - {row.case for row in rows if row.status in RAN}
 
 
 def describe_shapes(signature: Signature) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 from xml.etree import ElementTree
 
-from opgrip.replay.measuring.results import OK, SKIPPED, UNSUPPORTED, Result
+from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 from opgrip.replay.reports.report import report
 from opgrip.traces.command import printable
 
@@ -74,13 +74,13 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """A test a row: it fails where the row is wrong, failed or ran out of time, and is skipped where it cannot run."""
+    """A test a row: it fails if the row is wrong, failed or timed out, and is skipped if nothing is known."""
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
 
 
 def _test(row: Result) -> Test:
-    outcome = "" if row.status == OK else "skipped" if row.status in (UNSUPPORTED, SKIPPED) else "failure"
+    outcome = "" if row.status == OK else "skipped" if row.status in (UNSUPPORTED, SKIPPED, CONTENDED) else "failure"
     seconds = (row.median_us or 0.0) / 1e6
     name = " ".join(filter(None, (row.op, row.shapes, f"({row.variant})" if row.variant else "")))
     return Test(row.mode, name, seconds, outcome, f"{row.status}: {row.error or ''}")

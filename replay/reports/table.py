@@ -11,7 +11,7 @@ from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import CONTENDED, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.markdown import literal
@@ -24,7 +24,14 @@ from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
 from opgrip.traces.words import DEVICE_TIME, counted
 
-STYLES = {"wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
+STYLES = {
+    "wrong": "bold red",
+    "failed": "red",
+    "timeout": "red",
+    "unsupported": "yellow",
+    "skipped": "dim",
+    "contended": "yellow",
+}
 DOUBTFUL = "~"
 """Before captured times and speed-ups that are."""
 SPEED_UP = "speed-up: replayed us of the row it is compared with, divided by replayed us"
@@ -32,6 +39,7 @@ SHORT = 60
 """Characters of an operator and its shapes in a line below."""
 NOTE = 40
 """Characters of a note."""
+QUIETER = "wait until the machine is quiet, leave others a core with --threads 1, or choose idle cores with --pin"
 OPERATORS = 3
 """Operators that a reason names."""
 
@@ -64,7 +72,7 @@ def print_results(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
     columns = table_of(results)
     print_table(columns, file, styles=[STYLES.get(result.status) for result in results])
-    for line in (*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
+    for line in _notes(results):
         print_line(line, file)
 
 
@@ -91,8 +99,16 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
     for result in results:
         cells = (literal(shorten(heading.cell(result))) for heading in headings)
         file.write(f"| {' | '.join(cells)} |\n")
-    for line in (*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
+    for line in _notes(results):
         file.write(f"\n{literal(line)}\n")
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    """Return the lines below the table."""
+    return [
+        *(*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_contended(results)),
+        *_reasons(results),
+    ]
 
 
 def _scalars(header: Mapping[str, Any]) -> str:
@@ -245,6 +261,15 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
             ]
             mode = "" if result.mode == EAGER else f" {printable(result.mode)}"
             yield f"{shorten(f'{result.op} {result.shapes}', SHORT)}{mode}: {'; '.join(ways)}: --split gives each a row"
+
+
+def _contended(results: Sequence[Result]) -> list[str]:
+    """How many rows were contended, and what to do."""
+    count = sum(result.status == CONTENDED for result in results)
+    if not count:
+        return []
+    rows = f"{counted(count, 'row')} {'is' if count == 1 else 'are'} contended"
+    return [f"{rows}: other processes used the cores in all runs, and its time counts nowhere: {QUIETER}"]
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from opgrip.replay.comparing.priors import SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin, origin_in
-from opgrip.replay.measuring.results import OK, SKIPPED, Result
+from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.baselines import MOST_US, is_of_program, is_time, unusual_in
 from opgrip.replay.scoring.measured import measured_of, way_of
@@ -147,7 +147,7 @@ def _trace(
     """A trace of which each case stands for some time, where its cases take the times of the references."""
     weights = [(rows.get(key), references.get(key), us) for key, us in weights_us.items()]
     pairs = [(row, base, us) for row, base, us in weights if row is not None and base is not None]
-    pairs = [(row, base, us) for row, base, us in pairs if row.status != SKIPPED]
+    pairs = [(row, base, us) for row, base, us in pairs if row.status not in (SKIPPED, CONTENDED)]
     timed = [(row, base, us) for row, base, us in pairs if row.status == OK and is_time(row.median_us)]
     ok = [_Pair(row, base, us, us * (row.median_us or 0.0) / base.time_us) for row, base, us in timed]
     return TraceScore(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import exp, fsum, log
 
 from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
-from opgrip.replay.measuring.results import OK, SKIPPED, WRONG, Result
+from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.baselines import (
     Baseline,
@@ -336,8 +336,8 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
         return TraceScore(
             origin, statuses, slowed, time_us, whole_us=0.0 if base is None else base.total_us, problem=why
         )
-    # what fails in the program as well, and what the baseline itself cannot run, says nothing of this machine
-    run = [row for row in rows if row.status != SKIPPED]
+    # what fails in the program as well, what the baseline cannot run or what was contended says nothing of this machine
+    run = [row for row in rows if row.status not in (SKIPPED, CONTENDED)]
     joined = [(row, base.cases[key]) for key, row in keyed(run) if key in base.cases]
     pairs = [(row, case) for row, case in joined if case.median_us is not None]
     ok = [(row, case) for row, case in pairs if row.status == OK and is_time(row.median_us)]
@@ -395,5 +395,5 @@ def _geometric(values: Iterable[tuple[float, float]]) -> float | None:
 
 def wrong_and_not_run(statuses: Counter[str]) -> tuple[int, int]:
     """How many rows gave other results, and how many none."""
-    not_run = sum(count for status, count in statuses.items() if status not in (OK, WRONG, SKIPPED))
+    not_run = sum(count for status, count in statuses.items() if status not in (OK, WRONG, SKIPPED, CONTENDED))
     return statuses[WRONG], not_run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from operator import truediv
 from threading import Lock
@@ -21,6 +22,7 @@ from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_
 from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import block_size
 from opgrip.replay.timing.subjects import Subject
+from opgrip.traces.contention import Contention
 
 T = TypeVar("T")
 
@@ -131,8 +133,12 @@ class _Batch:
 
     def measured(self) -> list[ConcurrentRun]:
         """Repeat until enough is known of all that do not fail."""
-        while self._again():
-            self._repeat()
+        threads = len(self._all) * torch.get_num_threads()
+        with closing(Contention(threads=threads)) as contention:
+            while self._again():
+                self._repeat(contention)
+        for times in self._all:
+            times.loaded.settle(self._effort)
         return [self._result(times) for times in self._all]
 
     def _list_running(self) -> list[_Times]:
@@ -144,12 +150,12 @@ class _Batch:
             times.loaded.done(self._effort) is None and len(times.loaded) < most for times in self._list_running()
         )
 
-    def _repeat(self) -> None:
+    def _repeat(self, contention: Contention) -> None:
         """Run all alone, all at once, and each under the load of the others.
 
         The first time is for warming up, and tells how many runs a block needs.
         """
-        began = perf_counter_ns()
+        began, since = perf_counter_ns(), contention.read()
         alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
         running = self._list_running()
         if len(running) < len(alone) or not running:
@@ -171,15 +177,18 @@ class _Batch:
         # one that failed ends the repeat for all, whom it left alone for a part of it
         if len(self._list_running()) < len(running):
             return
-        dropped = self._pace.is_slowed() and running[0].loaded.dropped < MOST_DROPPED
+        is_contended = contention.is_contended(since)
+        dropped = self._pace.is_slowed() and running[0].loaded.dropped < MOST_DROPPED and not is_contended
         for times, time_ns, loaded_ns in zip(running, alone_ns, under, strict=True):
             times.loaded.spent_ns += spent
             times.loaded.dropped += dropped
-            if not dropped and loaded_ns is not None:
+            if is_contended and loaded_ns is not None:
+                times.loaded.add_contended(LOADED, loaded_ns)
+            elif not dropped and loaded_ns is not None:
                 times.alone_ns.append(max(time_ns, 1.0))
                 times.loaded_ns.append(loaded_ns)
                 times.loaded.add(LOADED, loaded_ns)
-        if not dropped:
+        if not dropped and not is_contended:
             starts, ends = zip(*filter(None, spans), strict=True)
             self._overlaps.append(sum(alone_ns) * self._block / max(max(ends) - min(starts), 1))
 

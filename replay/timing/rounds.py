@@ -290,14 +290,14 @@ class Measurer:
         self._pending_ns = 0.0
 
     def _keep(self, subject: Subject, stratum: Stratum, time_ns: float, is_contended: bool, is_slowed: bool) -> None:
-        may_drop = subject.samples.dropped < self._most_dropped
-        # what a profiler saw is all that it has
-        if is_contended and (may_drop or not subject.profiled):
+        is_slowed = is_slowed or is_contended
+        # a profiler is asked for what ran, however long it took
+        if is_contended and not subject.profiled:
             subject.keep_contended(stratum, time_ns)
-        elif is_slowed and may_drop and time_ns < LONG_NS:
+        elif is_slowed and subject.samples.dropped < self._most_dropped and time_ns < LONG_NS:
             subject.drop()
         else:
-            subject.keep(stratum, time_ns, is_slowed or is_contended)
+            subject.keep(stratum, time_ns, is_slowed)
 
     def _again(self, case: Sequence[Subject]) -> bool:
         """Whether a case needs more runs; its modes get as many as each other."""

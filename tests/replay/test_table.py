@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from busy import compared_times
 from example_trace import write
 from programs import run_command
 from terminals import show
@@ -72,7 +73,7 @@ def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) ->
         if width >= 80:
             captured = f"{case.captured_us:,.0f}" if case.captured_us >= 100 else f"{case.captured_us:.1f}"
             assert {f"{case.share:.1%}", captured} <= numbers_in(shown.text)
-    assert shown.text.count(" ok") >= 8
+    assert shown.text.count(" ok") + shown.text.count(" contended") >= 8
     assert "speed-up" in shown.text
     assert "beside eager" in shown.text
 
@@ -196,23 +197,27 @@ def test_written_files_are_confirmed_and_numbers_agree(tiny_trace: Path, tmp_pat
     assert done.stderr == f"opgrip trace graph: {len(calls)} calls to graph.json\n"
 
 
+@pytest.mark.alone
 def test_several_values_threads_and_caches_are_compared(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     points = ("--values", "recorded,random", "--threads", "1,2", "--cache", "warm,cold,program")
     done = run_command("opreplay", tiny_trace, *FAST, "--top", "2", *points, "-o", output)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    expected = {"values recorded": ["random"], "threads 1": ["2"], "cache warm": ["cold", "program"]}
-    for title, names in expected.items():
-        heading, _, *below = lines[lines.index(f"beside {title}") + 1 :]
-        columns = ["cases", "speed-up", "p10", "p90", "by", "calls", "faster", "slower"]
-        assert heading.split() == [title.split()[0], *columns]
-        assert [row.split()[:2] for row in below[: len(names)]] == [[name, "2"] for name in names]
     rows = load_results(output)
     assert len(rows) == 2 * 2 * 2 * 3
     first = (rows["values"] == "recorded") & (rows["threads"] == 1) & (rows["cache"] == "warm")
     assert rows[first]["ratio"].isna().all()
-    assert rows[~first]["ratio"].notna().all()
+    expected = {"values recorded": ["random"], "threads 1": ["2"], "cache warm": ["cold", "program"]}
+    with compared_times():
+        assert rows[~first]["ratio"].notna().all()
+        for title, names in expected.items():
+            heading, _, *below = lines[lines.index(f"beside {title}") + 1 :]
+            assert heading.split() == [
+                title.split()[0],
+                *["cases", "speed-up", "p10", "p90", "by", "calls", "faster", "slower"],
+            ]
+            assert [row.split()[:2] for row in below[: len(names)]] == [[name, "2"] for name in names]
 
 
 def test_a_comparison_tells_the_ratio_with_its_spread() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.measuring.results import RAN, Result
 from opgrip.replay.modes.mode import EAGER
 from opgrip.replay.options import make_parser
 from opgrip.replay.replay import Replay
@@ -125,7 +125,7 @@ def _table(corpus: Corpus, rows: Sequence[Result], modes: Sequence[str]) -> pd.D
             raise UserError(OF_ANOTHER, "leave out --resume")
         if row.mode == EAGER and modes and EAGER not in modes:
             continue
-        in_eager = row.mode != EAGER and eager.get(row.key) != OK and row.status != OK
+        in_eager = row.mode != EAGER and eager.get(row.key) not in RAN and row.status not in RAN
         lines.append(
             {
                 "mode": row.mode,
@@ -163,7 +163,7 @@ def describe_lacking(table: pd.DataFrame) -> list[str]:
 
 def cannot_run(table: pd.DataFrame) -> pd.DataFrame:
     """The rows that a mode, or the device, cannot run, or runs wrong."""
-    return table[~table["status"].isin([OK, IN_EAGER])]
+    return table[~table["status"].isin([*RAN, IN_EAGER])]
 
 
 def by_operator(table: pd.DataFrame) -> pd.DataFrame:

@@ -44,7 +44,8 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
     columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
     # a run of an older opgrip has ratios of paired runs
     rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
-    eager = {(name, _way(row)): row.median_us for name, row in rows if row.mode == "eager" and row.median_us}
+    timed = [(name, row) for name, row in rows if row.median_us and row.status == OK]
+    eager = {(name, _way(row)): row.median_us for name, row in timed if row.mode == "eager"}
     ways: dict[tuple[str, str, str], object] = {}
     cells = [_cells(name, row, eager.get((name, _way(row))), ways) for name, row in rows]
     filled = [about for about in columns if any(cell.get(about.name) not in (None, "") for cell in cells)]

@@ -18,7 +18,7 @@ from opgrip.replay.analyses.ncu.rows import columns_of, joined
 from opgrip.replay.analyses.profiling import target
 from opgrip.replay.analyses.profiling.programs import LAST_LINES, merged_arguments, run_program
 from opgrip.replay.analyses.profiling.rows import key_of
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.measuring.results import RAN, Result
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.ranges import DOMAIN, NCU
@@ -99,7 +99,7 @@ def profile_rows(
     ------
     UserError : where ncu fails as it would for every batch
     """
-    cases = list(dict.fromkeys(row.case for row in results if row.status == OK))
+    cases = list(dict.fromkeys(row.case for row in results if row.status in RAN))
     parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]
     ncu_options = json_of(ncu)
     done = Batches(journal_path, {"job": identity(job), "ncu": ncu_options, "batches": parts}, resume)

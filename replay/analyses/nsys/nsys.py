@@ -22,7 +22,7 @@ from opgrip.replay.analyses.profiling.programs import (
     run_program,
 )
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.measuring.results import RAN, Result
 from opgrip.replay.timing.ranges import NSYS, check_ranges
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
@@ -166,7 +166,7 @@ def profile_rows(
     runs_by_row: Runs = {}
     own: dict[Key, Result] = {}
     outside = report_count = 0
-    unseen = [row for row in results if row.status == OK]
+    unseen = [row for row in results if row.status in RAN]
     for _ in range(PASSES):
         left_out = {row.case for row in results} - {row.case for row in unseen}
         with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
