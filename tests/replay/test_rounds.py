@@ -382,8 +382,9 @@ FRESH_OR_USED = """
 import sys
 import torch
 from opgrip.replay.timing import pages
-from test_rounds import Effort, measure, subject_of
+from test_rounds import Contention, Effort, measure, rounds, subject_of
 
+rounds.Contention = Contention
 pages.keep_freed_memory()
 size, share = 8 << 20, float(sys.argv[1])
 subject = subject_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)
