@@ -173,8 +173,11 @@ class Samples:
             if is_spent and (not self._lacks_main or len(self) >= 2 * LEAST):
                 return "budget"
         contended = len(self.contended) - self._given_up
-        gives_up = is_spent and len(self) + contended >= _least(effort)
-        if contended and (gives_up or contended >= max(MOST_CONTENDED, effort.iterations or 0)):
+        if effort.iterations is None:
+            gives_up = contended >= MOST_CONTENDED or (is_spent and len(self) + contended >= LEAST)
+        else:
+            gives_up = is_spent and contended >= max(effort.iterations, FEWEST)
+        if contended and gives_up:
             return "contended"
         return None
 
