@@ -20,7 +20,7 @@ from opgrip.replay.checks.candidates import in_order_of, not_comparable, other_s
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.preparation import empty_rows
 from opgrip.replay.measuring.ratios import ratio_over
-from opgrip.replay.measuring.results import WAY, WRONG, Result
+from opgrip.replay.measuring.results import OF_MODE, WAY, WRONG, Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
@@ -196,7 +196,7 @@ def _measured(contenders: Sequence[_Contender], settings: Settings, device: Any)
 
 
 def _way(row: Result) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in WAY if name != "mode")
+    return tuple(getattr(row, name) for name in WAY if name not in OF_MODE)
 
 
 def _over(row: Result, base: Result | None) -> Result:
