@@ -79,7 +79,7 @@ def literal(text: object, most: int = 60) -> str:
 
 
 def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least: float = -inf) -> None:
-    """Name an axis, and give the numbers along it the prefixes of its unit.
+    """Name an axis, and write the numbers along it with their unit and its prefixes.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least:
     prefixes = ticker.EngFormatter(unit)
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: prefixes(value * scale) if value >= least else ""))
     axis.set_minor_formatter(ticker.NullFormatter())
-    axis.set_label_text(f"{name} ({unit})" if name and unit else name)
+    axis.set_label_text(name)
 
 
 def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from opgrip.traces.errors import MissingFileError, UserError
 from opgrip.traces.shipped import hint_for_missing
 
 CHUNK = 1 << 16
+ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
 """Bytes that are read, and decompressed, at a time."""
 
 
@@ -62,6 +64,10 @@ def read_chunks(path: Path) -> Iterator[bytes]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         if isinstance(error, FileNotFoundError):
+            if address := ADDRESS.match(str(path)):
+                # a path has one slash of two
+                name = f"{address[1]}://{str(path)[address.end() :]}"
+                raise MissingFileError(f"{name} is an address, and no file", "download it first") from error
             raise MissingFileError(f"{path} cannot be read", f"{reason}{hint_for_missing(path)}") from error
         if isinstance(error, IsADirectoryError):
             raise UserError(f"{path} is a folder", "name a file in it") from error

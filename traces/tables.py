@@ -24,6 +24,8 @@ WIDE, TIGHT = 3, 2
 """Characters between columns."""
 EXTRA = 5
 """Rank from which on columns leave before any text folds."""
+LONGEST = 300
+"""Characters of a text that stands beside others in a pipe."""
 INDENT = "  "
 MOST_INDENT = 12
 """Characters before what stands below its row."""
@@ -76,7 +78,7 @@ class _Layout:
 def print_table(
     columns: Sequence[TableColumn], file: IO[str], title: str = "", styles: Sequence[str | None] | None = None
 ) -> None:
-    """Print a table that fits the terminal; in a pipe, lines are as long as the table is wide.
+    """Print a table that fits the terminal; in a pipe, lines are as long as the table is wide without very long texts.
 
     Parameters
     ----------
@@ -108,7 +110,9 @@ def _print(console: Console, line: str, style: str | None = None) -> None:
 def _lay_out(columns: Sequence[TableColumn], width: int | None) -> _Layout | None:
     """The layout that shows most in a terminal of that width; None where only a list of blocks fits."""
     if width is None:
-        return _fit(columns, None, WIDE, folds_headings=False)
+        long = [column for column in columns if column.below and column.width > LONGEST]
+        layout = _fit([column for column in columns if column not in long], None, WIDE, folds_headings=False)
+        return None if layout is None else replace(layout, below=long)
     if width < LIST_BELOW:
         return None
     below = [column for column in columns if column.below]

@@ -98,7 +98,7 @@ def find_processes(word: str) -> list[Process]:
         item for item in without_workers(everyone) if item.name == word
     ]
     if not items:
-        raise UserError(f"{word} can not be asked to record", _advice(word, everyone))
+        raise UserError(f"process {word} cannot be asked to record", _advice(word, everyone))
     jobs = {item.job for item in items}
     if len(items) > 1 and (len(jobs) > 1 or None in jobs):
         numbers = ", ".join(str(item.pid) for item in items)

@@ -21,6 +21,7 @@ from opgrip.replay.cases.behaviours import (
     variant_of,
 )
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
+from opgrip.replay.cases.estimates import estimated_cost
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
@@ -117,7 +118,9 @@ class Case:
         return key if self.part_of is None else key_of_part(key, *(item.place for item in self.behaviours))
 
 
-def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundings: bool = False) -> list[Case]:
+def make_cases(
+    trace: Trace, selection: Selection = Selection(), with_surroundings: bool = False, in_order: bool = False
+) -> list[Case]:
     """One case a signature, by falling share of time.
 
     Calls that an extension function made inside are its own: replaying the function runs them. A gripped function is
@@ -126,6 +129,7 @@ def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundin
     Parameters
     ----------
     with_surroundings : make cases of what stands around them too
+    in_order : of a trace without times, keep the order of its signatures
 
     Raises
     ------
@@ -146,7 +150,7 @@ def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundin
     kinds = list(_kinds(trace, placed, calls.index, selection.split))
     numbers = _numbers_of_cases(calls, kinds)
     captured, call_sites = _captured(calls, numbers, kinds), count_call_sites(calls, numbers)
-    weights = _weights(captured)
+    weights = _weights(captured, {} if in_order else {kind.signature.number: kind.signature for kind in kinds})
     total = max(sum(weights.values()), 1.0)
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
@@ -363,10 +367,13 @@ def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kin
     return {int(number): _Captured(*row) for number, row in zip(median.index, rows, strict=True)}
 
 
-def _weights(captured: Mapping[int, _Captured]) -> dict[int, float]:
-    """What cases count with: the time of their calls, and how many these are where no call has a time."""
+def _weights(captured: Mapping[int, _Captured], signatures: Mapping[int, Signature]) -> dict[int, float]:
+    """Return the time of each case's calls; if no call has a time, their estimated cost, or their number without signatures."""
     times = {number: item.count * item.median_us for number, item in captured.items()}
-    return times if any(times.values()) else {number: float(item.count) for number, item in captured.items()}
+    if any(times.values()):
+        return times
+    costs = {number: estimated_cost(signature) for number, signature in signatures.items() if number in captured}
+    return {number: item.count * costs.get(number, 1.0) for number, item in captured.items()}
 
 
 def _times_of(calls: pd.DataFrame, calm: pd.Series[float], behaviours: Iterable[Behaviour]) -> pd.Series[float]:

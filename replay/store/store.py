@@ -99,7 +99,11 @@ class Store:
         device = names[0] if names else str(header.get("device", "cpu")).partition(":")[0]
         folder = self.folder / f"{_slug(str(environment.get('machine', 'machine')))}-{_slug(device)}"
         moment = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%f")[:-3]
-        trace = Path(str(header.get("trace", "results"))).name.partition(".")[0]
+        # it loads torch, and a list of runs needs none
+        from opgrip.replay.cases.sources.operator import PREFIX, name_of_target
+
+        target = str(header.get("trace", "results"))
+        trace = name_of_target(target) if target.startswith(PREFIX) else Path(target).name.partition(".")[0]
         path = folder / f"{moment}-{_slug(trace)}-{secrets.token_hex(3)}{_suffix()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -80,10 +80,10 @@ def texts(svg: bytes) -> list[str]:
 KINDS = {
     "modes": ("family (cases)", "jit (16 of 16 cases)"),
     "scaling": ("threads", "eager (8 of 8 cases)", "in proportion"),
-    "shapes": ("bytes moved (B)", "time (s)", "eager", "jit", f"{EVIL[:33]}…"),
+    "shapes": ("bytes moved", "time", "eager", "jit", f"{EVIL[:33]}…"),
     "roofline": ("operations a byte (flop/B)", "operations a second (flop/s)", "memory 20 GB/s", "200 Gflop/s"),
-    "operators": ("time of all calls (s)", "captured, 80.0 µs", "eager, 12.7 ms", "aten.op1.default"),
-    "history": ("time of the run (UTC)", "time of all calls, by medians (s)", "jit (16 cases)"),
+    "operators": ("time of all calls", "captured, 80.0 µs", "eager, 12.7 ms", "aten.op1.default"),
+    "history": ("time of the run (UTC)", "time of all calls, by medians", "jit (16 cases)"),
 }
 
 
@@ -137,7 +137,7 @@ def test_results_choose_the_picture_that_shows_what_they_differ_in() -> None:
         name: run.plot().axes[0].get_xlabel().partition(" over")[0]
         for name, run in {"modes": whole, "threads": one_mode, "plain": one_way}.items()
     }
-    assert labels == {"modes": "speed-up", "threads": "threads", "plain": "time of all calls (s)"}
+    assert labels == {"modes": "speed-up", "threads": "threads", "plain": "time of all calls"}
     assert one_way.plot("modes", beside={"before": whole}).axes[0].get_legend_handles_labels()[1] == [
         "before: jit (16 of 16 cases)"
     ]

@@ -17,6 +17,7 @@ from opgrip.tools.pytest_plugin.options import add_options, read_options
 from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
 from opgrip.tools.pytest_plugin.turns import KEY, SharedFolder, Turns
 from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.tools.pytest_plugin.traces import TraceFile
@@ -134,7 +135,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         benchmarks.notes.append(str(error))
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
     else:
-        benchmarks.notes.append(f"{len(benchmarks.rows):,} rows kept in {path}")
+        benchmarks.notes.append(f"{counted(len(benchmarks.rows), 'row')} kept in {path}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

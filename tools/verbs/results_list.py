@@ -11,6 +11,9 @@ from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 
+MOST_OF_NAME = 60
+"""Characters of a cell: with --operator, what stands for the trace holds all inputs."""
+
 EXAMPLES = """\
 examples:
   opgrip results list
@@ -59,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
     ranks = {"machine": 4, "device": 3, "torch": 5, "modes": 2}
     numbers = {"cases", "ok"}
     print_table(
-        [TableColumn(name, cells, name in numbers, ranks.get(name, 0)) for name, cells in columns.items()], sys.stdout
+        [
+            TableColumn(name, cells, name in numbers, ranks.get(name, 0), most=MOST_OF_NAME)
+            for name, cells in columns.items()
+        ],
+        sys.stdout,
     )
     return 0
 

@@ -35,8 +35,10 @@ def run(args: argparse.Namespace) -> int:
     results = read_run(Store(args.store).find(args.which))
     apart = ("environment", "accelerator", "ceilings")
     facts = {name: value for name, value in results.header.items() if name not in apart}
-    for name, value in (*facts.items(), *results.header.get("environment", {}).items()):
-        print(f"{printable(name):<12}{printable(value if isinstance(value, str) else json.dumps(value))}")
+    lines = [*facts.items(), *results.header.get("environment", {}).items()]
+    width = max((len(printable(name)) for name, _ in lines), default=0)
+    for name, value in lines:
+        print(f"{printable(name):<{width}}  {printable(value if isinstance(value, str) else json.dumps(value))}")
     rows = list(results.rows)
     print()
     print_results(rows[: args.top], sys.stdout)

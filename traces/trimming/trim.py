@@ -6,6 +6,7 @@ Records keep their numbers, so that a signature is called alike in the whole and
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from opgrip.traces.foreign import Losses
+from opgrip.traces.labels import is_mark
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import (
+    FUNCTION,
     NO_STORAGE,
     Calls,
     Context,
@@ -48,7 +51,7 @@ class Trimmed:
 
     Attributes
     ----------
-    calls, of_calls : of the part, of the whole
+    calls, of_calls : of the part, of the whole, without gripped functions and marks, as opgrip trace info counts them
     signatures, of_signatures : likewise
     producers : calls that were added since others read what they made
     cut_edges : how many times a call reads what one made that is left out
@@ -89,14 +92,16 @@ def trim(
     outline = read_outline(TraceReader(path, unbounded), partial)
     flags = selected_calls(outline, part)
     flow = Flow(outline)
-    asked = int(flags.sum())
+    counted = np.isin(outline.signature, _counted_signatures(outline.signatures, outline))
+    asked = int((flags & counted).sum())
     if with_producers:
         flags = with_inner_calls(outline, flow.with_producers(flags))
     reader = TraceReader(path, unbounded)
     writing = _Writing(outline, flags)
     trimmed = Trimmed(
-        *(int(flags.sum()), len(flags), len(writing.signatures), len(outline.signatures)),
-        *(int(flags.sum()) - asked, flow.cut_edges(flags), reader.losses),
+        *(int((flags & counted).sum()), int(counted.sum())),
+        *(len(_counted_signatures(writing.signatures, outline)), len(_counted_signatures(outline.signatures, outline))),
+        *(int((flags & counted).sum()) - asked, flow.cut_edges(flags), reader.losses),
     )
     header = _header(outline, part, trimmed, beside=reader.path.resolve().parent == output.resolve().parent)
     writer = TraceWriter(output, header, force)
@@ -111,6 +116,12 @@ def trim(
         writer.discard()
         raise
     return replace(trimmed, losses=reader.losses)
+
+
+def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
+    """Return which signatures are of operators, not of gripped functions or marks of `record_function`."""
+    items = ((number, outline.signatures[number]) for number in numbers)
+    return [number for number, item in items if item.kind != FUNCTION and not is_mark(item.op)]
 
 
 def _header(outline: Outline, part: Part, trimmed: Trimmed, beside: bool) -> Header:

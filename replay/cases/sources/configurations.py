@@ -34,7 +34,7 @@ class ConfigurationSource:
             raise UserError("--unit is for traces of programs", "leave it out with configurations")
         reader = TraceReader(target, selection.unbounded, NAME, selection)
         trace = load(target, selection.partial, selection.unbounded, reader)
-        return CaseSet(make_cases(trace, selection), trace, is_cut=True)
+        return CaseSet(make_cases(trace, selection, in_order=True), trace, is_cut=True)
 
     def fingerprint(self, target: str) -> str:
         """A hash of the file."""

@@ -1,0 +1,102 @@
+"""Small things that commands print: names, columns, counts and addresses as a reader expects them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from programs import run_command
+
+from opgrip.capture import Capture
+from opgrip.capture.on_demand.client import find_processes
+from opgrip.replay.cases.cases import make_cases
+from opgrip.tools.corpus.tables import print_coverage
+from opgrip.traces import load, read
+from opgrip.traces.errors import UserError
+from opgrip.traces.records import Calls
+from opgrip.traces.writer import TraceWriter
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a run of an operator was kept, with several inputs."""
+    folder = tmp_path_factory.mktemp("kept")
+    inputs = json.dumps([{"self": [size, size], "other": [size, size], "alpha": 2} for size in range(1, 7)])
+    words = ["--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--warmup", "0"]
+    done = run_command("opreplay", *words, cwd=folder, env=os.environ | {"OPGRIP_STORE": "results"})
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_of_an_operator_is_named_after_it(kept: Path) -> None:
+    (path,) = kept.glob("results/*/*")
+    assert re.fullmatch(r"\d+T\d+-operator_aten_add_Tensor-\w+", path.stem)
+
+
+def test_a_run_s_facts_stand_apart_from_their_names(kept: Path) -> None:
+    done = run_command("opgrip", "results", "show", "latest", cwd=kept)
+    assert re.search(r"^options_hash  +\w{16}$", done.stdout, re.MULTILINE)
+
+
+def test_a_list_of_runs_fits_a_line(kept: Path) -> None:
+    done = run_command("opgrip", "results", "list", cwd=kept)
+    assert "operator:aten.add.Tensor" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) < 200
+
+
+def test_a_trimmed_trace_is_counted_as_trace_info_counts(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"), torch.profiler.record_function("a mark"):
+        torch.ones(3).sin()
+    info = run_command("opgrip", "trace", "info", "t.jsonl", cwd=tmp_path).stdout
+    trimmed = run_command("opgrip", "trace", "trim", "t.jsonl", "-o", "p.jsonl", "--op", "aten.*", cwd=tmp_path)
+    assert re.search(r"calls +2\b", info)
+    assert "2 of 2 calls, 2 of 2 signatures" in trimmed.stderr
+
+
+def test_a_process_that_cannot_be_asked_is_named() -> None:
+    with pytest.raises(UserError, match=r"^process 999999999 cannot be asked to record"):
+        find_processes("999999999")
+
+
+def test_names_of_missing_operators_are_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    names = [f"aten.operator_number_{number}" for number in range(80)]
+    table = pd.DataFrame({"op": names, "category": "all", "is_public": True, "is_covered": False})
+    print_coverage(table, sys.stdout)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 200
+    assert all(any(f"operator_number_{number}," in line for line in lines) for number in range(79))
+
+
+@pytest.mark.parametrize("command", [["opreplay"], ["opgrip", "trace", "info"]])
+def test_an_address_is_no_file(command: list[str], tmp_path: Path) -> None:
+    done = run_command(*command, "https://example.com/models/net.onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "https://example.com/models/net.onnx is an address, and no file: download it first" in done.stderr
+
+
+def test_cases_of_a_trace_without_times_go_by_their_work(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        x = torch.ones(256, 256)
+        for _ in range(5):
+            x.relu()
+        x.view(-1)
+        x.mm(x)
+    writer = TraceWriter(tmp_path / "timeless.jsonl", next(iter(read(tmp_path / "t.jsonl"))), False)
+    for record in list(read(tmp_path / "t.jsonl"))[1:]:
+        writer.write(Calls(**{**fields_of(record), "duration_ns": [0] * 8}) if isinstance(record, Calls) else record)
+    writer.close()
+    cases = make_cases(load(tmp_path / "timeless.jsonl"))
+    assert cases[0].op == "aten.mm.default"
+    assert cases[-1].op == "aten.view.default"
+    assert sum(case.share for case in cases) == pytest.approx(1)
+
+
+def fields_of(record: Calls) -> dict[str, object]:
+    return {name: getattr(record, name) for name in record.__slots__}
