@@ -368,7 +368,7 @@ def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kin
 
 
 def _weights(captured: Mapping[int, _Captured], signatures: Mapping[int, Signature]) -> dict[int, float]:
-    """Return the time of each case's calls; if no call has a time, their estimated cost, or their number without signatures."""
+    """Return the time of each case's calls; if no call has a time, their estimated cost, if there are signatures."""
     times = {number: item.count * item.median_us for number, item in captured.items()}
     if any(times.values()):
         return times
