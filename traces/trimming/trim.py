@@ -98,10 +98,16 @@ def trim(
         flags = with_inner_calls(outline, flow.with_producers(flags))
     reader = TraceReader(path, unbounded)
     writing = _Writing(outline, flags)
+    calls = int((flags & counted).sum())
+    signatures, of_signatures = (_counted_signatures(of, outline) for of in (writing.signatures, outline.signatures))
     trimmed = Trimmed(
-        *(int((flags & counted).sum()), int(counted.sum())),
-        *(len(_counted_signatures(writing.signatures, outline)), len(_counted_signatures(outline.signatures, outline))),
-        *(int((flags & counted).sum()) - asked, flow.cut_edges(flags), reader.losses),
+        calls=calls,
+        of_calls=int(counted.sum()),
+        signatures=len(signatures),
+        of_signatures=len(of_signatures),
+        producers=calls - asked,
+        cut_edges=flow.cut_edges(flags),
+        losses=reader.losses,
     )
     header = _header(outline, part, trimmed, beside=reader.path.resolve().parent == output.resolve().parent)
     writer = TraceWriter(output, header, force)
