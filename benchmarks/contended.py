@@ -1,21 +1,74 @@
 """Whether times hold on a busy machine: replays a trace on a quiet one, then beside programs that use the cores.
 
     python benchmarks/contended.py                                  # the trace of the built-in detector
-    python benchmarks/contended.py mmdet.jsonl --burners 1,2
+    python benchmarks/contended.py mmdet.jsonl --threads 2
 
 A row holds if its median is within 25 percent of the quiet one, or if its status says that its time does not count.
 """
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+from others import measure_part
+
+from opgrip.replay.measuring.results import OK
+from opgrip.replay.reports.cells import load_results
 
 TRACE = Path(__file__).parents[1] / "traces" / "faster_rcnn.jsonl"
 WITHIN = 0.25
 """Relative distance from the quiet median up to which a time holds."""
-LEAST_SHARE = 0.95
-"""Share of the rows that have to hold."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", nargs="?", type=Path, default=TRACE)
+    parser.add_argument("--top", type=int, default=100, help="cases with most time (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of an operator; as in the program where nothing is said")
+    args = parser.parse_args()
+    quiet = measure_part(lambda: medians(args), tries=1)
+    print(f"quiet: {len(quiet.value)} rows ok; {quiet}")
+    for burners in (1, 2):
+        with burning(burners):
+            busy = medians(args)
+        common = [key for key in quiet.value if key in busy]
+        off = [key for key in common if abs(busy[key] / quiet.value[key] - 1) > WITHIN]
+        rows = max(len(quiet.value), 1)
+        print(
+            f"beside {burners}: {1 - len(off) / rows:.1%} of {len(quiet.value)} rows within {WITHIN:.0%} of the quiet "
+            f"median or not counted; {len(common) / rows:.1%} counted"
+        )
+
+
+def medians(args: argparse.Namespace) -> dict[str, float]:
+    """Return the median by case of the rows that count, in us."""
+    threads = [] if args.threads is None else ["--threads", str(args.threads)]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rows.json"
+        command = [args.trace, "--top", str(args.top), *threads, "-o", output, "--store", folder]
+        subprocess.run([sys.executable, "-m", "opgrip.replay", *map(str, command)], check=True, capture_output=True)
+        rows = load_results(output)
+    counted = rows[(rows["status"] == OK) & (rows["median_us"] > 0)]
+    return dict(zip(counted["key"].astype(str), counted["median_us"].astype(float), strict=True))
+
+
+@contextmanager
+def burning(count: int) -> Iterator[None]:
+    """Programs that do nothing but use a core each."""
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+if __name__ == "__main__":
+    main()
