@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,14 +21,15 @@ from opgrip.replay.checks.candidates import in_order_of, not_comparable, other_s
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.preparation import empty_rows
 from opgrip.replay.measuring.ratios import ratio_over
-from opgrip.replay.measuring.results import OF_MODE, WAY, WRONG, Result
+from opgrip.replay.measuring.results import OF_MODE, SETTINGS, WAY, WRONG, Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
 from opgrip.replay.operators.lookup import Operator
-from opgrip.replay.options import Output, make_parser, plan_of
+from opgrip.replay.options import Output, make_parser, plan_of, run_settings
 from opgrip.replay.outcome import Results
 from opgrip.replay.outputs import check_output
+from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.options import Effort, TimingOptions
@@ -103,9 +105,10 @@ def benchmark(
         for contender in _contenders(dict(zip(names, functions, strict=True)), case_inputs, args, numbers)
     ]
     rows = _measured(contenders, settings, device)
-    results = Results(
-        rows, {"torch": torch.__version__, "device": str(device), "seed": args.seed} | facts_of(args.device)
-    )
+    header = {"torch": torch.__version__, "device": str(device), "seed": args.seed, SETTINGS: run_settings(args)}
+    results = Results(rows, header | facts_of(args.device))
+    for line in unfulfilled(args, rows):
+        warnings.warn(line, stacklevel=2)
     if output.output is not None:
         results.save(output.output, output.force)
     return results

@@ -126,6 +126,7 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
         Heading("operator", _operator, is_number=False, least=20),
         Heading("mode", _mode, _any(lambda row: row.mode != EAGER or row.note), is_number=False, least=8),
         Heading("threads", lambda row: str(row.threads or "-"), _any(lambda row: row.threads)),
+        Heading("tune", lambda row: row.tune or "-", _any(lambda row: row.tune), is_number=False),
         Heading("cache", lambda row: row.cache or "-", lambda rows: len(_caches(rows)) > 1, is_number=False),
         Heading("batch", lambda row: f"x{row.batch_scale}", _any(lambda row: row.batch_scale != 1)),
         Heading("streams", lambda row: str(row.streams), _any(lambda row: row.streams != 1)),

@@ -30,7 +30,7 @@ _LEAST_OF_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a list shows of a run; `ok` counts rows."""
+    """What a list shows of a run; `ok` counts rows, `dtypes` are those that `--dtype` cast tensors to."""
 
     time: str = ""
     trace: str = ""
@@ -38,6 +38,7 @@ class Summary:
     torch: str = ""
     machine: str = ""
     modes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
     cases: int = 0
     ok: int = 0
 
@@ -175,10 +176,15 @@ def summary_of(results: Results) -> Summary:
         device=str(header.get("device", "")),
         torch=str(header.get("torch", "")),
         machine=str((header.get("environment") or {}).get("machine", "")),
-        modes=tuple(dict.fromkeys(row.mode for row in rows)),
+        modes=tuple(dict.fromkeys(map(_words_of_mode, rows))),
+        dtypes=tuple(dict.fromkeys(row.dtype for row in rows if row.dtype)),
         cases=len({row.case_of_trace for row in rows}),
         ok=sum(row.status == OK for row in rows),
     )
+
+
+def _words_of_mode(row: Result) -> str:
+    return f"{row.mode} (tune {row.tune})" if row.tune else row.mode
 
 
 def usual_folder() -> Path | None:

@@ -55,10 +55,13 @@ def run(args: argparse.Namespace) -> int:
         "device": [about.device for _, about in found],
         "trace": [about.trace for _, about in found],
         "modes": [", ".join(about.modes) for _, about in found],
+        "dtype": [", ".join(about.dtypes) for _, about in found],
         "torch": [about.torch for _, about in found],
         "cases": [f"{about.cases:,}" for _, about in found],
         "ok": [f"{about.ok:,}" for _, about in found],
     }
+    if not any(columns["dtype"]):
+        del columns["dtype"]
     ranks = {"machine": 4, "device": 3, "torch": 5, "modes": 2}
     numbers = {"cases", "ok"}
     print_table(
