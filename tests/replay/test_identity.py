@@ -21,6 +21,7 @@ from opgrip.replay.options import make_parser, option_classes, run_settings
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.reports.json_report import write_json
 from opgrip.replay.store.merging import merge_runs
+from opgrip.replay.store.store import summary_of
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
@@ -157,3 +158,15 @@ def test_results_of_earlier_versions_are_read_and_compared(tmp_path: Path) -> No
     comparison = compare(read_run(path), run_of(made_row(1, TIMES)))
     assert len(comparison.pairs) == 1
     assert not comparison.differs
+
+
+def test_a_list_of_runs_names_the_dtype_and_the_tuning() -> None:
+    summary = summary_of(run_of(made_row(1, TIMES, dtype="float64"), made_row(1, TIMES, mode="tvm", tune="64")))
+    assert (summary.modes, summary.dtypes) == (("eager", "tvm (tune 64)"), ("float64",))
+
+
+def test_a_row_that_failed_is_joined_with_one_that_ran(program: Path) -> None:
+    rows = list(rows_with(program).values())
+    ran = [replace(row, median_us=1.0, times_us=[1.0]) for row in rows]
+    failed = [replace(row, status="failed", error="it broke") for row in rows]
+    assert len(compare(run_of(*ran), run_of(*failed)).broken) == len(rows)
