@@ -308,7 +308,8 @@ def test_what_would_fail_for_every_batch_is_one_line(
 def test_an_empty_report_loses_its_batch_alone(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
     stand_in.tell(kernels=dict.fromkeys(stand_in._state["kernels"], ""))  # type: ignore[call-overload]
     done = stand_in.replay(tiny_trace, tmp_path / "out.json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --ncu: it added nothing to any row" in done.stderr
     assert "is empty" in done.stderr
 
 
