@@ -22,16 +22,15 @@ from opgrip.replay.cases.behaviours import (
 )
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.cases.estimates import estimated_cost
+from opgrip.replay.cases.fresh import shares_of_fresh
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
-from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.corpus.distill import chosen_numbers
 from opgrip.traces.errors import NothingSelectedError, UserError
 from opgrip.traces.identity import key_of_case, key_of_part
 from opgrip.traces.labels import own_calls
-from opgrip.traces.machine import page_size
 from opgrip.traces.records import Observed, Signature
 from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
@@ -153,7 +152,7 @@ def make_cases(
     weights = _weights(captured, {} if in_order else {kind.signature.number: kind.signature for kind in kinds})
     total = max(sum(weights.values()), 1.0)
     contexts = contexts_of(trace, calls)
-    fresh = _shares_of_fresh(trace, calls)
+    fresh = shares_of_fresh(trace, calls)
     phases = _most_frequent(calls, calls["phase"])
     drawn = drawn_values(trace)
     cases = []
@@ -388,20 +387,6 @@ def _times_of(calls: pd.DataFrame, calm: pd.Series[float], behaviours: Iterable[
 
 def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[Any]:
     return values.astype(object).where(is_known, None)
-
-
-def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
-    """By signature with large results, the share of its calls that got them in fresh memory."""
-    page = page_size(trace.header)
-    if page is None:
-        return {}
-    size = {signature.number: bytes_of(signature.outputs) for signature in trace.signatures}
-    results = calls["signature"].map(size).fillna(0)
-    large = calls[results >= LARGE]
-    fresh = mostly_fresh(large["page_faults"] * float(page), results[large.index])
-    counts = large[COUNT]
-    shares = (fresh * counts).groupby(large["signature"]).sum() / counts.groupby(large["signature"]).sum()
-    return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
 
 
 def _variants(signature: Signature, observed: Sequence[Observed]) -> tuple[Signature, ...]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from opgrip.replay.cases.flow import Flow
-from opgrip.replay.operators.memory import LARGE
+from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces.machine import page_size
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.trace import Trace
+from opgrip.traces.weighted import COUNT
 
 UNWRITTEN = ("aten.empty", "aten.new_empty")
 """Operators that write nothing into their results: whoever takes these first meets the pages."""
@@ -66,3 +67,17 @@ def _faults(calls: pd.DataFrame) -> pd.Series[int]:
 def _is_large(flow: Flow, number: int) -> bool:
     need = flow.needs.get(number)
     return need is not None and need.bytes >= LARGE and need.device.partition(":")[0] == "cpu"
+
+
+def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
+    """By signature with large results, the share of its calls that got them in fresh memory."""
+    page = page_size(trace.header)
+    if page is None:
+        return {}
+    size = {signature.number: bytes_of(signature.outputs) for signature in trace.signatures}
+    results = calls["signature"].map(size).fillna(0)
+    large = calls[results >= LARGE]
+    fresh = mostly_fresh(large["page_faults"] * float(page), results[large.index])
+    counts = large[COUNT]
+    shares = (fresh * counts).groupby(large["signature"]).sum() / counts.groupby(large["signature"]).sum()
+    return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
