@@ -41,7 +41,8 @@ def test_on_a_cpu_a_row_says_what_the_mode_is(tiny_trace: Path, tmp_path: Path) 
     output = tmp_path / "rows.json"
     modes = ("--mode", "reduce-overhead,cudagraph", "--top", "1", "--iterations", "2", "--jobs", "1")
     done = run_command("opreplay", tiny_trace, *modes, "-o", output)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --mode reduce-overhead: " in done.stderr
     rows = load_results(output).set_index("mode")
     assert rows.loc["reduce-overhead", "status"] == rows.loc["cudagraph", "status"] == "unsupported"
     told = "it is compile with CUDA graphs, and cpu has none: take compile"
@@ -53,7 +54,8 @@ def test_one_thread_alone_replays_graphs(tiny_trace: Path, tmp_path: Path) -> No
     output = tmp_path / "rows.json"
     several = ("--mode", "reduce-overhead", "--streams", "2", "--top", "1", "--iterations", "2", "--jobs", "1")
     done = run_command("opreplay", tiny_trace, *several, "-o", output)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --mode reduce-overhead: " in done.stderr
     row = load_results(output).set_index("mode").loc["reduce-overhead"]
     assert row["status"] == "unsupported"
     assert row["error"] == "reduce-overhead replays CUDA graphs, which one thread does alone: leave --streams out"
