@@ -72,6 +72,8 @@ class Flusher:
         self._open_writer = open_writer
         self._writing = threading.Lock()
         self._stop = threading.Event()
+        # not the thread's `is_alive`, which says no for ever once an exception has interrupted it
+        self._running_in: int | None = None
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="opgrip-flusher", daemon=True)
 
@@ -86,6 +88,7 @@ class Flusher:
         self.open()
 
     def __enter__(self) -> Flusher:
+        self._running_in = os.getpid()
         self._thread.start()
         return self
 
@@ -112,7 +115,7 @@ class Flusher:
         No exception of the program reaches that thread: what interrupts the program interrupts the wait, and nothing
         that is half written.
         """
-        if not self._thread.is_alive() or self._thread.ident == threading.get_ident():
+        if self._running_in != os.getpid() or self._thread.ident == threading.get_ident():
             job()
             return
         done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -131,7 +134,7 @@ class Flusher:
                 failure = done.get(timeout=ALIVE_S)
                 break
             except queue.Empty:
-                if not self._thread.is_alive():
+                if self._running_in is None:
                     return
         if failure is not None:
             raise failure
@@ -338,6 +341,12 @@ class Flusher:
         return round(self._contended_ns / max(self._recorded_ns, 1), 3)
 
     def _run(self) -> None:
+        try:
+            self._run_jobs()
+        finally:
+            self._running_in = None
+
+    def _run_jobs(self) -> None:
         # this thread waits while the program uses the processors, as it is to do
         self._contention = Contention(ignored=threading.get_native_id())
         with self.recorder.own_work():
