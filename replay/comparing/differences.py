@@ -10,7 +10,7 @@ from statistics import fmean, variance
 from opgrip.replay.comparing.estimates import Estimate, contended_share, estimate, with_like_gaps
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, Prior, learn
 from opgrip.replay.comparing.verdicts import Difference
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import CONTENDED, Result
 
 CLOCKS = 0.05
 """Relative difference of a device's clocks in two runs from which on it may be what made one of them slower."""
@@ -20,6 +20,9 @@ above, what other processes do is in them."""
 CONTENDED_LOG = log(4 / 3)
 """How much even the fastest run may be slowed down if all runs were contended: the slowdown that the probe takes for
 contention."""
+UNBOUNDED_LOG = log(1e6)
+"""The same for rows with the status `contended`: a time slice of the scheduler can be a thousand times the call, and no
+run is known to be free of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,9 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
     for is_short, usual in USUAL.items():
         samples = [
             (pair.base.squares + pair.new.squares, pair.repeats - 2)
-            for (row, _), pair in zip(timed, chosen, strict=True)
+            for (row, new), pair in zip(timed, chosen, strict=True)
             if pair is not None and _is_short(row) == is_short and pair.repeats > 2
+            if CONTENDED not in (row.status, new.status)
         ]
         learned[is_short] = learn(samples, usual)
     return [
@@ -107,8 +111,8 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
         len(pair.new.logs),
         DRIFT[_is_short(base)],
         # that medians moved away from the fastest runs may be contention, or slower calls among fast ones
-        base_excess=contended_share(base) * CONTENDED_LOG + slow_base + max(0.0, pair.missed),
-        new_excess=contended_share(new) * CONTENDED_LOG + slow_new,
+        base_excess=_contention_excess(base) + slow_base + max(0.0, pair.missed),
+        new_excess=_contention_excess(new) + slow_new,
     )
     times = [row.median_us if not pair.is_fastest and row.median_us else None for row in rows]
     base_us, new_us = (
@@ -165,6 +169,11 @@ def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[floa
 
 def _is_short(row: Result) -> bool:
     return (row.median_us or 0.0) < SHORT_US
+
+
+def _contention_excess(row: Result) -> float:
+    """Return by how much contention may have raised the logarithm of a row's fastest run."""
+    return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
 
 
 def _clock_excess(base: Result, new: Result) -> tuple[float, float]:

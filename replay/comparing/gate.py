@@ -26,6 +26,7 @@ COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {
 ROWS, TOTAL = "slower", "total"
 TIMED = (ROWS, TOTAL, "op", "module", "family", "mode")
 """What is compared by its time: each row, the sum of all, the sum of each group."""
+PLURALS = {"family": "families"}
 NOTHING = "no case was timed in both runs"
 HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{name}<=0' for name in COUNTED)}"
 
@@ -138,7 +139,7 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
         return Held(gate, Outcome.NOT_DECIDED, NOTHING)
     limit, subjects = 1 + gate.most, _subjects(gate, comparison)
     sums = [_Subject(f"all {total.cases:,} rows together", total.judgement, ()) for total in comparison.totals()]
-    count = counted(len(subjects), "row" if gate.name in (ROWS, TOTAL) else gate.name)
+    count = counted(len(subjects), *(("row",) if gate.name in (ROWS, TOTAL) else (gate.name, PLURALS.get(gate.name))))
     slower = [item for item in subjects if item.is_slower(limit)]
     if slower:
         worst = max(slower, key=lambda item: item.loss(is_certain=True))

@@ -96,7 +96,8 @@ def test_contention_without_a_mark_is_seen_by_the_fastest_runs() -> None:
         assert outcome(contended_run(99, 0.0), scaled(unmarked, 2.0)) is FAILED
 
 
-def test_rows_with_the_status_contended_are_compared_and_enter_no_total() -> None:
+def test_contended_rows_never_fail_a_gate_and_enter_no_total() -> None:
+    """Their fastest run is an upper bound: a time slice of the scheduler may be in all of their runs."""
     base = contended_run(1, 0.0)
 
     def with_contended(run: Results, median_us: float | None) -> Results:
@@ -115,7 +116,11 @@ def test_rows_with_the_status_contended_are_compared_and_enter_no_total() -> Non
         assert total.cases == 9
         assert (comparison.broken, comparison.untimed) == ([], [])
         assert outcome(base, with_contended(contended_run(2, 0.0), median_us)) is not FAILED
-        assert outcome(base, scaled(new, 2.0, only=9)) is FAILED
+        for factor in (2.0, 300.0):
+            assert outcome(base, scaled(new, factor, only=9)) is NOT_DECIDED
+            assert outcome(scaled(new, factor, only=9), base) is NOT_DECIDED
+        # what takes longer than a contended row did is slower than it
+        assert outcome(new, scaled(base, 10.0, only=9)) is FAILED
     untimed = Results([replace(row, status="contended", median_us=None, times_us=None) for row in base], HEADER)
     assert outcome(base, untimed) is NOT_DECIDED
 
@@ -174,6 +179,8 @@ def test_groups_are_gated_as_rows_are() -> None:
     assert outcome(base, new, "module<=5%") is FAILED
     assert len(held.rows) == int(held.line.split()[3])
     assert outcome(base, made_run(3, cases=20), "family<=5%") is PASSED
+    (held,) = compare(base, new).gate("family<=5%")
+    assert " familys" not in held.line
     assert outcome(base, new, "mode<=60%") is PASSED
 
 
