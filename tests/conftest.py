@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from forks import PROVING
 from others import MOST_BY_OTHERS, share_of_others
 from passed import ALL, EVERY_PART, IGNORANT, Passed, need_not_run_again, of_other_parts, part
 from programs import run_command, train_tiny_net
+from quiet import MEASURING, QuietMachine
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
 
@@ -64,17 +65,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         pytest.skip(f"too busy to tell: others took {others:.0%} of the processors")
 
 
-def _never(*_: object, **__: object) -> bool:
-    return False
-
-
 @pytest.fixture(autouse=True)
 def _others_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let replays of this process take the machine for quiet, whatever other tests run on it."""
-    for name in ("rounds", "beside"):
-        module = sys.modules.get(f"opgrip.replay.timing.{name}")
-        if module is not None:
-            monkeypatch.setattr(module, "Contention", type("Quiet", (module.Contention,), {"is_contended": _never}))
+    for name in MEASURING:
+        monkeypatch.setattr(importlib.import_module(name), "Contention", QuietMachine)
 
 
 @pytest.fixture(autouse=True)

@@ -239,6 +239,9 @@ def main(number: int) -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not OTHERS.search(module.name):
                 importlib.import_module(module.name)
+    quiet = importlib.import_module("quiet")
+    for name in quiet.MEASURING:
+        importlib.import_module(name).Contention = quiet.QuietMachine
     # what collects garbage in a fork would else copy all of it
     gc.freeze()
     asked = serve(socket.socket(fileno=number))

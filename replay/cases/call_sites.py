@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from opgrip.traces.weighted import COUNT
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_SITES = 2048
 """Call sites that a case keeps; of more, those with the fewest calls are added up by module and phase."""
@@ -52,6 +52,10 @@ def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, t
     calls : rows of `Trace.calls` or `Trace.distinct_calls`, with `count`
     groups : group number of each row
     """
+    import pandas as pd
+
+    from opgrip.traces.weighted import COUNT
+
     amounts = pd.DataFrame({"group": groups, "scope": calls["scope"], COUNT: calls[COUNT]})
     amounts["us"] = calls["raw_ns"] * calls[COUNT] / 1e3
     sums = amounts.groupby(["group", "scope"], sort=False)[[COUNT, "us"]].sum()

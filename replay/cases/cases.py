@@ -70,8 +70,8 @@ class Case:
     reference : what its results are compared with, under every mode; None for its own under the reference mode
     unused : places of its results that the program does not use: see `with_unused`
     part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
-    call_sites: Sequence[CallSite] = ()
-    load: Callable[[int], Case] | None = None
+    call_sites : where those calls were made
+    load : makes the case whole in the process that runs it; None if it is whole
     """
 
     signature: Signature

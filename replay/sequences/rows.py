@@ -53,7 +53,8 @@ def totals_of(result: SequenceResult) -> dict[str, Any]:
 def _row(case: Case, times: SignatureTimes, settings: Settings, mode: str) -> Result:
     way = next(way for way in settings.ways(case) if way.mode == mode)
     row = empty_row(case, way, settings, times.status, None if times.status == OK else times.reason)
-    row = replace(row, note=times.note, first_ms=times.first_ms, max_abs=times.max_abs, max_rel=times.max_rel)
+    row = replace(row, method=SEQUENCE, cache=PROGRAM, note=times.note, first_ms=times.first_ms)
+    row = replace(row, max_abs=times.max_abs, max_rel=times.max_rel)
     if times.samples:
         row = replace(
             row,
@@ -68,8 +69,6 @@ def _row(case: Case, times: SignatureTimes, settings: Settings, mode: str) -> Re
             noisy=None if times.spread is None else times.spread > NOISY,
             # the rehearsal held the results against the recorded ones
             faithful=None if times.substituted or times.not_run else True,
-            method=SEQUENCE,
-            cache=PROGRAM,
         )
     return row.adding(
         SequenceColumns(times.substituted or None, times.not_run or None, times.redrawn or None, times.host_us)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from foreign_data import write_as
+from optional import optional
 from torch import nn
 
 from opgrip.capture import Capture
@@ -72,10 +73,11 @@ def profile(folder: Path) -> str:
 
 
 def onnx(folder: Path) -> str:
-    helper, proto = pytest.importorskip("onnx.helper"), pytest.importorskip("onnx").TensorProto
+    onnx = optional("onnx")
+    helper, proto = optional("onnx.helper"), onnx.TensorProto
     values = [helper.make_tensor_value_info(name, proto.FLOAT, [2, 3]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", values[:1], values[1:])
-    pytest.importorskip("onnx").save(helper.make_model(graph), folder / "relu.onnx")
+    onnx.save(helper.make_model(graph), folder / "relu.onnx")
     return str(folder / "relu.onnx")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from made_runs import HEADER, made_row
+from optional import needs_mode
 from settings import settings_of
 
 from opgrip.capture import Capture
@@ -94,18 +95,11 @@ def test_a_row_says_in_which_dtype_it_ran(program: Path) -> None:
     assert rows_with(program, dtype="float32") == recorded
 
 
+@needs_mode("tvm")
 def test_a_row_says_how_its_compiler_searched(program: Path) -> None:
-    rows = rows_with(program, mode=["eager", "tvm"], tune=8, tuner="replay-trace") if _has_tvm() else {}
-    if not rows:
-        pytest.skip("tvm is not installed")
+    rows = rows_with(program, mode=["eager", "tvm"], tune=8, tuner="replay-trace")
     assert rows["aten.relu.default tvm"].tune == "8 replay-trace"
     assert not rows["aten.relu.default eager"].tune
-
-
-def _has_tvm() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("tvm") is not None
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def replayed(
-    trace: Path, folder: Path, environment: dict[str, str], *options: str
+    trace: Path, folder: Path, environment: dict[str, str], *options: str, status: int = 0
 ) -> tuple[pd.DataFrame, CompletedProcess[str]]:
     output = folder / "results.json"
     done = run_command("opreplay", trace, *FAST, *options, "-o", output, "-f", env=environment)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return load_results(output), done
 
 
@@ -140,9 +140,9 @@ def test_a_row_that_had_no_memory_beside_others_is_compiled_again(
 
 def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     options = ("--mode", "planted-refuses", "--op", "aten.mm*")
-    rows, _ = replayed(trace, tmp_path, planted, *options)
+    rows, _ = replayed(trace, tmp_path, planted, *options, status=1)
     assert rows["detail"].isna().all()
-    rows, done = replayed(trace, tmp_path, planted, *options, "--debug")
+    rows, done = replayed(trace, tmp_path, planted, *options, "--debug", status=1)
     detail = rows_of(rows, "planted-refuses")["detail"].iloc[0]
     assert "Traceback" in detail
     assert "line one\nline two" in detail

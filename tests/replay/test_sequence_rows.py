@@ -143,7 +143,7 @@ def test_rows_say_what_became_of_calls_that_did_not_run_on_what_flows(odd: tuple
     assert (unique.status, unique.error, unique.faithful) == (OK, None, None)
     assert SequenceColumns.of(unique).substituted == 1
     assert unique.median_us is not None
-    assert (product.status, product.median_us, product.method) == (SKIPPED, None, None)
+    assert (product.status, product.median_us, product.method) == (SKIPPED, None, "sequence")
     assert product.error is not None
     assert "it raised when it was captured" in product.error
     assert memory.status == UNSUPPORTED

@@ -137,8 +137,6 @@ def test_the_plain_frame_names_no_module_for_the_calls_of_several(trained: Path)
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
 def test_files_keep_call_sites(trained: Path, tmp_path: Path, suffix: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
     results = results_of(load(trained))
     results.save(tmp_path / f"r{suffix}")
     assert [row.sites for row in read_run(tmp_path / f"r{suffix}")] == [row.sites for row in results]

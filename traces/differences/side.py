@@ -8,7 +8,7 @@ from typing import Any
 
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.identity import key_of_case
-from opgrip.traces.labels import STEP_LABEL
+from opgrip.traces.labels import STEP_LABEL, own_calls
 from opgrip.traces.listing import call_outline
 from opgrip.traces.records import Signature
 from opgrip.traces.step_starts import reported_starts
@@ -117,8 +117,12 @@ def _steps(trace: Trace) -> int:
     if type(steps) is int:
         return max(steps, 0)
     if "on_demand" not in trace.header:
-        starts = trace.own_calls["start_ns"]
-        return 0 if starts.empty else len(reported_starts(trace.end, int(starts.max())))
+        if trace.end is None or not trace.end.step_starts_ns:
+            return 0
+        last_ns = max(
+            (int(own["start_ns"].max()) for calls, _ in trace.call_parts() if len(own := own_calls(calls))), default=-1
+        )
+        return len(reported_starts(trace.end, last_ns))
     return sum(1 for label in trace.labels.index if STEP_LABEL.fullmatch(str(label)))
 
 
