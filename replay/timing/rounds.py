@@ -40,6 +40,10 @@ call of 3 us took 30 us right after one, the next of them 5 us); times of it bet
 on such runs are rare, or hardly slower."""
 QUIET_S = 0.05
 """Time between looks at a machine that others use."""
+RETRY_NS = 1_000_000_000
+"""Time that running contended cases again may take even if all runs before took less."""
+MOST_IN_A_ROW = 5
+"""Contended cases that stay contended in a row when run again, after which the others are not tried."""
 
 NO_ROW = -1
 
@@ -100,7 +104,7 @@ class Measurer:
         on the machine kept from being measured before.
         """
         with self._attentive():
-            contended = []
+            contended, started_ns = [], perf_counter_ns()
             for group in groups:
                 for case in _by_case(group.subjects):
                     self._run_until_done(group, [case])
@@ -108,7 +112,7 @@ class Measurer:
                         contended.append((group, case))
                     else:
                         yield self._settled(case)
-            yield from self._retry(contended, self._run_until_done)
+            yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
     def in_rounds(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
         """Run every subject once a round, each after those that its call came after in the program, until all are done.
@@ -116,7 +120,7 @@ class Measurer:
         Subjects of one case are compared round by round. Gives those that a group has of a case, as `one_by_one`.
         """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
-        contended = []
+        contended, started_ns = [], perf_counter_ns()
         with self._attentive():
             while any(cases for _, cases in waiting):
                 for group, cases in waiting:
@@ -129,35 +133,44 @@ class Measurer:
                                 contended.append((group, case))
                             else:
                                 yield self._settled(case)
-            yield from self._retry(contended, self._round)
+            yield from self._retry(contended, self._round, perf_counter_ns() - started_ns)
 
     def _retry(
-        self, contended: Sequence[tuple[Group, list[Subject]]], run: Callable[[Group, list[list[Subject]]], None]
+        self,
+        contended: Sequence[tuple[Group, list[Subject]]],
+        run: Callable[[Group, list[list[Subject]]], None],
+        spent_ns: int,
     ) -> Iterator[list[Subject]]:
-        """Run the cases again that were contended, when the machine is quiet; wait for it as long as for their budgets.
+        """Run contended cases again when the machine is quiet, and yield the subjects of each case.
 
-        Gives their subjects; those of cases that stay contended last.
+        Waiting and running take at most as long as the budgets of these cases, and at most `spent_ns` or `RETRY_NS`. They
+        end early if `MOST_IN_A_ROW` cases in a row stay contended. Cases that stay contended are yielded last.
+
+        Parameters
+        ----------
+        spent_ns : time that it took to measure all cases before
         """
         waiting = list(contended)
-        until_ns = perf_counter_ns() + len(waiting) * self.effort.budget_s * 1e9
+        until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
+        in_a_row = 0
         for _, case in waiting:
             _begin_again(case)
-        while waiting and perf_counter_ns() < until_ns:
+        while waiting and in_a_row < MOST_IN_A_ROW and perf_counter_ns() < until_ns:
             if not self._watch.has_room:
                 # a supervisor shall not take it for hanging
                 self._announce(waiting[0][1][0].number, NO_ROW)
                 sleep(QUIET_S)
                 continue
-            for group in {id(group): group for group, _ in waiting}.values():
-                run(group, [case for of, case in waiting if of is group])
-            done = [(group, case) for group, case in waiting if not self._again(case)]
-            waiting = [(group, case) for group, case in waiting if self._again(case)]
-            for group, case in done:
-                if self._lacks_quiet_runs(case):
-                    _begin_again(case)
-                    waiting.append((group, case))
-                else:
-                    yield self._settled(case)
+            group, case = waiting.pop(0)
+            while self._again(case) and perf_counter_ns() < until_ns:
+                run(group, [case])
+            if self._lacks_quiet_runs(case):
+                in_a_row += 1
+                _begin_again(case)
+                waiting.append((group, case))
+            else:
+                in_a_row = 0
+                yield self._settled(case)
         for _, case in waiting:
             yield self._settled(case)
 

@@ -29,6 +29,7 @@ from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE
 from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import Group, Measurer
+from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.traces import load
@@ -285,6 +286,24 @@ def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(monkeypat
     list(measurer.in_rounds([Group({}, False, [subject])]))
     assert subject.samples.is_contended
     assert 1 <= announced.count(rounds.NO_ROW) <= 5
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("reading", ["one_by_one", "in_rounds"])
+def test_contended_cases_are_not_all_run_again_if_the_first_stay_contended(
+    monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
+    runs: list[int] = []
+    subjects = [subject_of(lambda *args: runs.append(0)) for _ in range(30)]
+    for number, subject in enumerate(subjects):
+        subject.number = number
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    settled = list(getattr(measurer, reading)([Group({}, False, subjects)]))
+    assert sorted(case[0].number for case in settled) == list(range(30))
+    assert all(subject.samples.is_contended for subject in subjects)
+    first_runs = len(subjects) * MOST_CONTENDED
+    assert first_runs < len(runs) < first_runs * 1.3
 
 
 @pytest.mark.usefixtures("quiet")
