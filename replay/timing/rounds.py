@@ -143,8 +143,8 @@ class Measurer:
     ) -> Iterator[list[Subject]]:
         """Run contended cases again when the machine is quiet, and yield the subjects of each case.
 
-        Waiting and running take at most as long as the budgets of these cases, and at most `spent_ns` or `RETRY_NS`. They
-        end early if `MOST_IN_A_ROW` cases in a row stay contended. Cases that stay contended are yielded last.
+        Waiting and running take at most as long as the budgets of these cases, and at most `spent_ns` or `RETRY_NS`.
+        They end early if `MOST_IN_A_ROW` cases in a row stay contended. Cases that stay contended are yielded last.
 
         Parameters
         ----------
