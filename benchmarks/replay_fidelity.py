@@ -109,6 +109,8 @@ def _load_program(name: str, path: Path, steps: int) -> Trace:
 def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:
     """A cell: the sequence's total over that of the program."""
     replayed_ms = sequence.value.header["sequence"]["replayed_ms"]
+    if replayed_ms is None:
+        return "contended"
     return sequence.figure(alone_ms.figure(f"{replayed_ms / alone_ms.value:.2f} of the program's"))
 
 

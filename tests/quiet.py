@@ -6,7 +6,11 @@ from typing import Any
 
 from opgrip.traces.contention import Contention
 
-MEASURING = ("opgrip.replay.timing.rounds", "opgrip.replay.timing.beside")
+MEASURING = (
+    "opgrip.replay.timing.rounds",
+    "opgrip.replay.timing.beside",
+    "opgrip.replay.sequences.slowdown",
+)
 """Modules that ask for contention while they measure."""
 
 

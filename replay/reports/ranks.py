@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import IO
 
+from opgrip.replay.reports.sequence import ONLY_CONTENDED
+from opgrip.replay.reports.table import QUIETER
 from opgrip.replay.sequences.ranks.replay import RankOutcome, StepOutcome
 from opgrip.replay.sequences.ranks.times import CollectiveTimes
 from opgrip.traces.command import printable
@@ -27,6 +29,8 @@ def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
     others = len(outcome.collectives) - len(shown)
     if others:
         print_line(f"{counted(others, 'more row')}: --top shows more, --output has all", file)
+    if any(item.totals["is_contended"] for item in outcome.ranks):
+        print_line(f"the step is contended: {ONLY_CONTENDED}: {QUIETER}", file)
     for text in _left_out(outcome):
         print_line(printable(text), file)
 

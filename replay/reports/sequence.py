@@ -7,7 +7,7 @@ from typing import IO
 
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
-from opgrip.replay.reports.table import print_results
+from opgrip.replay.reports.table import QUIETER, print_results
 from opgrip.replay.sequences.results import SequenceResult
 from opgrip.traces.command import printable
 from opgrip.traces.terminal import print_line
@@ -15,6 +15,7 @@ from opgrip.traces.words import DEVICE_TIME, counted
 
 ROWS, REASONS = 20, 12
 """Printed, where their number is not given."""
+ONLY_CONTENDED = "other processes used the cores in all passes, and its time counts nowhere"
 
 
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
@@ -28,7 +29,9 @@ def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, fi
         print_line(f"{name:8} {text}", file, indent=9)
     shown = rows[:most]
     print_results(shown, file)
-    if result.slowed_passes:
+    if result.is_contended:
+        print_line(f"the step is contended: {ONLY_CONTENDED}: {QUIETER}", file)
+    elif result.slowed_passes:
         print_line(_slowed(result), file)
     for line in _reasons(result, shown, rows[most:]):
         print_line(printable(line), file)
@@ -39,7 +42,7 @@ def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, fi
 def _slowed(result: SequenceResult) -> str:
     slowed = f"{result.slowed_passes:,} of {counted(result.timed_passes, 'pass', 'passes')}"
     again = f", though {result.dropped_passes:,} more were made again" if result.dropped_passes else ""
-    return f"{slowed}: timed while others had the processors, so that times are doubtful{again}"
+    return f"{slowed}: timed on a processor that was slowed down, so that times are doubtful{again}"
 
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
@@ -74,35 +77,41 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
 def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, str]]:
     """Return the lines on times, captured and replayed."""
     middle = result.replayed_quantile_ms(0.5)
-    ratio = f", {middle / captured:.2f} times" if captured else ""
+    ratio = f", {middle / captured:.2f} times" if captured and not result.is_contended else ""
     on_host = result.captured_host_ms - result.unsupported_host_ms
-    host = f"captured {on_host:,.2f} ms in these calls, replayed {result.host_quantile_ms(0.5):,.2f} ms"
+    host = f"captured {on_host:,.2f} ms in these calls, {_replayed(result, result.host_quantile_ms(0.5))}"
     return [
-        ("time", f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} {_passes(result)}"),
+        ("time", f"captured {captured:,.2f} ms in these calls, {_replayed(result, middle)}{ratio} {_passes(result)}"),
         *([("host", f"{host}; the other {DEVICE_TIME}")] if result.has_device_times else []),
         (
             "wall",
             f"captured {result.captured_wall_ms:,.2f} ms from first to last, "
-            f"replayed {result.wall_quantile_ms(0.5):,.2f} ms, without the program between the calls",
+            f"{_replayed(result, result.wall_quantile_ms(0.5))}, without the program between the calls",
         ),
         (
             "critical",
             f"captured {result.captured_critical_ms:,.2f} ms in the longest chain of calls that wait for each other, "
-            f"replayed {result.replayed_critical_ms:,.2f} ms, {counted(result.critical_calls, 'call')}",
+            f"{_replayed(result, result.replayed_critical_ms)}, {counted(result.critical_calls, 'call')}",
         ),
     ]
 
 
 def _replayed_times(result: SequenceResult) -> list[tuple[str, str]]:
     """Return the lines on times if the trace has none."""
-    host = f"replayed {result.host_quantile_ms(0.5):,.2f} ms; the other {DEVICE_TIME}"
+    host = f"{_replayed(result, result.host_quantile_ms(0.5))}; the other {DEVICE_TIME}"
     return [
-        ("time", f"replayed {result.replayed_quantile_ms(0.5):,.2f} ms {_passes(result)}"),
+        ("time", f"{_replayed(result, result.replayed_quantile_ms(0.5))} {_passes(result)}"),
         *([("host", host)] if result.has_device_times else []),
-        ("wall", f"replayed {result.wall_quantile_ms(0.5):,.2f} ms from first to last"),
+        ("wall", f"{_replayed(result, result.wall_quantile_ms(0.5))} from first to last"),
     ]
 
 
+def _replayed(result: SequenceResult, time_ms: float) -> str:
+    return "replayed contended" if result.is_contended else f"replayed {time_ms:,.2f} ms"
+
+
 def _passes(result: SequenceResult) -> str:
+    if result.is_contended:
+        return f"({counted(len(result.replayed_ms), 'pass', 'passes')})"
     low, high = (result.replayed_quantile_ms(share) for share in (0.1, 0.9))
     return f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(len(result.replayed_ms), 'pass', 'passes')})"

@@ -6,17 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from opgrip.replay.cases.flow import Flow, FlowingCall
-from opgrip.replay.measuring.results import FAILED, OK
+from opgrip.replay.measuring.results import CONTENDED, FAILED, OK, RAN
 from opgrip.replay.modes import EAGER
 from opgrip.replay.sequences.programs import CallProgram
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
 from opgrip.replay.sequences.watches import typical_ns
+from opgrip.replay.timing.samples import LEAST
 from opgrip.traces import Trace
+
+Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class SignatureTimes:
     signature : its number
     count : its calls
     substituted, not_run, redrawn : how many of these ran on drawn arguments, did not run, got some drawn values
-    status, reason : of its row: `ok` where some of them ran
+    status, reason : of its row: `ok` where some of them ran, `contended` if others used the cores in nearly all timings
     samples : timings: of each call that ran, in each pass
     median_us, p10_us, p90_us, mean_us : of the timings, by the device's clock for calls that worked on one
     spread : interquartile range of the timings, as a share of their median
@@ -97,7 +101,9 @@ class SequenceResult:
     mode : that calls ran under
     in_eager : calls that did not, since it cannot run them, or gives other results
     failure : why nothing was measured; empty where it was
-    slowed_passes, dropped_passes : timed passes during which others had the processors: kept, and made again
+    slowed_passes, dropped_passes : timed passes during which the processor was slowed down or taken: kept, and made
+        again
+    is_contended : whether others used the cores in all timed passes, so that times of the whole count nowhere
     """
 
     device: str
@@ -128,6 +134,7 @@ class SequenceResult:
     failure: str = ""
     slowed_passes: int = 0
     dropped_passes: int = 0
+    is_contended: bool = False
 
     @property
     def repeats(self) -> int:
@@ -170,7 +177,9 @@ class Pass:
     ----------
     times_ns : each call's time; `wall_ns` that of the whole
     on_device : which calls a device's clock timed, by place
-    slowed : whether others had the processors meanwhile
+    slowed : whether the processor was slowed down meanwhile
+    is_contended : whether others used the cores in a part of it that matters
+    contended_calls : places of the calls during which they did
     """
 
     times_ns: list[int]
@@ -178,23 +187,42 @@ class Pass:
     peak_bytes: int
     on_device: frozenset[int] = frozenset()
     slowed: bool = False
+    is_contended: bool = False
+    contended_calls: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class Passes:
-    """The timed passes that were kept, how many were made again, and why the last that failed did."""
+    """The timed passes that were kept, how many were made again, and why the last that failed did.
+
+    Attributes
+    ----------
+    contended : passes during which others used the cores: only calls count during which they did not
+    is_contended : whether the passes in `kept` are contended ones, since there are no others
+    waited_ns : time for which a quiet machine was waited for
+    """
 
     kept: list[Pass] = field(default_factory=list)
+    contended: list[Pass] = field(default_factory=list)
+    is_contended: bool = False
+    waited_ns: int = 0
     dropped: int = 0
     failures: int = 0
     failure: str = ""
 
     def add(self, one: Pass, may_drop: bool) -> None:
-        """Keep a pass, or drop one that was slowed."""
-        if one.slowed and may_drop:
+        """Keep a pass, apart if it was contended, or drop one that was slowed."""
+        if one.is_contended:
+            self.contended.append(one)
+        elif one.slowed and may_drop:
             self.dropped += 1
         else:
             self.kept.append(one)
+
+    def settle(self) -> None:
+        """Decide, after the last pass, whether there are only contended ones; their times are shown then."""
+        if self.contended and not self.kept:
+            self.kept, self.contended, self.is_contended = self.contended, [], True
 
     def fail(self, reason: str) -> None:
         """Take note of a pass that did not come to its end."""
@@ -254,7 +282,8 @@ def make_result(
         signatures=tuple(_signatures(paired, shown, passes, failure)),
         failure=failure,
         slowed_passes=on_host.slowed + on_device.slowed,
-        dropped_passes=on_host.dropped + on_device.dropped,
+        dropped_passes=sum(passes.dropped + len(passes.contended) for passes in (on_host, on_device)),
+        is_contended=on_host.is_contended or on_device.is_contended,
     )
 
 
@@ -264,7 +293,7 @@ def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallPro
     for item in result.signatures:
         own = programs.get(item.signature)
         row = item
-        if own is not None and item.status == OK:
+        if own is not None and item.status in RAN:
             if own.program is None:
                 in_eager += item.count - item.not_run
                 counts = (item.count, item.substituted, item.not_run, item.redrawn)
@@ -291,12 +320,16 @@ def from_plain(fields: dict[str, Any]) -> SequenceResult:
 def _signatures(
     paired: Sequence[tuple[FlowingCall, Part]], shown: Passes, host_passes: Sequence[Pass], failure: str
 ) -> Iterator[SignatureTimes]:
-    passes = shown.kept
+    passes = [*shown.kept, *shown.contended]
     places_of: dict[int, list[int]] = {}
     for place, (call, _) in enumerate(paired):
         places_of.setdefault(call.signature, []).append(place)
     times_us, host_us = (np.array([one.times_ns for one in of], dtype=np.float64) / 1e3 for of in (passes, host_passes))
     on_device = frozenset[int]().union(*(one.on_device for one in passes))
+    is_contended = np.zeros(times_us.shape, dtype=np.bool_)
+    for number, one in enumerate(passes):
+        is_contended[number, [place for place in one.contended_calls if place < len(paired)]] = True
+    is_slowed = np.array([one.slowed and not one.is_contended for one in passes])
     for signature, places in places_of.items():
         parts = [paired[place][1] for place in places]
         ran = [place for place in places if paired[place][1].status != UNSUPPORTED]
@@ -308,8 +341,8 @@ def _signatures(
             *(sum(bool(part.redrawn) for part in parts), OK if ran else status, reason),
         )
         if ran and passes:
-            row = _with_times(row, times_us[:, ran].ravel())
-            row = replace(row, dropped=shown.dropped * len(ran), slowed=shown.slowed / len(passes))
+            row = _with_times(row, times_us[:, ran], is_contended[:, ran], is_slowed, len(shown.kept))
+            row = replace(row, dropped=row.dropped + shown.dropped * len(ran))
             if not on_device.isdisjoint(ran):
                 row = replace(row, host_us=float(np.median(host_us[:, ran])))
         elif ran:
@@ -317,7 +350,29 @@ def _signatures(
         yield row
 
 
-def _with_times(row: SignatureTimes, times_us: np.ndarray[Any, np.dtype[np.float64]]) -> SignatureTimes:
+def _with_times(
+    row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, kept: int
+) -> SignatureTimes:
+    """Return the row with the times of its calls during which others did not use the cores.
+
+    Calls of passes that are not kept count only if there are too few others. If there are too few still, the row is
+    contended and has all times.
+
+    Parameters
+    ----------
+    times_us, is_contended : (passes, calls), of passes that are kept, then of contended ones
+    is_slowed : (passes,)
+    kept : number of passes that are kept
+    """
+    least = min(LEAST, kept * times_us.shape[1])
+    selected = ~is_contended
+    if selected[:kept].sum() >= least:
+        selected[kept:] = False
+    elif selected.sum() < least:
+        row, selected[:], is_slowed = replace(row, status=CONTENDED), True, np.ones_like(is_slowed)
+    dropped = int((~selected).sum())
+    slowed = np.broadcast_to(is_slowed[:, None], times_us.shape)[selected]
+    times_us = times_us[selected]
     p10, low, middle, high, p90 = map(float, np.quantile(times_us, (0.1, 0.25, 0.5, 0.75, 0.9)))
     return replace(
         row,
@@ -327,6 +382,8 @@ def _with_times(row: SignatureTimes, times_us: np.ndarray[Any, np.dtype[np.float
         p90_us=p90,
         mean_us=float(times_us.mean()),
         spread=(high - low) / middle if middle and len(times_us) > 1 else None,
+        dropped=dropped,
+        slowed=float(slowed.mean()),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.preparation import empty_row
-from opgrip.replay.measuring.results import NOISY, OK, Result
+from opgrip.replay.measuring.results import CONTENDED, NOISY, RAN, Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.sequences.results import SequenceResult, SignatureTimes
@@ -33,7 +33,7 @@ def rows_of(result: SequenceResult, cases: Sequence[Case], settings: Settings) -
 
 
 def totals_of(result: SequenceResult) -> dict[str, Any]:
-    """What a file of results says of the whole step; times that there are none of are None."""
+    """What a file of results says of the whole step; times that there are none of, or only contended ones, are None."""
     totals = asdict(result)
     del totals["device"], totals["signatures"]
     if not result.has_captured_times:
@@ -46,13 +46,15 @@ def totals_of(result: SequenceResult) -> dict[str, Any]:
     passes = {f"{name}_ms": totals.pop(f"{name}_ms") for name in quantiles}
     for name, quantile_ms in quantiles.items():
         totals |= {f"{name}_{word}": quantile_ms(share) for word, share in QUANTILES.items()}
+    if result.is_contended:
+        totals |= {f"{name}_{word}": None for name in quantiles for word in QUANTILES} | {"replayed_critical_ms": None}
     totals = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in totals.items()}
     return {**totals, "passes": passes}
 
 
 def _row(case: Case, times: SignatureTimes, settings: Settings, mode: str) -> Result:
     way = next(way for way in settings.ways(case) if way.mode == mode)
-    row = empty_row(case, way, settings, times.status, None if times.status == OK else times.reason)
+    row = empty_row(case, way, settings, times.status, None if times.status in RAN else times.reason)
     row = replace(row, method=SEQUENCE, cache=PROGRAM, note=times.note, first_ms=times.first_ms)
     row = replace(row, max_abs=times.max_abs, max_rel=times.max_rel)
     if times.samples:
@@ -66,6 +68,7 @@ def _row(case: Case, times: SignatureTimes, settings: Settings, mode: str) -> Re
             spread=times.spread,
             dropped=times.dropped,
             slowed=times.slowed,
+            stopped=CONTENDED if times.status == CONTENDED else None,
             noisy=None if times.spread is None else times.spread > NOISY,
             # the rehearsal held the results against the recorded ones
             faithful=None if times.substituted or times.not_run else True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from opgrip.replay.sequences.results import Pass, Passes, SequenceResult, make_r
 from opgrip.replay.sequences.slowdown import Slowdown
 from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typical_ns
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
+from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.traces import Trace
 from opgrip.traces.progress import Tell, tell_nobody
 from opgrip.traces.unconverted import no_calls
@@ -41,7 +41,7 @@ FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
 MOST_DROPPED = 3 * FEWEST
 """Passes that are made again at most, within the budget, since others had the processors; where the number of passes is
-given, as many as that. A machine that is always busy is measured as it is, and the rows say so."""
+given, as many as that. A machine that is always slow is measured as it is, and the rows say so."""
 MOST_FAILURES = 20
 """Calls that change from one pass to the next, or end a process, until a replay gives up."""
 
@@ -126,7 +126,9 @@ def _measure(rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: Se
     timed = Passes()
     with no_garbage_collection(), closing(Slowdown()) as slowdown:
         started = perf_counter_ns()
-        while wants_more(timed.kept, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES:
+        while wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES:
+            if slowdown.is_contended:
+                _wait_until_quiet(rehearsal, slowdown, timed, started, settings)
             tell("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
             begin()
             try:
@@ -137,7 +139,22 @@ def _measure(rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: Se
                 _settle(rehearsal, begin, settings, tell)
             else:
                 timed.add(one, may_drop(timed, perf_counter_ns() - started, settings))
+    timed.settle()
     return timed
+
+
+def _wait_until_quiet(
+    rehearsal: Rehearsal, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
+) -> None:
+    """Wait until others leave enough cores: within the budget, and in all as long as the passes took, or a second."""
+    while not slowdown.has_room:
+        spent_ns = perf_counter_ns() - started_ns
+        if not may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
+            return
+        # a supervisor shall not take it for a call that hangs
+        rehearsal.announce(rehearsal.flow.calls[0].signature, NO_ROW)
+        sleep(QUIET_S)
+        timed.waited_ns += perf_counter_ns() - started_ns - spent_ns
 
 
 def _settle(rehearsal: Rehearsal, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
@@ -157,7 +174,7 @@ def _measure_on_device(rehearsal: Rehearsal, settings: SequenceSettings, passes:
     count = min(FEWEST, settings.repeats or FEWEST)
     with no_garbage_collection(), closing(Slowdown()) as slowdown:
         started = perf_counter_ns()
-        while len(timed.kept) + timed.failures < count:
+        while _lacks_passes(timed, count - timed.failures, perf_counter_ns() - started, settings):
             tell("runs timed by the device", len(timed.kept), count)
             begin()
             try:
@@ -166,6 +183,7 @@ def _measure_on_device(rehearsal: Rehearsal, settings: SequenceSettings, passes:
                 timed.fail(str(error))
             else:
                 timed.add(one, may_drop(timed, perf_counter_ns() - started, settings))
+    timed.settle()
     return timed
 
 
@@ -204,11 +222,14 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch, slowdown: Slowdown) -
             slowdown.check()
         synchronize()
         wall = perf_counter_ns() - start
-        was_slowed = slowdown.was_slowed()
+        slowdown.end()
     peak = rehearsal.memory.peak_bytes
     if allocator is not None:
         peak = allocator.max_memory_allocated(device) - at_start
-    return Pass(watch.times_ns(), wall, peak, frozenset(watch.on_device), was_slowed)
+    return Pass(
+        *(watch.times_ns(), wall, peak, frozenset(watch.on_device)),
+        *(slowdown.is_slowed, slowdown.is_contended, slowdown.contended_calls),
+    )
 
 
 def run_call(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> None:
@@ -229,12 +250,11 @@ def run_call(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) 
     rehearsal.hand_on(call, part, result)
 
 
-def wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSettings) -> bool:
+def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
     """Whether another pass is timed."""
-    if settings.repeats is not None:
-        return len(passes) < settings.repeats
-    if len(passes) < FEWEST:
-        return True
+    passes = timed.kept
+    if settings.repeats is not None or len(passes) < FEWEST:
+        return _lacks_passes(timed, settings.repeats or FEWEST, spent_ns, settings)
     if len(passes) >= MOST or spent_ns > settings.budget_s * 1e9:
         return False
     on_cpu = torch.device(settings.device).type == "cpu"
@@ -242,10 +262,16 @@ def wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSettings
     return bool(high - low > settings.precision * middle)
 
 
+def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
+    """Whether there are too few passes; contended ones count if no more are made again."""
+    missing = wanted - len(timed.kept)
+    return missing > 0 and (may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
+
+
 def may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Whether a pass that was slowed is made again."""
+    """Whether a pass that was slowed or contended is made again."""
     most = MOST_DROPPED if settings.repeats is None else settings.repeats
-    return timed.dropped < most and spent_ns <= settings.budget_s * 1e9
+    return timed.dropped + len(timed.contended) < most and spent_ns <= settings.budget_s * 1e9
 
 
 @contextmanager

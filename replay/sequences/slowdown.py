@@ -1,53 +1,101 @@
-"""Whether others had the processors during a pass over a sequence: asked between its calls, outside of their clocks."""
+"""Which calls of a pass over a sequence ran while others used the cores: asked between calls, outside their clocks."""
 
 from __future__ import annotations
 
+import os
 from time import perf_counter_ns
 
+import torch
+
 from opgrip.replay.timing.clock import Pace
+from opgrip.replay.timing.rounds import WATCHFUL_NS
 from opgrip.traces.contention import Contention
 
 CHECK_NS = 10_000_000
 """Time after which it is asked again, which takes some ten microseconds and a few lines of the caches."""
 SHARE = 0.05
-"""Of a pass's time, what was disturbed before the pass counts as slowed: one short interruption is one call's."""
+"""Share of a pass's time: a pass that was disturbed for longer is slowed or contended."""
 
 
 class Slowdown:
-    """Tells of a pass whether the processor was slowed down, or taken from a thread, for a part of it that matters."""
+    """Finds out whether the processor was slowed down in a pass, and in which calls others used the cores.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    processes : that run the step together on this machine. If they have more threads than there are cores, they take
+        the cores from each other, and passes can only be slowed.
+    """
+
+    def __init__(self, processes: int = 1) -> None:
         self._pace, self._contention = Pace(), Contention()
-        self._began_ns = self._checked_ns = self._slowed_ns = 0
+        self._is_alone = processes == 1
+        threads = torch.get_num_threads() * processes
+        self._sees_others = self._is_alone or threads <= len(os.sched_getaffinity(0))
+        self._watchful_until_ns = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._began_ns = self._checked_ns = self._paced_ns = perf_counter_ns()
+        self._slowed_ns = self._contended_ns = self._calls = self._first = 0
+        self._contended: set[int] = set()
 
     def begin(self) -> None:
         """Begin a pass."""
         # what was before is not the pass's
-        self._is_slowed_now()
-        self._slowed_ns = 0
-        self._began_ns = self._checked_ns = perf_counter_ns()
+        self._check(with_pace=True)
+        self._reset()
 
     def check(self) -> None:
-        """Ask once more, if enough time has passed."""
-        if perf_counter_ns() - self._checked_ns >= CHECK_NS:
-            self._check()
+        """Ask after a call, if enough time has passed, or if others used the cores a moment ago."""
+        self._calls += 1
+        now = perf_counter_ns()
+        if now - self._paced_ns >= CHECK_NS:
+            self._check(with_pace=True)
+        elif now < self._watchful_until_ns:
+            self._check(with_pace=False)
 
-    def was_slowed(self) -> bool:
-        """Whether the pass that ends now was slowed."""
-        self._check()
+    def end(self) -> None:
+        """End a pass, before the properties are read."""
+        self._check(with_pace=True)
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether the pass was slowed, or taken from a thread, for a part that matters."""
         return self._slowed_ns > SHARE * (self._checked_ns - self._began_ns)
 
+    @property
+    def is_contended(self) -> bool:
+        """Whether others used the cores in a part of the pass that matters."""
+        return self._contended_ns > SHARE * (self._checked_ns - self._began_ns)
+
+    @property
+    def contended_calls(self) -> frozenset[int]:
+        """Places of the calls of the pass during which, or right before which, others used the cores."""
+        return frozenset(self._contended)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether others left enough cores a moment ago."""
+        # the other processes of a step are no others
+        return not self._is_alone or self._contention.has_room
+
     def close(self) -> None:
-        """Let go of files."""
+        """Close files."""
         self._contention.close()
 
-    def _check(self) -> None:
-        is_slowed = self._is_slowed_now()
-        now = perf_counter_ns()
-        if is_slowed:
-            self._slowed_ns += now - self._checked_ns
-        self._checked_ns = now
-
-    def _is_slowed_now(self) -> bool:
+    def _check(self, with_pace: bool) -> None:
         # both are asked, since each tells of what passed since it was asked last
-        return any([self._pace.is_slowed(), self._contention.is_contended()])
+        is_slowed = with_pace and self._pace.is_slowed()
+        is_contended = self._contention.is_contended() or (is_slowed and self._is_alone and self._contention.is_shared)
+        now = perf_counter_ns()
+        span_ns = now - self._checked_ns
+        if is_slowed or is_contended:
+            self._slowed_ns += now - self._paced_ns if is_slowed else span_ns
+        if is_contended and self._sees_others:
+            self._contended_ns += span_ns
+            # the next call finds caches that another process has emptied
+            self._contended.update(range(self._first, self._calls + 1))
+            self._watchful_until_ns = now + WATCHFUL_NS
+        self._checked_ns, self._first = now, self._calls
+        if with_pace:
+            self._paced_ns = now

@@ -174,7 +174,7 @@ def test_steps_of_data_and_tensor_parallel_models_replay_with_all_their_collecti
         assert [item["collectives"] for item in ranks["ranks"]] == [count, count]
         assert all(item["left_out"] == {} and item["unsupported"] == 0 for item in ranks["ranks"])
         assert all(item["substituted"] == 0 for item in ranks["ranks"])
-        assert {row["status"] for row in rows} == {"ok"}
+        assert {row["status"] for row in rows} <= {"ok", "contended"}
         # a signature that both ranks called counts in each with the calls of that rank
         counts = [sum(row["count"] for row in rows if row["rank"] == rank) for rank in (0, 1)]
         assert counts == [item["calls"] for item in ranks["ranks"]]
@@ -248,7 +248,7 @@ def test_a_group_of_which_two_ranks_are_there_runs_among_them_where_it_is_scaled
         assert {item["bytes"] for item in scaled["collectives"]} == expected
         exchanged = [row for row in outcomes[f"{name} scaled"]["rows"] if row["group_ranks"] == "0,1"]
         assert sum(row["count"] for row in exchanged) == 2 * count
-        assert {row["status"] for row in exchanged} == {"ok"}
+        assert {row["status"] for row in exchanged} <= {"ok", "contended"}
 
 
 def largest_bytes(signature: Signature) -> int:
@@ -272,7 +272,7 @@ def test_a_reduction_that_is_not_there_is_left_out_and_one_without_its_factor_is
         ((reason, times),) = item["left_out"].items()
         assert reason.endswith("has no reduction NEWEST")
         assert (times, item["collectives"]) == (2, count - 2)
-    assert {row["status"] for row in outcomes["PREMUL_SUM"]["rows"]} == {"ok"}
+    assert {row["status"] for row in outcomes["PREMUL_SUM"]["rows"]} <= {"ok", "contended"}
     (row,) = (row for row in outcomes["NEWEST"]["rows"] if row["rank"] == 0 and row["op"] == "c10d.allreduce_.default")
     assert (row["status"], row["error"]) == ("unsupported", reason)
 
@@ -284,7 +284,7 @@ def test_steps_of_each_kind_of_parallel_model_replay_with_four_ranks(four_ranks:
         assert count > 1
         assert [item["collectives"] for item in ranks["ranks"]] == [count] * 4, name
         assert all(item["left_out"] == {} and item["unsupported"] == 0 for item in ranks["ranks"]), name
-        assert {row["status"] for row in outcome["rows"]} == {"ok"}, name
+        assert {row["status"] for row in outcome["rows"]} <= {"ok", "contended"}, name
         # each exchange among all has the factor of four ranks
         factor_of = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
         for item in ranks["collectives"]:

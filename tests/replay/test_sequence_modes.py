@@ -47,7 +47,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     get = modes.get
     # no pass is made again, whatever else the machine does
-    monkeypatch.setattr(Slowdown, "was_slowed", lambda self: False)
+    monkeypatch.setattr(Slowdown, "is_slowed", False)
     monkeypatch.setattr(modes, "get", lambda name: Mode(make) if name == "watched" else get(name))
     return names
 

@@ -1,4 +1,4 @@
-"""Passes over a sequence during which others had the processors: made again within bounds, and else told of."""
+"""Calls of a sequence during which other processes used the cores: run again within bounds, or contended."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from opgrip.replay.sequences.sequence import MOST_DROPPED, SequenceResult, Seque
 from opgrip.replay.sequences.slowdown import Slowdown
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
+from opgrip.traces.contention import Contention
 
 MS = 1_000_000
 SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
@@ -31,11 +32,20 @@ class Machine:
     """Whose processors others have at some of the times that it is asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked = 0
+        self.asked = self.looks = 0
+        self.quiet_after: int | None = 0
+        self.slowed = False
         self.contended: Callable[[int], bool] = lambda asked: False
         machine = self
 
         class Contention:
+            is_shared = False
+
+            @property
+            def has_room(self) -> bool:
+                machine.looks += 1
+                return machine.quiet_after is not None and machine.looks > machine.quiet_after
+
             def is_contended(self) -> bool:
                 machine.asked += 1
                 return machine.contended(machine.asked)
@@ -45,12 +55,13 @@ class Machine:
 
         class Pace:
             def is_slowed(self) -> bool:
-                return False
+                return machine.slowed
 
         monkeypatch.setattr(slowdown, "Contention", Contention)
         monkeypatch.setattr(slowdown, "Pace", Pace)
         # a pass is asked before and after, and not in between
         monkeypatch.setattr(slowdown, "CHECK_NS", 1 << 62)
+        monkeypatch.setattr(slowdown, "WATCHFUL_NS", 0)
 
 
 @pytest.fixture
@@ -78,27 +89,98 @@ def test_passes_of_a_busy_machine_are_made_again(tiny_trace: Path, machine: Mach
         (3 * row.count, 2 * row.count, 0.0) for row in rows
     }
     assert totals_of(result)["dropped_passes"] == 2
-    assert "others had the processors" not in shown(result, rows)
+    assert "contended" not in shown(result, rows)
 
 
-def test_a_machine_that_is_always_busy_is_measured_as_it_is_and_that_is_said(
-    tiny_trace: Path, machine: Machine
-) -> None:
+def test_a_step_all_of_whose_passes_were_contended_is_contended(tiny_trace: Path, machine: Machine) -> None:
     machine.contended = lambda asked: True
     result, rows = replayed(tiny_trace)
-    assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 3, 3)
-    assert {(row.slowed, row.is_slowed) for row in rows} == {(1.0, True)}
+    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 0, True)
+    assert {(row.status, row.stopped, row.slowed, row.samples) for row in rows} == {
+        ("contended", "contended", 1.0, 3 * row.count) for row in rows
+    }
+    assert all(row.median_us for row in rows)
+    totals = totals_of(result)
+    assert totals["is_contended"]
+    assert totals["replayed_ms"] is totals["replayed_wall_p90_ms"] is totals["replayed_critical_ms"] is None
+    assert len(totals["passes"]["replayed_ms"]) == 3
     text = shown(result, rows)
-    assert "3 of 3 passes: timed while others had the processors, so that times are doubtful" in text
-    assert "ok, slowed" in text.replace("ok, noisy, slowed", "ok, slowed")
+    assert "in these calls, replayed contended (3 passes)" in text
+    assert text.count("replayed contended") == 3
+    assert "the step is contended: other processes used the cores in all passes, and its time counts nowhere: " in text
+    assert f"{len(rows)} rows are contended: " in text
     result, _ = replayed(tiny_trace, repeats=None, precision=1e9)
-    assert (result.repeats, result.dropped_passes) == (3, MOST_DROPPED)
+    assert (result.repeats, result.is_contended) == (MOST_DROPPED, True)
+
+
+def test_calls_that_are_clean_in_some_passes_count_though_no_pass_is_clean(
+    tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slowdown, "CHECK_NS", 0)
+    signatures = load(tiny_trace).own_calls["signature"].tolist()
+    half = len(signatures) // 2
+    # all calls of the last signature, and those right after them, which count as contended too
+    always = {place for place, signature in enumerate(signatures) if signature == signatures[-1]}
+    contended = set(signatures) - {
+        signature for place, signature in enumerate(signatures) if place not in always and place - 1 not in always
+    }
+
+    def is_contended(asked: int) -> bool:
+        # asked before the first call, after each, and at the end of a pass
+        number, place = divmod(asked - 1, len(signatures) + 2)
+        return place - 1 in always or (place > half + 1 if number % 2 else place <= half)
+
+    machine.contended = is_contended
+    result, rows = replayed(tiny_trace, repeats=6)
+    assert (result.repeats, result.is_contended) == (6, True)
+    assert {row.case for row in rows if row.status == "contended"} == contended
+    assert {(row.status, row.slowed) for row in rows if row.case not in contended} == {("ok", 0.0)}
+    assert all(row.dropped + row.samples == 6 * row.count for row in rows)
+
+
+def test_a_contended_pass_is_made_again_when_the_machine_is_quiet(tiny_trace: Path, machine: Machine) -> None:
+    machine.quiet_after = 3
+    machine.contended = lambda asked: machine.looks <= 3
+    result, rows = replayed(tiny_trace)
+    assert machine.looks == 4
+    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 1, False)
+    assert {row.status for row in rows} == {"ok"}
+
+
+def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(tiny_trace: Path, machine: Machine) -> None:
+    machine.quiet_after = None
+    machine.contended = lambda asked: True
+    result, _ = replayed(tiny_trace, repeats=None, budget_s=0.2)
+    assert (result.repeats, result.is_contended) == (3, True)
+    assert 1 <= machine.looks <= 10
+
+
+def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
+    tiny_trace: Path, machine: Machine
+) -> None:
+    machine.slowed = True
+    result, rows = replayed(tiny_trace)
+    assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 3, 3)
+    assert {(row.status, row.slowed, row.is_slowed) for row in rows} == {("ok", 1.0, True)}
+    text = shown(result, rows)
+    assert "3 of 3 passes: timed on a processor that was slowed down, so that times are doubtful" in text
+    assert "ok, slowed" in text.replace("ok, noisy, slowed", "ok, slowed")
+
+
+def test_processes_of_a_step_that_take_the_cores_from_each_other_are_not_contended(machine: Machine) -> None:
+    machine.contended = lambda asked: True
+    for processes, is_contended in ((1, True), (1000, False)):
+        watch = Slowdown(processes)
+        watch.begin()
+        watch.check()
+        watch.end()
+        assert (watch.is_slowed, watch.is_contended, 0 in watch.contended_calls) == (True, is_contended, is_contended)
 
 
 def test_no_pass_is_made_again_when_the_budget_is_spent(tiny_trace: Path, machine: Machine) -> None:
     machine.contended = lambda asked: True
     result, _ = replayed(tiny_trace, repeats=None, budget_s=0.0)
-    assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 0, 3)
+    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 0, True)
 
 
 def test_the_machine_is_asked_outside_of_the_calls_clocks(
@@ -135,12 +217,15 @@ def test_one_short_interruption_of_a_long_pass_does_not_count(
             now += MS
             watch.check()
         assert machine.asked == first + 100
-        return watch.was_slowed()
+        watch.end()
+        assert len(watch.contended_calls) == min(10 * slowed_checks + 1, 1001) * bool(slowed_checks)
+        return watch.is_contended
 
     assert [is_slowed(checks) for checks in (0, 4, 6, 100)] == [False, False, True, True]
 
 
-def test_other_programs_on_the_real_machine_are_seen(tiny_trace: Path) -> None:
+def test_other_programs_on_the_real_machine_are_seen(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowdown, "Contention", Contention)
     with busy_processors():
         results = (replayed(tiny_trace)[0] for _ in range(20))
-        assert any(result.dropped_passes + result.slowed_passes for result in results)
+        assert any(result.is_contended or result.dropped_passes for result in results)

@@ -212,28 +212,29 @@ def _measure(
         set_seed(settings.device, settings.seed)
 
     rehearsal.settle(begin, tell)
-    timed, stamps = Passes(), list[Stamps]()
-    with no_garbage_collection(), closing(Slowdown()) as slowdown:
+    timed, stamps = Passes(), list[tuple[Pass, Stamps]]()
+    with no_garbage_collection(), closing(Slowdown(control.launch.local_world_size)) as slowdown:
         started = perf_counter_ns()
         while True:
             spent = perf_counter_ns() - started
-            more = wants_more(timed.kept, spent, settings) and timed.failures < MOST_FAILURES
+            more = wants_more(timed, spent, settings) and timed.failures < MOST_FAILURES
             tell("timed runs", len(timed.kept), settings.repeats or len(timed.kept) + 1)
             begin()
             # that all have come here is where a pass begins
             if not control.most(int(more and control.is_first))[0]:
-                return timed, stamps
+                timed.settle()
+                kept = set(map(id, timed.kept))
+                return timed, [stamp for one, stamp in stamps if id(one) in kept]
             one, failure = _pass(rehearsal, settings.device, HostWatch(memory), slowdown)
             allowed = control.is_first and may_drop(timed, perf_counter_ns() - started, settings)
-            failed, slowed, drops = control.most(bool(failure), one.slowed, allowed)
+            failed, slowed, contended, drops = control.most(bool(failure), one.slowed, one.is_contended, allowed)
             if failed:
                 timed.fail(failure or "a call of another rank")
                 rehearsal.settle(begin, tell)
                 continue
-            before = len(timed.kept)
-            timed.add(replace(one, slowed=bool(slowed)), bool(drops))
-            if len(timed.kept) > before:
-                stamps.append(_stamps(rehearsal, places))
+            one = replace(one, slowed=bool(slowed), is_contended=bool(contended))
+            timed.add(one, bool(drops))
+            stamps.append((one, _stamps(rehearsal, places)))
 
 
 def _stamps(rehearsal: RankRehearsal, places: Sequence[int]) -> Stamps:
@@ -274,12 +275,15 @@ def _pass(rehearsal: RankRehearsal, device: str, watch: HostWatch, slowdown: Slo
         rehearsal.finish()
         synchronize()
         wall = perf_counter_ns() - start
-        was_slowed = slowdown.was_slowed()
+        slowdown.end()
     times = watch.times_ns()
     if not failure:
         for place, done in rehearsal.exchange.done_ns.items():
             times[place] = done - rehearsal.exchange.arrived_ns[place]
-    return Pass(times, wall, rehearsal.memory.peak_bytes, slowed=was_slowed), failure
+    return Pass(
+        *(times, wall, rehearsal.memory.peak_bytes, frozenset[int]()),
+        *(slowdown.is_slowed, slowdown.is_contended, slowdown.contended_calls),
+    ), failure
 
 
 def _exchange(rehearsal: RankRehearsal, call: FlowingCall, part: Part) -> None:
