@@ -117,6 +117,8 @@ def test_calls_that_are_clean_in_some_passes_count_though_no_pass_is_clean(
     tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slowdown, "CHECK_NS", 0)
+    # however long a half of the calls takes
+    monkeypatch.setattr(slowdown, "SHARE", 0.0)
     signatures = load(tiny_trace).own_calls["signature"].tolist()
     half = len(signatures) // 2
     # all calls of the last signature, and those right after them, which count as contended too
