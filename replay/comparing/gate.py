@@ -9,7 +9,7 @@ from enum import Enum
 from math import inf
 
 from opgrip.replay.comparing.comparison import MARGIN, Comparison, Pair
-from opgrip.replay.comparing.verdicts import Judgement, Verdict
+from opgrip.replay.comparing.verdicts import Judgement, Verdict, interval_text
 from opgrip.replay.measuring.groups import shares_by
 from opgrip.replay.measuring.results import Result
 from opgrip.traces.errors import UserError
@@ -120,7 +120,8 @@ class _Subject:
     def __str__(self) -> str:
         if self.judgement is None:
             return f"{self.name}: no time"
-        return f"{self.name}: {self.judgement.ratio:.3f} times ({self.judgement.low:.3f} to {self.judgement.high:.3f})"
+        interval = interval_text(self.judgement.low, self.judgement.high)
+        return f"{self.name}: {self.judgement.ratio:.3f} times ({interval})"
 
 
 def hold(gate: Gate, comparison: Comparison) -> Held:

@@ -15,6 +15,8 @@ false discovery rate", Journal of the Royal Statistical Society B 57 (1995) 289-
 CONFIDENCE = 0.95
 """Of the intervals that are shown, and of what is called the same."""
 MOST_RUNS = 100
+MOST_SHOWN = 1_000
+"""Ratio above which the end of an interval says nothing."""
 MOST_LOG = 40.0
 """Of a ratio and the ends of its interval."""
 
@@ -87,6 +89,11 @@ class Judgement:
     probability: float
     more_runs: int | None = None
     more_new_runs: int | None = None
+
+
+def interval_text(low: float, high: float) -> str:
+    """Return the text of an interval of a ratio; an end that contention leaves open is shown as a bound."""
+    return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
 def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:

@@ -35,6 +35,7 @@ def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> 
 
 
 def _table(lines: list[Line], is_compared: bool) -> list[str]:
+    from opgrip.replay.comparing.verdicts import interval_text
     from opgrip.traces.tables import TableColumn, print_table
 
     def column(heading: str, cell: Callable[[Line], str], is_number: bool = True) -> TableColumn:
@@ -51,7 +52,7 @@ def _table(lines: list[Line], is_compared: bool) -> list[str]:
         columns += [
             column("baseline us", lambda line: _number(line.base_us, 2)),
             column("ratio", lambda line: _number(line.ratio, 3)),
-            column("95% interval", lambda line: f"{line.low:.3f} to {line.high:.3f}" if line.low else "-"),
+            column("95% interval", lambda line: interval_text(line.low, line.high) if line.low and line.high else "-"),
             column("verdict", lambda line: line.verdict, is_number=False),
         ]
     if any(line.reason for line in lines):

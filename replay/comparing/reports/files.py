@@ -21,6 +21,7 @@ from opgrip.replay.comparing.reports.rows import (
 )
 from opgrip.replay.comparing.reports.table import columns_of, shown_rows
 from opgrip.replay.comparing.reports.words import advice, origin, summary, total_line
+from opgrip.replay.comparing.verdicts import interval_text
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
 from opgrip.replay.reports.markdown import literal
@@ -174,7 +175,9 @@ def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int],
     else:
         gated = cells.verdict if cells.verdict in COUNTED.values() else ""
         outcome = outcomes.get((gated, id(row)), outcomes.get(("", id(row)), outcome))
-    ratio = f"{cells.ratio:.3f} times ({cells.low:.3f} to {cells.high:.3f})" if cells.ratio else cells.reason or ""
+    ratio = cells.reason or ""
+    if cells.ratio:
+        ratio = f"{cells.ratio:.3f} times ({interval_text(cells.low or 0.0, cells.high or 0.0)})"
     name = " ".join(filter(None, (cells.op, cells.shapes, f"({cells.variant})" if cells.variant else "")))
     return Test(cells.mode, name, (cells.new_us or 0.0) / 1e6, outcome, f"{cells.verdict}: {ratio}")
 

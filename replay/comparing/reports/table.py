@@ -10,7 +10,7 @@ from opgrip.replay.comparing.comparison import Comparison
 from opgrip.replay.comparing.gate import Held, Outcome
 from opgrip.replay.comparing.reports.rows import UNTIMED, ComparisonColumns, rows_of
 from opgrip.replay.comparing.reports.words import INTERVAL, advice, origin, summary, total_line
-from opgrip.replay.comparing.verdicts import Verdict
+from opgrip.replay.comparing.verdicts import Verdict, interval_text
 from opgrip.traces.command import printable
 from opgrip.traces.folding import shorten
 from opgrip.traces.tables import TableColumn, print_table
@@ -82,7 +82,7 @@ def columns_of(rows: Sequence[ComparisonColumns]) -> list[TableColumn]:
         column("base us", lambda row: _time(row.base_us)),
         column("new us", lambda row: _time(row.new_us)),
         column("ratio", lambda row: _ratio(row.ratio)),
-        column(INTERVAL, lambda row: f"{_ratio(row.low)} to {_ratio(row.high)}" if row.low else "-", rank=1),
+        column(INTERVAL, lambda row: interval_text(row.low, row.high) if row.low and row.high else "-", rank=1),
         column("more runs", lambda row: str(row.more_runs or "-"), rank=2),
     ]
     if any(row.variant for row in rows):
@@ -113,9 +113,7 @@ def _print_groups(comparison: Comparison, by: str, file: IO[str]) -> None:
         TableColumn("base ms", [f"{total.base_us / 1e3:,.2f}" for total in totals]),
         TableColumn("new ms", [f"{total.new_us / 1e3:,.2f}" for total in totals]),
         TableColumn("ratio", [_ratio(total.judgement.ratio) for total in totals]),
-        TableColumn(
-            INTERVAL, [f"{_ratio(total.judgement.low)} to {_ratio(total.judgement.high)}" for total in totals], rank=1
-        ),
+        TableColumn(INTERVAL, [interval_text(total.judgement.low, total.judgement.high) for total in totals], rank=1),
     ]
     print_table(columns, file, styles=[STYLES.get(total.judgement.verdict.value) for total in totals])
 

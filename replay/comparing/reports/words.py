@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from opgrip.replay.comparing.comparison import UNREADABLE, Comparison, Total
-from opgrip.replay.comparing.verdicts import CONFIDENCE, Verdict
+from opgrip.replay.comparing.verdicts import CONFIDENCE, Verdict, interval_text
 from opgrip.traces.words import counted
 
 
@@ -41,7 +41,7 @@ def summary(comparison: Comparison) -> str:
 def total_line(total: Total) -> str:
     """All cases taken together."""
     judgement = total.judgement
-    interval = f"{judgement.ratio:.3f} times ({judgement.low:.3f} to {judgement.high:.3f})"
+    interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
     times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
     return f"all their calls: {times}, {interval}: {judgement.verdict.value}"
 
