@@ -15,6 +15,7 @@ import dis
 import functools
 import itertools
 import queue
+import re
 import signal
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
@@ -26,6 +27,8 @@ _CHECKS_AFTER = ("CALL", "PRECALL", "POP_JUMP", "YIELD")
 """Beginnings of the names of instructions after which Python looks for them, and which may raise themselves."""
 _WITHOUT_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError, queue.Empty)
 """What functions in C raise without arguments."""
+_NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing ", re.DOTALL)
+"""What Python raises in place of an asynchronous exception that is no class, or whose constructor takes arguments."""
 
 
 def raise_if_from_program(error: BaseException) -> None:
@@ -40,7 +43,8 @@ def is_from_program(error: BaseException) -> bool:
         return True
     entries = list(_entries(error.__traceback__))
     for outer, inner in itertools.pairwise(entries):
-        if _interrupts(inner.tb_frame, outer.tb_frame):
+        # nothing is called by such an instruction
+        if _instruction(outer) in _CHECKS or _interrupts(inner.tb_frame, outer.tb_frame):
             return True
     return bool(entries) and _is_set_by_thread(error, entries[-1])
 
@@ -91,11 +95,19 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
     No frame of the program is in its traceback: Python makes it of its class, without arguments, at one of a few
     instructions of whatever code runs.
     """
-    if raised_at.tb_lasti < 0:
-        return True
-    instruction = dis.opname[raised_at.tb_frame.f_code.co_code[raised_at.tb_lasti]]
+    instruction = _instruction(raised_at)
     if instruction in _CHECKS:
+        return True
+    if not instruction.startswith(_CHECKS_AFTER):
+        return False
+    if type(error) in (SystemError, TypeError) and error.args and _NOT_MADE.match(str(error.args[0])):
         return True
     # a constructor of the program may set arguments
     without_arguments = not error.args or isinstance(type(error).__init__, FunctionType)
-    return instruction.startswith(_CHECKS_AFTER) and without_arguments and not isinstance(error, _WITHOUT_ARGUMENTS)
+    return without_arguments and not isinstance(error, _WITHOUT_ARGUMENTS)
+
+
+def _instruction(entry: TracebackType) -> str:
+    """Return the name of the instruction that a frame was at."""
+    # a frame that has not begun is at its first check
+    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] if entry.tb_lasti >= 0 else "RESUME"
