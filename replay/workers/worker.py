@@ -22,6 +22,7 @@ from opgrip.replay.measuring.preparation import prepare
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, limit_device_memory, use_device
+from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import Watch
 from opgrip.traces.machine import lines
@@ -55,23 +56,50 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
 
 
 def _serve(loaded: Loaded, settings: Settings, watch: Watch, source: int, output: int) -> None:
+    process = os.getpid()
     by_number = {case.number: case for case in loaded.cases}
+    announce = _guarded(watch.entered)
     for line in os.fdopen(source, "rb"):
         request = json.loads(line)
         if "make" in request:
             number, row = request["make"]
-            prepared = prepare(by_number[number], settings, watch.entered, only=row)
+            prepared = prepare(by_number[number], settings, announce, only=row)
             rows_of_cases: Iterable[list[Result]] = [[result for _, result, _ in prepared]]
         else:
             cases = [by_number[number] for number in request["cases"]]
             rows_of_cases = measure_cases(
-                cases, settings, loaded.surroundings, watch.entered, request["without"], _by_case(request["known"])
+                cases, settings, loaded.surroundings, announce, request["without"], _by_case(request["known"])
             )
         for rows in rows_of_cases:
+            _end_copy(process)
             watch.mark_idle()
             _say(output, {"rows": [row.to_plain() for row in rows]})
         watch.mark_idle()
         _say(output, {"done": True})
+
+
+def _guarded(announce: Announce) -> Announce:
+    """Return what announces a row where code of a case before may have left the working directory, or forked."""
+    process = os.getpid()
+    try:
+        folder = os.getcwd()
+    except OSError:
+        folder = None
+
+    def announce_here(number: int, row: int) -> None:
+        _end_copy(process)
+        if folder is not None:
+            with suppress(OSError):
+                os.chdir(folder)
+        announce(number, row)
+
+    return announce_here
+
+
+def _end_copy(process: int) -> None:
+    """End a process that code of a case forked and let go on: its rows would be told twice."""
+    if os.getpid() != process:
+        os._exit(0)
 
 
 def _by_case(records: Sequence[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:

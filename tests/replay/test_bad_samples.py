@@ -64,13 +64,15 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a sample that is fine, one for each thing that goes wrong, and one that hangs when it ends."""
+    """A folder with samples that are fine, some with odd habits, and one for each thing that goes wrong."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "uses.py").write_text(SCRIPT)
     done = run_python("uses.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     for name, (top, body, *_) in BAD.items():
         plant(folder / "all", name, top, body)
+    plant(folder / "all", "changes_folder", "os.chdir('/')", "os.chdir('/')")
+    plant(folder / "all", "forks", "", "os.fork()")
     plant(folder / "all", "hangs_at_exit", "import atexit; atexit.register(time.sleep, 600)", "pass")
     return folder
 
@@ -102,8 +104,10 @@ def test_a_bad_sample_costs_its_row(rows: pd.DataFrame, name: str) -> None:
 
 def test_the_other_samples_are_measured(rows: pd.DataFrame) -> None:
     assert rows.index.is_unique
-    assert set(rows.index) == {*BAD, "fine", "hangs_at_exit"}
-    fine = rows.drop(index=list(BAD))
+    assert set(rows.index) == {*BAD, "changes_folder", "fine", "forks", "hangs_at_exit"}
+    # whose copies use the processors too
+    assert rows.loc["forks", "status"] in {"ok", "contended"}
+    fine = rows.drop(index=[*BAD, "forks"])
     assert set(fine["status"]) == {"ok"}
     assert (fine["median_us"] > 0).all()
 

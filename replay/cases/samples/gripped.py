@@ -68,7 +68,8 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
-            trace = load(sample.folder / CALLS, partial=False, unbounded=True)
+            # values are read when its code has run, which may leave the working directory
+            trace = load((sample.folder / CALLS).absolute(), partial=False, unbounded=True)
             yield from _cases(trace, {sample.name: sample}, Selection())
 
 
