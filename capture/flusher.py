@@ -115,7 +115,7 @@ class Flusher:
         No exception of the program reaches that thread: what interrupts the program interrupts the wait, and nothing
         that is half written.
         """
-        if self._running_in != os.getpid() or self._thread.ident == threading.get_ident():
+        if not self._is_running() or self._thread.ident == threading.get_ident():
             job()
             return
         done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -134,10 +134,14 @@ class Flusher:
                 failure = done.get(timeout=ALIVE_S)
                 break
             except queue.Empty:
-                if self._running_in is None:
+                if not self._is_running():
                     return
         if failure is not None:
             raise failure
+
+    def _is_running(self) -> bool:
+        """Return True if the thread that writes runs in this process, which may be a fork."""
+        return self._running_in == os.getpid()
 
     def write_now(self) -> None:
         """Write what has come since the last time, and which calls the threads are in."""
