@@ -50,7 +50,10 @@ def asked(url: str, problems: list[str]) -> None:
         problems.append(f"asked for {url}")
 
 
-def table_cells(page: Any, column: int) -> list[str]:
-    """What the rows that a table shows have in a column."""
-    cells: list[str] = page.locator(f"table.dataTable tbody tr td:nth-child({column})").all_inner_texts()
-    return cells
+def table_cells(page: Any, column: int, caption: str = "") -> list[str]:
+    """Return the shown cells of a column, numbered from 1, of the table with this caption or of every table."""
+    table = f"table.dataTable[aria-label='{caption}']" if caption else "table.dataTable"
+    cells = page.locator(f"{table} tbody tr td:nth-child({column})")
+    cells.first.wait_for()
+    texts: list[str] = cells.all_inner_texts()
+    return texts
