@@ -13,7 +13,7 @@ from gpu.kernels import kernel_names, kernel_us, kernels_in, kernels_of
 from gpu.programs import SHIPPED, capture_calls, median_us, replay_rows, row_of
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
-from opgrip.replay.measuring.results import OK, UNSUPPORTED
+from opgrip.replay.measuring.results import CONTENDED, OK, RAN, UNSUPPORTED
 from opgrip.replay.operators.devices import with_index
 from opgrip.traces import load
 from opgrip.traces.nvml import find_gpu
@@ -176,9 +176,11 @@ def check_shipped(place: Place) -> Facts:
             )
             if row.status == OK and row.median_us is not None:
                 by_case.setdefault(row.case, {})[method] = row.median_us
-    failed = [case for case in facts["cases"] if case["status"] not in (OK, UNSUPPORTED)]
+    failed = [case for case in facts["cases"] if case["status"] not in (*RAN, UNSUPPORTED)]
     expect(not failed, f"{len(failed)} cases are neither ok nor unsupported, such as {failed[:1]}")
     both = [us for us in by_case.values() if us.keys() >= {"events", "discrete"}]
+    if not both and any(case["status"] == CONTENDED for case in facts["cases"]):
+        raise NotHereError("other processes used the cores in all runs of too many cases")
     expect(both, "no case is timed by events and discrete")
     facts["events_of_discrete"] = median(us["events"] / us["discrete"] for us in both)
     slower = [us for us in both if us["events"] > 1.3 * us["discrete"] + EVENT_US]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -119,7 +120,8 @@ def test_a_mode_that_goes_bad_costs_its_row_alone(trace: Path, tmp_path: Path, p
     }
     options = ("--mode", ",".join((*bad, "planted-same")), "--timeout", "3", "--iterations", "6")
     environment = planted | {"OPGRIP_CACHE": str(tmp_path / "cache")}
-    rows, _ = replayed(trace, tmp_path, environment, *options, "--op", "aten.mm*")
+    rows, done = replayed(trace, tmp_path, environment, *options, "--op", "aten.mm*", status=1)
+    assert re.findall("nothing ran with --mode ([^ ]+):", done.stderr) == list(bad)
     assert not list((tmp_path / "cache").glob("*/.*"))
     for mode, (status, told) in bad.items():
         found = rows_of(rows, mode)
