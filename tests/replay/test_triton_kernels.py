@@ -130,10 +130,10 @@ def test_opreplay_runs_launches_of_a_module_that_it_is_named(kernels: ModuleType
     shutil.copy(ROOT / "tests" / f"{MODULE}.py", tmp_path)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OPGRIP_STORE": ""}
     rows = {}
-    for name, options in (("trusted", ["--extension", MODULE]), ("other", [])):
+    for name, options, status in (("trusted", ["--extension", MODULE], 0), ("other", [], 1)):
         words = ["t.jsonl", "--op", "*add_kernel", "--budget", "0.05", "-o", f"{name}.json", *options]
         done = run_command("opreplay", *words, cwd=tmp_path, env=environment)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == status, done.stderr
         (rows[name],) = json.loads((tmp_path / f"{name}.json").read_text())["results"]
     assert rows["trusted"]["status"] == "ok"
     shapes = "float32[100] float32[100] float32[100] 100 2.0 grid=[4] BLOCK=32 OUT=float32 num_warps=2"
