@@ -235,7 +235,8 @@ def test_shipped_traces_run_where_no_extension_is_installed(path: Path, part: tu
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     # with warm caches, no calls of the program are run before each
     done = run_command("opreplay", path, *FAST, "--cache", "warm", *part, "-o", output, cwd=ROOT, env=env)
-    assert done.returncode == 0, done.stderr
+    # nothing ran with --op 'mmcv.*'
+    assert done.returncode == ("--op" in part), done.stderr
     rows = load_results(output)
     extensions = rows["op"].str.startswith("mmcv.")
     assert extensions.any() == ("--op" in part)
