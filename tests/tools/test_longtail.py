@@ -12,6 +12,7 @@ from optional import needs
 from programs import run_command
 
 from opgrip.traces import load
+from opgrip.traces.longtail import find_longtail
 
 FIRST = 25
 """Rows of a training step of Faster R-CNN that hold the parts that take most time; all are among `ALL`, of some 45."""
@@ -98,7 +99,8 @@ class RowsDataset(torch.utils.data.Dataset):
         return (torch.rand(8) * 3 - 1).abs()
 
 def train():
-    net, losses = Net(), []
+    losses = [torch.zeros(()) + 1]
+    net = Net()
     for rows in torch.utils.data.DataLoader(RowsDataset(), batch_size=4):
         for _ in range(3):
             loss = net(rows)
@@ -120,6 +122,12 @@ def test_functions_that_are_not_worth_gripping_are_not_recommended(tmp_path: Pat
         assert f"__main__:{name}" in omitted
     assert "__main__:train (the program or a step)" in omitted
     assert done.stderr.count("--grip") == 1
+
+
+def test_a_function_that_has_returned_does_not_contain_the_backward_pass() -> None:
+    longtail = find_longtail([load("zoo:vit-base.train")], lambda _: 1e10)
+    assert "ViTForImageClassification.forward" in " ".join(longtail.omitted)
+    assert "ViTEmbeddings.forward" in [function.name for function in longtail.functions]
 
 
 def test_a_scripts_table_goes_beside_its_own_output(tmp_path: Path) -> None:

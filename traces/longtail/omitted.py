@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opgrip.traces.longtail.calls import Function, MadeCall, function_of
+from opgrip.traces.longtail.calls import BACKWARD, Function, MadeCall, function_of
 from opgrip.traces.longtail.commands import is_script
 from opgrip.traces.trace import Trace
 
@@ -23,11 +23,17 @@ its calls itself."""
 
 @dataclass(slots=True)
 class _Span:
-    """When a function's calls began and ended, and how many there were."""
+    """When a function's calls began and ended, and how many there were.
+
+    Attributes
+    ----------
+    last_forward_ns : start of its last call outside of a backward pass, -1 if there is none
+    """
 
     first_ns: int
     last_ns: int
     calls: int = 0
+    last_forward_ns: int = -1
 
 
 class Spans:
@@ -35,6 +41,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._spans: dict[Function, _Span] = {}
+        self._first_backward_ns: int | None = None
 
     def note(self, call: MadeCall) -> None:
         """Take note of the thread's next call."""
@@ -42,6 +49,10 @@ class Spans:
         span = self._spans.setdefault(function_of(call), _Span(call.start_ns, end))
         span.first_ns, span.last_ns = min(span.first_ns, call.start_ns), max(span.last_ns, end)
         span.calls += 1
+        if call.place is None or call.place.phase != BACKWARD:
+            span.last_forward_ns = call.start_ns
+        elif self._first_backward_ns is None:
+            self._first_backward_ns = call.start_ns
 
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
         """Return the functions that contain the calls of the thread: called once, and others run within them.
@@ -56,7 +67,11 @@ class Spans:
         return {
             function
             for function, span in self._spans.items()
-            if counts.get(function) == 1 and span.last_ns - span.first_ns >= WHOLE * whole and span.calls <= OWN * calls
+            if counts.get(function) == 1
+            and span.last_ns - span.first_ns >= WHOLE * whole
+            and span.calls <= OWN * calls
+            # a backward pass has calls of functions that have returned
+            and span.last_forward_ns >= (self._first_backward_ns or 0)
         }
 
 
