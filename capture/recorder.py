@@ -6,8 +6,8 @@ import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
@@ -332,10 +332,11 @@ class Recorder:
                 size = sum(spec.extent for spec in tensors(signature.outputs))
                 if size >= LARGE:
                     self._large_outputs[number] = size
-            lines = self._encoded(signature)
-            # nothing can come between these: a signature that is written is closed, and the other way round
-            self.pending += lines
-            del self._open[number]
+            with self._taking_back():
+                lines = self._encoded(signature)
+                # nothing can come between these: a signature that is written is closed, and the other way round
+                self.pending += lines
+                del self._open[number]
             self.signatures_closed += 1
             self._open_names.pop(number, None)
 
@@ -483,8 +484,19 @@ class Recorder:
             return Opaque(one_line(error))
 
     def _pend(self, record: Record) -> None:
-        lines = self._encoded(record)
-        self.pending += lines
+        with self._new, self._taking_back():
+            lines = self._encoded(record)
+            self.pending += lines
+
+    @contextmanager
+    def _taking_back(self) -> Iterator[None]:
+        """Let the redaction forget the value models of a record if something interrupts the writing of it."""
+        try:
+            yield
+        except BaseException:
+            if self._redaction is not None:
+                self._redaction.take_back()
+            raise
 
     def _encoded(self, record: Record) -> list[tuple[Record, bytes]]:
         """Return a record as `pending` holds it."""

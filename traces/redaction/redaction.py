@@ -69,6 +69,7 @@ class _State:
 
     models: dict[int, ValueModel] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
+    newest: list[str] = field(default_factory=list)
     count: int = 0
     awaited: dict[int, list[tuple[int, _Use]]] = field(default_factory=dict)
     calls: dict[int, _Call] = field(default_factory=dict)
@@ -107,7 +108,14 @@ class Redaction:
         if redact is None:
             return []
         with self._lock:
+            self._state.newest = []
             return list(redact(self, record))
+
+    def take_back(self) -> None:
+        """Forget the value models of the last record, which are not written since something interrupted that."""
+        with self._lock:
+            for text in self._state.newest:
+                self._state.numbers.pop(text, None)
 
     def header(self, record: Header) -> Iterator[Record]:
         """The header, of the fields that stay."""
@@ -305,6 +313,7 @@ class Redaction:
         text = str(redacted.model)
         known = state.numbers.get(text)
         if known is None:
+            state.newest.append(text)
             known = state.numbers[text] = self._next()
             models.append(Values(known, redacted.model))
         return known
