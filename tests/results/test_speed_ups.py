@@ -73,7 +73,6 @@ def test_every_place_shows_the_quotient_of_the_medians(tmp_path: Path) -> None:
 
 
 def test_a_plot_draws_the_mean_that_the_terminal_prints(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     results = Results([*case_of(0, [10.0], [20.0]), *case_of(1, [1000.0], [4000.0])], HEADER)
     plot = plots.get("modes")
     assert plot is not None
@@ -165,7 +164,6 @@ def test_marks_of_a_status_are_in_every_report(column: str, tmp_path: Path) -> N
 
 
 def test_an_excel_sheet_has_the_marked_status(tmp_path: Path) -> None:
-    pytest.importorskip("xlsxwriter")
     from zipfile import ZipFile
 
     Results([made_row(0, [10.0], noisy=True)], HEADER).save(tmp_path / "r.xlsx")
