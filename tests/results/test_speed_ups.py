@@ -129,6 +129,8 @@ def test_each_row_of_a_replay_is_compared_with_the_row_that_the_docs_name(tiny_t
         cache=["warm", "cold"],
         mode="jit",
     )
+    if any(row.status == "contended" for row in results):
+        pytest.skip("other processes used the cores: contended rows have no speed-up")
     rows = {(row.mode, row.threads, row.cache): row for row in results if row.status == "ok"}
     expected = {
         ("eager", 1, "warm"): None,
