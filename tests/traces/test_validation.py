@@ -81,8 +81,8 @@ def _repeat_end(lines: list[Line]) -> None:
 
 def _lengthen_call(lines: list[Line]) -> None:
     block = of_type(lines, "calls")
-    # the third begins within it, and ends behind it
-    block["duration_ns"][1] += block["after_ns"][2] + block["duration_ns"][2] // 2
+    # the second now ends halfway through the third
+    block["duration_ns"][1] = block["after_ns"][2] + block["duration_ns"][2] // 2
 
 
 def _hide_calls(lines: list[Line]) -> None:
