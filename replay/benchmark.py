@@ -53,7 +53,7 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 def benchmark(
-    function: Callable[..., Any] | Sequence[Callable[..., Any]], inputs: Sequence[Inputs], **options: Any
+    function: Callable[..., Any] | Iterable[Callable[..., Any]], inputs: Sequence[Inputs], **options: Any
 ) -> Results:
     """Time a function, or compare several on the same inputs: their results with the first one's, and their times.
 
@@ -85,9 +85,8 @@ def benchmark(
     TypeError : for an option that there is not
     UserError : for values that an option does not take
     """
-    functions = list(function) if isinstance(function, Sequence) else [function]
-    if not functions or not inputs:
-        raise UserError("there is nothing to time", "give a function, and inputs of a case or more")
+    functions = [function] if callable(function) else list(function)
+    _check(functions, inputs)
     with in_words_of_python():
         args = arguments_of(make_parser(), ["benchmark"], options, only=OPTIONS)
         args.cache = args.cache or (WARM,)
@@ -112,6 +111,23 @@ def benchmark(
     if output.output is not None:
         results.save(output.output, output.force)
     return results
+
+
+def _check(functions: Sequence[object], inputs: object) -> None:
+    """Raise UserError unless there are functions, and a list of lists or dictionaries of their arguments."""
+    if not functions:
+        raise UserError("no function to time", "pass a function or a list of functions")
+    for function in functions:
+        if not callable(function):
+            raise UserError(f"expected functions to time, got {type(function).__name__}", "pass a list of functions")
+    if not isinstance(inputs, Sequence) or not inputs:
+        raise UserError("expected a list with the inputs of each case", "for example [[(8, 512)], [(64, 512)]]")
+    for case_inputs in inputs:
+        if isinstance(case_inputs, str) or not isinstance(case_inputs, Mapping | Sequence):
+            raise UserError(
+                f"expected a list or dictionary of arguments for each case, got {type(case_inputs).__name__}",
+                "put the arguments of a case in a list: [[x], [y]]",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,12 +172,31 @@ def test_functions_of_one_name_have_rows_of_their_own_and_are_printed(tmp_path: 
         benchmark(torch.neg, [[(3,)]], output=output, **FAST)
 
 
+@pytest.mark.parametrize(
+    ("functions", "inputs", "words"),
+    [
+        pytest.param(torch.neg, [], "expected a list with the inputs of each case", id="no inputs"),
+        pytest.param(torch.neg, torch.ones(3), "expected a list with the inputs of each case", id="a tensor"),
+        pytest.param(torch.neg, [torch.ones(3)], "for each case, got Tensor", id="a tensor for a case"),
+        pytest.param(torch.neg, ["x"], "for each case, got str", id="a text for a case"),
+        pytest.param([], [[(3,)]], "no function to time", id="no function"),
+        pytest.param({"neg": torch.neg}, [[(3,)]], "expected functions to time, got str", id="a dictionary"),
+    ],
+)
+def test_functions_and_inputs_of_other_types_are_refused(functions: Any, inputs: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        benchmark(functions, inputs, **FAST)
+
+
+def test_functions_of_a_generator_are_compared() -> None:
+    results = benchmark((f for f in (functional.gelu, sigmoid_gelu)), [[(8,)]], **FAST)
+    assert [row.status for row in results] == ["ok", "ok"]
+
+
 def test_what_is_not_for_it_is_refused() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'top'"):
         benchmark(torch.neg, [[(3,)]], top=3)
     with pytest.raises(TypeError, match=r"'profile': it is an option of replay\(\) only"):
         benchmark(torch.neg, [[(3,)]], profile=True)
-    with pytest.raises(UserError, match="there is nothing to time"):
-        benchmark(torch.neg, [])
     with pytest.raises(UserError, match="there is no mode 'quick'"):
         benchmark(torch.neg, [[(3,)]], mode="quick")
