@@ -9,7 +9,6 @@ OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
 BROWSER := $(VENV)/browser
 FUZZER := $(VENV)/fuzzer
-PACKAGE := build/package/opgrip
 PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # the ends of what pyproject.toml admits, each in an environment of its own
@@ -69,19 +68,13 @@ runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some m
 
 browser: $(BROWSER) ## add what tests pages in a browser and notebooks in a kernel, and Chromium where Debian's packages can be had
 
-lint: $(INSTALLED) $(PACKAGE) ## check style, format and which room knows which
+lint: $(INSTALLED) ## check style, format and the order of the packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd $(PACKAGE)/.. && ../../$(BIN)/lint-imports --config ../../pyproject.toml
+	$(BIN)/lint-imports
 
-types: $(INSTALLED) $(PACKAGE) ## check types
-	cd $(PACKAGE)/.. && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p opgrip
-
-# the package in one folder, for tools that do not follow how the folders are mapped
-$(PACKAGE):
-	@mkdir -p $@
-	@for room in capture replay samples tools traces; do ln -sfn ../../../$$room $@/$$room; done
-	@for file in __init__ __main__; do ln -sfn ../../../opgrip/$$file.py $@/$$file.py; done
+types: $(INSTALLED) ## check types
+	$(BIN)/mypy -p opgrip
 
 bench: $(INSTALLED) ## run the benchmarks
 	@for benchmark in $(filter-out benchmarks/held.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done

@@ -9,14 +9,17 @@ import torch
 from optional import EVERYBODY
 from programs import ROOT, run_command, run_python
 from project_files import ROOMS, pyproject
+from setuptools import find_packages
 
 import opgrip
 
 
-def test_the_package_list_is_that_of_the_folders() -> None:
-    listed = set(pyproject()["tool"]["setuptools"]["packages"])
-    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    assert listed == {"opgrip"} | {"opgrip." + ".".join(folder.relative_to(ROOT).parts) for folder in folders}
+def test_every_top_level_package_is_linked_from_the_import_package() -> None:
+    for package in ROOMS:
+        link = ROOT / "opgrip" / package
+        assert link.is_symlink()
+        assert link.resolve() == ROOT / package
+    assert set(find_packages(str(ROOT), include=["opgrip*"])) >= {"opgrip.capture.grips.source", "opgrip.samples.losses"}
 
 
 def test_what_the_package_names_is_loaded_when_it_is_asked_for() -> None:
