@@ -31,7 +31,7 @@ from covering.table import page, print_summary
 from covering.trial import SAID, STAGES, run_in_process, told
 from rich.console import Console
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 PROCESSES = multiprocessing.get_context("forkserver")
 """Each trial has one, forked from one that has the packages loaded, which takes a third of a trial's time."""

@@ -38,7 +38,7 @@ from others import in_a_process
 from rich.console import Console
 from rich.table import Table
 
-from opgrip.traces.machine import processor
+from opgrip.platform.machine import processor
 
 EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *SERVICE, *ENGINES, *COMMANDS)
 VECTORS = torch.backends.cpu.get_cpu_capability()

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from opgrip.errors import UserError
 from opgrip.replay import load_results
 from opgrip.replay.modes import find_mode, modes
-from opgrip.traces.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = {

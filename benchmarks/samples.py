@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opgrip.platform.machine import processor
 from opgrip.replay.cases.samples import SHIPPED
 from opgrip.replay.options import job_with
 from opgrip.replay.reports.cells import whole_cells
@@ -25,7 +26,6 @@ from opgrip.replay.timing.caches import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.samples import Sample, Tag, samples
-from opgrip.traces.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILED = "compile"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from opgrip.traces.lazy import load_on_demand
+from opgrip.cli.lazy_packages import load_on_demand
 
 if TYPE_CHECKING:
     from opgrip.capture.call import capture as capture

@@ -24,10 +24,10 @@ from opgrip.capture.steps import (
     ignore_own_warnings,
     values_problem,
 )
-from opgrip.traces.errors import UserError, in_words_of_python
-from opgrip.traces.keywords import arguments_of
-from opgrip.traces.options import words_in
-from opgrip.traces.progress import QuietReporter, Reporter
+from opgrip.cli.keywords import arguments_of
+from opgrip.cli.options import words_in
+from opgrip.cli.progress import QuietReporter, Reporter
+from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.trace import Trace, load
 
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemand))

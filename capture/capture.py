@@ -50,8 +50,8 @@ from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import load_private
 from opgrip.capture.triton_launches import TritonWatch
 from opgrip.capture.watching import Watching
+from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.doubts import time_doubts
-from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.records import Header
 from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.values import value_models

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.traces.errors import MissingFileError, UserError, shortened
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import MissingFileError, UserError, shortened
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from torch import nn
 
 from opgrip.capture.choices import DEVICE_TIMES, FULL, KERNELS, VALUES
 from opgrip.capture.limits import Limits
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 def check_choices(model: object, values: str, device_time: str) -> None:

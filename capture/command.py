@@ -10,8 +10,8 @@ from opgrip.capture.on_demand.options import check_on_demand
 from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
 from opgrip.capture.options import make_parser
 from opgrip.capture.script import check_script
-from opgrip.traces.command import run_command
-from opgrip.traces.loading import loading
+from opgrip.cli.command import run_command
+from opgrip.cli.loading_notice import loading
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.traces.private_places import PrivatePlaces
+from opgrip.platform.private_apis import PrivatePlaces
 
 _places = PrivatePlaces()
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from opgrip.capture.devices import accelerators, is_started
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.hook_errors import raise_if_from_program
+from opgrip.platform.precisions import describe_precisions
 from opgrip.traces.names import plain_name
-from opgrip.traces.precisions import describe_precisions
 
 MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,

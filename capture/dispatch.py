@@ -39,7 +39,7 @@ from opgrip.capture.torch_private import (
     storage_address,
     unpin,
 )
-from opgrip.traces.hook_errors import interrupted_by, is_from_program
+from opgrip.hook_errors import interrupted_by, is_from_program
 from opgrip.traces.records import FUNCTION, OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -14,9 +14,9 @@ from opgrip.capture.full_values import FullValues
 from opgrip.capture.graph_captures import GraphCaptures
 from opgrip.capture.layouts import FitValues
 from opgrip.capture.signatures import describe_call
+from opgrip.errors import one_line
+from opgrip.hook_errors import raise_if_from_program
 from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
-from opgrip.traces.errors import one_line
-from opgrip.traces.hook_errors import raise_if_from_program
 from opgrip.traces.records import Record, Signature, Values
 from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, has_needs, is_refined, refine_model
 

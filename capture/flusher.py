@@ -14,12 +14,12 @@ from opgrip.capture.blocks import Blocks, CallBlock
 from opgrip.capture.devices import describe_devices, started_devices
 from opgrip.capture.limits import Held, Limits, parts_within
 from opgrip.capture.recorder import Recorder
+from opgrip.cli.output_files import reason_of
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
+from opgrip.platform.contention import Contention
 from opgrip.traces.accelerators import describe_accelerators
-from opgrip.traces.contention import Contention
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import reason_of
 from opgrip.traces.records import End, Record, listed
-from opgrip.traces.words import counted
 from opgrip.traces.writer import TraceWriter, encode_line
 
 INTERVAL_S = 0.5

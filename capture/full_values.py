@@ -15,9 +15,9 @@ from typing import IO
 
 import torch
 
-from opgrip.traces.errors import UserError, one_line
-from opgrip.traces.hook_errors import raise_if_from_program
-from opgrip.traces.output import abandon, check_writable, create, discard, partial_path
+from opgrip.cli.output_files import abandon, check_writable, create, discard, partial_path
+from opgrip.errors import UserError, one_line
+from opgrip.hook_errors import raise_if_from_program
 from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
 

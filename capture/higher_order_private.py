@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.compiler_private import modes_hidden_from_compiler
-from opgrip.traces.hook_errors import raise_if_from_program
-from opgrip.traces.private_places import PrivatePlaces
+from opgrip.hook_errors import raise_if_from_program
+from opgrip.platform.private_apis import PrivatePlaces
 
 _places = PrivatePlaces()
 

@@ -21,8 +21,8 @@ import torch
 from opgrip.capture.devices import synchronize, with_index
 from opgrip.capture.patches import Patches
 from opgrip.capture.torch_private import PREPARE_PROFILER, ActivityProfile, is_launch, is_work, recorded_activities
-from opgrip.traces.errors import UserError, one_line
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.errors import UserError, one_line
+from opgrip.hook_errors import raise_if_from_program
 from opgrip.traces.records import DeviceTimes, Kernels, Record
 
 CLOCK_READINGS = 20

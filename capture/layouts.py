@@ -9,7 +9,7 @@ import torch
 
 from opgrip.capture.devices import accelerators, is_started
 from opgrip.capture.torch_private import without_functions, without_modes
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.hook_errors import raise_if_from_program
 from opgrip.traces.tensor_specs import (
     COMPRESSED_LAYOUTS,
     COMPRESSES_ROWS,

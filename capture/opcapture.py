@@ -29,13 +29,13 @@ from opgrip.capture.steps import (
     values_problem,
     warm_up,
 )
+from opgrip.cli.command import INTERRUPTED, USAGE_ERROR
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
-from opgrip.traces.command import INTERRUPTED, USAGE_ERROR
-from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import find_longtail, print_longtail
-from opgrip.traces.progress import Reporter
 from opgrip.traces.trace import load
-from opgrip.traces.words import counted
 
 LONGTAIL_TOP = 30
 

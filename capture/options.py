@@ -19,10 +19,10 @@ from opgrip.capture.choices import (
 from opgrip.capture.models import model_sources
 from opgrip.capture.on_demand.options import OnDemand
 from opgrip.capture.program import ModelOptions, OperatorOptions
-from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
-from opgrip.traces.errors import UserError
-from opgrip.traces.option_types import byte_count, percent
-from opgrip.traces.options import add_all_options, option, refuse_options, titled
+from opgrip.cli.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
+from opgrip.cli.option_types import byte_count, percent
+from opgrip.cli.options import add_all_options, option, refuse_options, titled
+from opgrip.errors import UserError
 
 DEFAULT_MODEL = "builtin:faster_rcnn"
 DESCRIPTION = "Run a model and record every operator and extension function that it calls, in a trace file."

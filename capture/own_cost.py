@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from opgrip.capture.capture import Capture
+from opgrip.platform.measurement_cache import measure_once
 from opgrip.traces.longtail import CaptureCost
-from opgrip.traces.measured import measure_once
 from opgrip.traces.trace import load
 
 ROUNDS, WARMUP = 300, 30

@@ -21,9 +21,11 @@ _OF_GRAPHS = "<eval_with_key>"
 """What the name of code begins with that torch wrote of a graph."""
 _OF_TRITON = "triton."
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
-_OWN_PACKAGES = ("opgrip.capture.", "opgrip.replay.", "opgrip.tools.", "opgrip.traces.")
+_OWN_PACKAGES = tuple(
+    f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces")
+)
 """Packages whose functions are not the program's. Samples and built-in models are programs."""
-_RUNNER = "opgrip.traces.command"
+_RUNNER = "opgrip.cli.command"
 """Module that runs a command of opgrip: frames around it are of the command, not of the program that it runs."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from opgrip.capture.choices import FULL
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 from opgrip.traces.redaction import Policy, salt_of
 
 OUTPUT = "private.jsonl"

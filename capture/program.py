@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.traces.command import not_negative, positive
-from opgrip.traces.option_types import image_size
-from opgrip.traces.options import option, titled
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.option_types import image_size
+from opgrip.cli.options import option, titled
 
 if TYPE_CHECKING:
     from torch import nn

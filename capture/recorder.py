@@ -32,11 +32,11 @@ from opgrip.capture.step_marks import StepMarks
 from opgrip.capture.storages import Storages
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import without_functions, without_modes
+from opgrip.errors import one_line
+from opgrip.hook_errors import interrupted_by, is_from_program, raise_if_from_program
+from opgrip.platform.page_fault_cost import usual_fault_ns
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
-from opgrip.traces.errors import one_line
-from opgrip.traces.hook_errors import interrupted_by, is_from_program, raise_if_from_program
 from opgrip.traces.labels import is_mark
-from opgrip.traces.page_fault_cost import usual_fault_ns
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature, Values
 from opgrip.traces.redaction import Policy, Redaction
 from opgrip.traces.writer import encode_line

@@ -22,7 +22,7 @@ from opgrip.capture.patches import Patches
 from opgrip.capture.places import OPTIMIZER, Place
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
-from opgrip.traces.hook_errors import is_from_program
+from opgrip.hook_errors import is_from_program
 from opgrip.traces.records import HIGHER_ORDER
 
 

@@ -16,8 +16,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from opgrip.capture.ranks import rank
-from opgrip.traces.errors import MissingFileError, UserError, one_line
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import MissingFileError, UserError, one_line
 
 FOR_GROUPS_S = 0.1
 """A process group's threads want the interpreter to let go of a collective's tensors. DistributedDataParallel keeps the

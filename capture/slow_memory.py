@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.capture.page_faults import FEWEST, CountedCall
-from opgrip.traces.page_fault_cost import TICK_NS, is_slow
+from opgrip.platform.page_fault_cost import TICK_NS, is_slow
 
 SLOW = 2.0
 """Times the usual cost of a page fault from which on memory is slow."""

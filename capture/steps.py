@@ -22,12 +22,12 @@ from opgrip.capture.private import OUTPUT
 from opgrip.capture.processes import own_path
 from opgrip.capture.program import ModelOptions, OperatorOptions, Program
 from opgrip.capture.schedule import ALWAYS, Schedule
-from opgrip.traces.causes import cause_of
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import from_arguments, refuse_options
-from opgrip.traces.output import check_writable, reason_of
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.options import from_arguments, refuse_options
+from opgrip.cli.output_files import check_writable, reason_of
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 
 MOST_LEARNED = 2
 """Of the steps that warm up, those that are watched: what is new in one is looked at again in the next."""

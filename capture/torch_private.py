@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.hook_errors import raise_if_from_program
-from opgrip.traces.private_places import PrivatePlaces
+from opgrip.hook_errors import raise_if_from_program
+from opgrip.platform.private_apis import PrivatePlaces
 
 Check = Callable[[Any], bool]
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from opgrip.cli.options import Option, flag_of, options_in, title_of, words_in
+from opgrip.cli.plural import counted
 from opgrip.replay.analyses import in_order
 from opgrip.replay.comparing.reports.rows import ComparisonColumns
 from opgrip.replay.measuring.columns import Column, columns_in
@@ -19,8 +21,6 @@ from opgrip.replay.options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.tools.verbs.zoo_list import summary
 from opgrip.tools.zoo import Distinct, count_distinct
-from opgrip.traces.options import Option, flag_of, options_in, title_of, words_in
-from opgrip.traces.words import counted
 from opgrip.traces.zoo import ZooTrace, read_manifest
 
 FOLDER = Path(__file__).parent

@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opgrip.display.figures import PALETTE, label_axis, literal, new_figure, write_figure
 from opgrip.replay.cases.families import family_of
 from opgrip.traces import load
-from opgrip.traces.figures import PALETTE, label_axis, literal, new_figure, write_figure
 from opgrip.traces.timeline import CALL, MODULE, timeline
 
 if TYPE_CHECKING:

@@ -14,6 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.cli.keywords import arguments_of
+from opgrip.cli.options import from_arguments, words_in
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import QuietReporter
+from opgrip.errors import UserError, in_words_of_python
+from opgrip.platform.devices import check_device
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import Trial, function_case, try_function
 from opgrip.replay.checks import Tolerance
@@ -34,12 +40,6 @@ from opgrip.replay.timing import pages
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.options import Effort, TimingOptions
 from opgrip.replay.workers.job import settings_for
-from opgrip.traces.devices import check_device
-from opgrip.traces.errors import UserError, in_words_of_python
-from opgrip.traces.keywords import arguments_of
-from opgrip.traces.options import from_arguments, words_in
-from opgrip.traces.progress import QuietReporter
-from opgrip.traces.words import counted
 
 OPTIONS = (
     *("device", "dtype", "seed", "threads", "output", "force"),

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from opgrip.cli.options import from_arguments
+from opgrip.cli.progress import Reporter, SilentReporter
 from opgrip.replay.operators.devices import check_present, is_accelerator, use_device
 from opgrip.replay.outcome import Results
 from opgrip.replay.sequences.ranks.control import Control
@@ -14,8 +16,6 @@ from opgrip.replay.sequences.ranks.launch import Launch
 from opgrip.replay.sequences.ranks.options import RankOptions
 from opgrip.replay.sequences.ranks.part import own_file
 from opgrip.replay.sequences.ranks.replay import StepOutcome
-from opgrip.traces.options import from_arguments
-from opgrip.traces.progress import Reporter, SilentReporter
 
 
 class RunsRanks(Protocol):

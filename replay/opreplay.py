@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import INTERRUPTED, run_command
+from opgrip.cli.loading_notice import loading
+from opgrip.cli.options import from_arguments
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.measuring.results import RAN, summarize
 from opgrip.replay.options import Output, ScoreOptions, make_parser
 from opgrip.replay.sequences.ranks.launch import Launch, launch_of
-from opgrip.traces.command import INTERRUPTED, run_command
-from opgrip.traces.errors import NothingSelectedError, UserError
-from opgrip.traces.loading import loading
-from opgrip.traces.options import from_arguments
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.replay.measuring.results import Result

@@ -8,21 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.analyses import analyses, in_order
-from opgrip.replay.arguments.options import InputOptions
-from opgrip.replay.cases.selection import Selection
-from opgrip.replay.engines.options import PROCESSES, EngineOptions
-from opgrip.replay.measuring.settings import GROUPS, Plan
-from opgrip.replay.sequences.options import SequenceOptions
-from opgrip.replay.sequences.ranks.launch import launch_of
-from opgrip.replay.sequences.ranks.options import RankOptions
-from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.timing.methods import GRAPH
-from opgrip.traces.command import OneLineParser, add_debug, add_version
-from opgrip.traces.errors import UserError
-from opgrip.traces.keywords import arguments_of
-from opgrip.traces.machine import cache_folder
-from opgrip.traces.options import (
+from opgrip.cli.command import OneLineParser, add_debug, add_version
+from opgrip.cli.keywords import arguments_of
+from opgrip.cli.options import (
     CASES,
     EFFORT,
     OUTPUT,
@@ -34,6 +22,18 @@ from opgrip.traces.options import (
     refuse_options,
     titled,
 )
+from opgrip.errors import UserError
+from opgrip.platform.machine import cache_folder
+from opgrip.replay.analyses import analyses, in_order
+from opgrip.replay.arguments.options import InputOptions
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.engines.options import PROCESSES, EngineOptions
+from opgrip.replay.measuring.settings import GROUPS, Plan
+from opgrip.replay.sequences.options import SequenceOptions
+from opgrip.replay.sequences.ranks.launch import launch_of
+from opgrip.replay.sequences.ranks.options import RankOptions
+from opgrip.replay.timing.caches import PROGRAM, WARM
+from opgrip.replay.timing.methods import GRAPH
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job

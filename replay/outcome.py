@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from opgrip.cli.output_files import cannot_be_written, whole_file
+from opgrip.cli.plural import counted
+from opgrip.display.html_fragments import as_html
+from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.measuring.results import WAY, Result, summarize
 from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, load_results, rows_in, to_frame
 from opgrip.replay.reports.reading import header_of
-from opgrip.traces.errors import UserError, in_words_of_python
-from opgrip.traces.html_forms import as_html
-from opgrip.traces.output import cannot_be_written, whole_file
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,7 +126,7 @@ class Results:
         ------
         UserError : where matplotlib is not installed, the kind does not take what is asked, or nothing can be drawn
         """
-        from opgrip.traces.figure_style import in_style
+        from opgrip.display.figure_style import in_style
 
         runs = {**(beside or {}), "this": self}
         choices = Choices(op, case, by, over, title)

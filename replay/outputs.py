@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from opgrip.cli.extras import needed
+from opgrip.cli.options import flag_of, from_arguments, words_in
+from opgrip.cli.output_files import check_writable
+from opgrip.errors import UserError
 from opgrip.replay.analyses import analyses
 from opgrip.replay.options import Output
 from opgrip.replay.reports import report_for
 from opgrip.replay.workers.journal import journal_path
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
-from opgrip.traces.options import flag_of, from_arguments, words_in
-from opgrip.traces.output import check_writable
 
 
 def check_output(output: Output, args: argparse.Namespace) -> None:

@@ -18,6 +18,13 @@ from typing import Any
 
 import torch
 
+from opgrip.cli.command import printable
+from opgrip.cli.keywords import arguments_of
+from opgrip.cli.options import from_arguments
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import QuietReporter, Reporter
+from opgrip.errors import UserError, in_words_of_python
+from opgrip.platform.machine import available_memory
 from opgrip.replay.analyses import Analysis, Session, in_order
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.engines.engine import Engine
@@ -51,15 +58,8 @@ from opgrip.replay.store.store import Store, usual_folder
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path, options_hash
 from opgrip.replay.workers.shards import settle_shard
-from opgrip.traces.command import printable
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.errors import UserError, in_words_of_python
-from opgrip.traces.keywords import arguments_of
-from opgrip.traces.machine import available_memory
-from opgrip.traces.options import from_arguments
-from opgrip.traces.progress import QuietReporter, Reporter
 from opgrip.traces.weighted import COUNT
-from opgrip.traces.words import counted
 
 
 def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:

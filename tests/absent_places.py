@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from opgrip.traces import private_places
+from opgrip.platform import private_apis as private_places
 
 
 def load_without_places(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader
-from opgrip.traces.errors import UserError
 
 PIECES = [b"[", b"]", b"{", b'"', b",", b"-1", b"1e999", b"9" * 40, b"null", b"\xff"]
 

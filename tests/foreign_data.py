@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 from programs import ROOT
 
+from opgrip.errors import UserError
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.traces import Trace, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import Losses, formats
 from opgrip.traces.records import Signature
 

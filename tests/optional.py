@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from opgrip.errors import UserError
 from opgrip.replay.modes import find_mode
-from opgrip.traces.errors import UserError
 
 OPENMMLAB = "make openmmlab"
 RUNTIMES = "make runtimes"

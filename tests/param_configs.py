@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.case_slices import Cut
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.cuts import Cut
 
 GENERATOR = "PyTorch:DefaultDataGenerator"
 RANGES = "RangeConfigIterator"

@@ -10,6 +10,9 @@ from typing import IO, Any
 import torch
 from outside import FAILS
 
+from opgrip.cli.command import positive
+from opgrip.cli.options import option, titled
+from opgrip.errors import UserError
 from opgrip.replay.analyses import Analysis, analyses
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.selection import Selection
@@ -17,9 +20,6 @@ from opgrip.replay.cases.sources import CaseSet, sources
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports import report
-from opgrip.traces.command import positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import option, titled
 
 PREFIX = "powers:"
 

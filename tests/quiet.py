@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opgrip.traces.contention import Contention
+from opgrip.platform.contention import Contention
 
 MEASURING = (
     "opgrip.replay.timing.rounds",

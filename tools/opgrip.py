@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from opgrip.cli.command import OneLineParser, add_version, run_command
+from opgrip.cli.loading_notice import loading
+from opgrip.cli.suggestions import listed
 from opgrip.tools.verbs import verbs
-from opgrip.traces.command import OneLineParser, add_version, run_command
-from opgrip.traces.loading import loading
-from opgrip.traces.suggestions import listed
 
 USAGE = "opgrip [-h] [--version] VERB ..."
 WIDTH = 80

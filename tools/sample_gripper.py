@@ -26,8 +26,8 @@ from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.grips.recorded import RecordedSample
 from opgrip.capture.grips.watch import Keep
+from opgrip.errors import UserError
 from opgrip.samples.tags import Tag
-from opgrip.traces.errors import UserError
 from opgrip.traces.tensor_file import load_safetensors
 
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]

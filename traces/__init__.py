@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from opgrip.traces.lazy import load_on_demand
+from opgrip.cli.lazy_packages import load_on_demand
 
 if TYPE_CHECKING:
-    from opgrip.traces.errors import UserError as UserError
+    from opgrip.errors import UserError as UserError
     from opgrip.traces.reader import TraceReader as TraceReader
     from opgrip.traces.reader import read as read
     from opgrip.traces.trace import Trace as Trace
@@ -16,7 +16,7 @@ __all__ = ["Trace", "TraceReader", "UserError", "load", "read"]
 PUBLIC = {
     "Trace": "opgrip.traces.trace",
     "TraceReader": "opgrip.traces.reader",
-    "UserError": "opgrip.traces.errors",
+    "UserError": "opgrip.errors",
     "load": "opgrip.traces.trace",
     "read": "opgrip.traces.reader",
 }

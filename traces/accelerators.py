@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from opgrip.platform.machine import lines
+from opgrip.platform.nvml import find_gpu
+from opgrip.platform.precisions import PLACES, allows_tf32, read_precision
 from opgrip.traces.arguments import tensors
-from opgrip.traces.machine import lines
-from opgrip.traces.nvml import find_gpu
-from opgrip.traces.precisions import PLACES, allows_tf32, read_precision
 from opgrip.traces.records import Signature
 
 Facts = dict[str, Any]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.limits import check_hashes
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, Json, device_name, plain_name, sizes
 from opgrip.traces.object_forms import object_decoders, object_encoders

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from opgrip.errors import UserError
 from opgrip.traces.call_blocks import CallBlock
 from opgrip.traces.call_source import selected
-from opgrip.traces.errors import UserError
 from opgrip.traces.number_set import NumberSet
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import PHASES, Record, Scope, Signature, Thread

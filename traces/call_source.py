@@ -9,8 +9,8 @@ from itertools import islice
 
 import numpy as np
 
+from opgrip.errors import UserError
 from opgrip.traces.call_blocks import CallBlock, perturbed_flags
-from opgrip.traces.errors import UserError
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.records import DeviceTimes
 

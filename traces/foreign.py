@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import FormatError, UserError
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.compressed_files import Damage
+from opgrip.cli.plugins import Registry
+from opgrip.errors import FormatError, UserError
 from opgrip.traces.limits import DECOMPRESSED, check_nesting
 from opgrip.traces.records import FORMAT, Dropped, Record, listed
-from opgrip.traces.registry import Registry
-from opgrip.traces.streams import Damage, read_chunks
+from opgrip.traces.shipped import read_trace_chunks
 
 if TYPE_CHECKING:
     from opgrip.traces.call_blocks import CallBlock
@@ -133,7 +134,7 @@ class ForeignFile:
             most = min(most, DECOMPRESSED.of(self.path.stat().st_size))
         size = 0
         try:
-            for chunk in read_chunks(self.path):
+            for chunk in read_trace_chunks(self.path):
                 size += len(chunk)
                 if size > most and not self.unbounded:
                     raise self.refusal(f"it holds more than {most >> 20:,} MB")
@@ -267,7 +268,7 @@ def _head_of(path: Path) -> Head:
     start = b""
     try:
         if not path.is_dir():
-            for chunk in read_chunks(path):
+            for chunk in read_trace_chunks(path):
                 start += chunk
                 if len(start) >= HEAD_BYTES:
                     break

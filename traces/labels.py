@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opgrip.cli.plural import STEP
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.records import FUNCTION, Signature
-from opgrip.traces.words import STEP
 
 MARKS = "profiler."
 """How the names of operators begin that only tell a profiler something."""

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import FormatError, UserError
-
-UNBOUNDED_HELP = "read a trace without the bounds that keep a stranger's from filling the memory"
+from opgrip.errors import FormatError, UserError
 
 LINE_BYTES = 16 << 20
 """Bytes of one line."""

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
+from opgrip.errors import shortened
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec, leaves
 from opgrip.traces.call_blocks import perturbed_flags
-from opgrip.traces.errors import shortened
 from opgrip.traces.names import tensor_outline
 from opgrip.traces.objects import children
 from opgrip.traces.record_forms import to_json

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import FormatError, UserError, one_line
 from opgrip.traces.arguments import map_leaves, tensors
-from opgrip.traces.errors import FormatError, UserError, one_line
 from opgrip.traces.making import make_arguments
 from opgrip.traces.memory import lay_out
 from opgrip.traces.tensor_file import TensorFile, from_stored

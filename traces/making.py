@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from opgrip.errors import UserError, one_line
 from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec
-from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.objects import (
     ArraySpec,
     ModuleSpec,

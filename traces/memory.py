@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.tensor_specs import TensorSpec
 
 Values = Callable[[TensorSpec, tuple[int, ...]], torch.Tensor]

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opgrip.errors import UserError
 from opgrip.traces.accelerators import merge_facts
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.block_lines import encode_block
 from opgrip.traces.call_blocks import CallBlock
-from opgrip.traces.errors import UserError
 from opgrip.traces.json_values import LATEST_NS
 from opgrip.traces.ranks.alignment import measure_clocks, rank_of
 from opgrip.traces.reader import TraceReader, read_header

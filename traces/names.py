@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 
 Json: TypeAlias = Any
 

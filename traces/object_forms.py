@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.limits import check_hashes
 from opgrip.traces.names import LIMIT, Json
 from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec

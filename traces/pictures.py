@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.figures import PALETTE, add_legend, label_axis, literal, new_figure
+from opgrip.display.figures import PALETTE, add_legend, label_axis, literal, new_figure
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

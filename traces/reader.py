@@ -13,6 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.compressed_files import Damage
+from opgrip.errors import UserError
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.call_blocks import (
     CallBlock,
@@ -24,15 +27,12 @@ from opgrip.traces.call_blocks import (
     parse_blocks,
     record_of,
 )
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
 from opgrip.traces.json_values import LIMIT
 from opgrip.traces.limits import UNKNOWN_NAMES, Meter, check_nesting
 from opgrip.traces.record_forms import from_json, unknown_fields
 from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
-from opgrip.traces.shipped import trace_file
-from opgrip.traces.streams import Damage, read_chunks
+from opgrip.traces.shipped import read_trace_chunks, trace_file
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape that is half of a pair."""
@@ -178,7 +178,7 @@ class TraceReader:
         pieces: list[bytes] = []
         length = 0
         meter = self._meter = None if self._unbounded else Meter(self.path)
-        for chunk in read_chunks(self.path):
+        for chunk in read_trace_chunks(self.path):
             *whole, rest = chunk.split(b"\n")
             for line in whole:
                 line = b"".join((*pieces, line)) if pieces else line

@@ -11,7 +11,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import FormatError, UserError, one_line
+from opgrip.errors import FormatError, UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
 MOST_BYTES = 1 << 20

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from opgrip.traces.errors import MissingFileError
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.compressed_files import ADDRESS, read_chunks
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import MissingFileError
 from opgrip.traces.zoo import PREFIX as ZOO_PREFIX
 from opgrip.traces.zoo import read_manifest, zoo_file
 
@@ -42,6 +44,16 @@ def _zoo_file(name: str) -> Path:
     if name not in traces:
         raise MissingFileError(f"the zoo has no trace {name!r}", did_you_mean(name, traces, "see opgrip zoo list"))
     return zoo_file(traces[name])
+
+
+def read_trace_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a trace file, as `read_chunks` does; name shipped traces if it is missing."""
+    try:
+        yield from read_chunks(path)
+    except MissingFileError as error:
+        if not ADDRESS.match(str(path)):
+            error.hint += hint_for_missing(path)
+        raise
 
 
 def hint_for_missing(path: Path) -> str:

@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.tensor_specs import (
     COMPRESSED_LAYOUTS,
     COMPRESSES_ROWS,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.errors import UserError, one_line
+from opgrip.errors import UserError, one_line
 
 HEADER_FIELD = "values_file"
 """The field of a trace's header that names the file."""

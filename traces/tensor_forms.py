@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.names import DTYPES, LAYOUTS, LIMIT, Json, device_name, plain_name, sizes
 from opgrip.traces.tensor_checks import check_made_of
 from opgrip.traces.tensor_specs import Compressed, Coo, MadeOf, Nested, PerChannel, PerTensor, TensorSpec

@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.errors import shortened
 from opgrip.traces.arguments import TensorSpec, leaves
-from opgrip.traces.errors import shortened
 from opgrip.traces.names import tensor_outline
 from opgrip.traces.records import FUNCTION
 from opgrip.traces.trace import Trace

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from opgrip.cli.plural import counted
+from opgrip.display.figure_style import in_style
+from opgrip.display.html_fragments import as_html
+from opgrip.errors import UserError
 from opgrip.traces.accelerators import merge_facts
 from opgrip.traces.call_blocks import CallBlock
 from opgrip.traces.call_choice import choice_of
@@ -19,9 +23,6 @@ from opgrip.traces.call_source import CallSource
 from opgrip.traces.call_table import Names, all_storages, calls_table, rows_table, with_times
 from opgrip.traces.device_times import summarize_kernels
 from opgrip.traces.distinct_calls import distinct_calls
-from opgrip.traces.errors import UserError
-from opgrip.traces.figure_style import in_style
-from opgrip.traces.html_forms import as_html
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.labels import label_of, labeled, own_calls
 from opgrip.traces.on_demand import OnDemand, is_made
@@ -47,7 +48,6 @@ from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.unfinished import unfinished_calls
 from opgrip.traces.values import ValueModel
 from opgrip.traces.weighted import COUNT, quantiles, typical_of
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

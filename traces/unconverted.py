@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.words import counted
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from opgrip.traces.trace import Trace

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, cast
 
-from opgrip.traces.output import abandon, create, discard, give_name
+from opgrip.cli.compressed_files import ByteSink, compress_to
+from opgrip.cli.output_files import abandon, create, discard, give_name
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import Header, Record
-from opgrip.traces.streams import ByteSink, compress_to
 
 
 def encode_line(record: Record) -> bytes:

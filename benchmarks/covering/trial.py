@@ -22,9 +22,9 @@ from opgrip.capture import Capture
 from opgrip.capture.audit import audit
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions, Program
+from opgrip.cli.option_types import image_size
 from opgrip.replay import replay
 from opgrip.traces import load
-from opgrip.traces.option_types import image_size
 from opgrip.traces.records import OPERATOR
 
 SAID = "said.txt"

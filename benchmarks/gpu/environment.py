@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from gpu.reports import NCU, NSYS, find_binary
-from opgrip.traces.errors import UserError
-from opgrip.traces.machine import processor
+from opgrip.errors import UserError
+from opgrip.platform.machine import processor
 
 GPU_FIELDS = (
     *("name", "driver_version", "vbios_version", "compute_cap", "memory.total", "power.limit", "clocks.max.sm"),

@@ -9,8 +9,8 @@ import torch
 
 from gpu.programs import capture_layers, expect_ok, replay_rows
 from gpu.step import Facts, NotHereError, Place, Step, expect
+from opgrip.errors import UserError
 from opgrip.replay.modes.mode import find_mode
-from opgrip.traces.errors import UserError
 
 MODES = {
     **dict.fromkeys(("eager", "jit", "cudagraph"), 150.0),

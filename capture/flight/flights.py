@@ -13,8 +13,8 @@ from opgrip.capture.flight.recording import FlightRecorder
 from opgrip.capture.flight.signals import SignalWatch
 from opgrip.capture.ranks import with_mark
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.errors import one_line
-from opgrip.traces.words import counted
+from opgrip.cli.plural import counted
+from opgrip.errors import one_line
 from opgrip.traces.writer import TraceWriter
 
 BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]

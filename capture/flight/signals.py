@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from opgrip.capture.patches import Patches
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.hook_errors import raise_if_from_program
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Those that end a program, unless it says otherwise."""

@@ -18,9 +18,9 @@ from opgrip.capture.grips.copies import isolate_from_program
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.objects import take
 from opgrip.capture.signatures import describe_call
+from opgrip.errors import UserError, one_line
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import DTYPES, tensors
-from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.live_calls import LiveArguments
 from opgrip.traces.records import (
     FUNCTION,

@@ -18,8 +18,8 @@ from opgrip.capture.grips.rebinding import loaded_modules, rebind
 from opgrip.capture.grips.watch import Keep, Keeper, Watched, own_work
 from opgrip.capture.late_modules import LateModules
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.errors import one_line
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.errors import one_line
+from opgrip.hook_errors import raise_if_from_program
 
 Compile = Callable[[bytes, str], CodeType]
 

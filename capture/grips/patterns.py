@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 LOCALS = "<locals>"
 

@@ -12,7 +12,7 @@ import torch
 
 from opgrip.capture.compiler_private import OrderlyMode, hide_from_compiler, leave_compiled
 from opgrip.capture.higher_order_private import see_higher_order
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.hook_errors import raise_if_from_program
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"

@@ -28,8 +28,8 @@ from opgrip.capture.grips.running import RANDOM, Running, spent
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.signatures import call_key
 from opgrip.capture.torch_private import is_transforming
-from opgrip.traces.errors import one_line
-from opgrip.traces.hook_errors import is_from_program, raise_if_from_program
+from opgrip.errors import one_line
+from opgrip.hook_errors import is_from_program, raise_if_from_program
 from opgrip.traces.making import make_arguments
 from opgrip.traces.objects import SharedSpec
 from opgrip.traces.records import FUNCTION

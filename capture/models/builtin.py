@@ -8,8 +8,8 @@ from pathlib import Path
 from opgrip.capture.models.factory import load_factory
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
-from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 
 PREFIX = "builtin:"
 PACKAGE = "opgrip.samples.models"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from opgrip.capture.checkpoints import load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import RUNS_OF_ALL, ModelOptions, Program
-from opgrip.traces.causes import cause_of
-from opgrip.traces.devices import check_device
-from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import did_you_mean, listed
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.suggestions import did_you_mean, listed
+from opgrip.errors import UserError
+from opgrip.platform.devices import check_device
 
 if TYPE_CHECKING:
     import torch

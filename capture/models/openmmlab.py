@@ -16,9 +16,9 @@ from opgrip.capture.models.builtin import PREFIX, builtin_models
 from opgrip.capture.models.openmmlab_inputs import make_inputs
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
-from opgrip.traces.devices import check_device
-from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
+from opgrip.platform.devices import check_device
 
 if TYPE_CHECKING:
     from torch import nn

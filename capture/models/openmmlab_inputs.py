@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from opgrip.capture.program import ModelOptions
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 BATCH_SIZE = 1
 FRAMES = 2

@@ -6,10 +6,10 @@ from importlib import import_module
 
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
-from opgrip.traces.causes import cause_of
-from opgrip.traces.devices import check_device
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import check_writable
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.output_files import check_writable
+from opgrip.errors import UserError
+from opgrip.platform.devices import check_device
 
 PREFIX = "opinfo:"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from opgrip.capture.autocast import under_autocast
 from opgrip.capture.program import RUNS_OF_ALL, ModelOptions, Program
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import flag_of
-from opgrip.traces.registry import Registry
-from opgrip.traces.suggestions import listed
+from opgrip.cli.options import flag_of
+from opgrip.cli.plugins import Registry
+from opgrip.cli.suggestions import listed
+from opgrip.errors import UserError
 
 OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 

@@ -12,11 +12,11 @@ from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.models.transformers_configs import EXTRA, find_class, make_config
 from opgrip.capture.models.transformers_inputs import make_inputs
 from opgrip.capture.program import GENERATE, LOSS, NEW_TOKENS, PREDICT, RUNS, ModelOptions, Program
-from opgrip.traces.causes import cause_of
-from opgrip.traces.devices import check_device
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
-from opgrip.traces.machine import free_memory
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.extras import needed
+from opgrip.errors import UserError
+from opgrip.platform.devices import check_device
+from opgrip.platform.machine import free_memory
 
 if TYPE_CHECKING:
     import torch

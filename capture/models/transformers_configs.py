@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 from opgrip.capture.models.transformers_small import SMALL, small_settings
-from opgrip.traces.causes import cause_of
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.extras import needed
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 
 EXTRA = "transformers"
 HEADS = (

@@ -101,7 +101,7 @@ class Agent:
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
         from opgrip.capture.on_demand.session import Session
-        from opgrip.traces.errors import UserError
+        from opgrip.errors import UserError
 
         waiting = self._session
         gives_way = waiting is not None and not request.sampled and waiting.give_way()
@@ -231,7 +231,7 @@ class Agent:
                 link.shutdown(socket.SHUT_RD)
 
     def _fail(self, error: Exception) -> None:
-        from opgrip.traces.errors import UserError
+        from opgrip.errors import UserError
 
         # a mistake of who asks is no failure
         if not isinstance(error, UserError) and len(self.failures) < MOST_FAILURES:
@@ -248,7 +248,7 @@ def _wait_for_torch(most_s: float) -> None:
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
         if time.monotonic() >= until_s:
-            from opgrip.traces.errors import UserError
+            from opgrip.errors import UserError
 
             raise UserError(f"process {os.getpid()} has not loaded torch yet", "ask again when it has")
         time.sleep(PAUSE_S)
@@ -319,7 +319,7 @@ def start_agent(settings: Settings) -> Agent:
 
 
 def _listening(settings: Settings) -> Agent:
-    from opgrip.traces.errors import UserError
+    from opgrip.errors import UserError
 
     try:
         agent = Agent(settings)
@@ -354,7 +354,7 @@ def agent_here() -> Agent | None:
 
 
 def _in_a_line(error: BaseException) -> str:
-    from opgrip.traces.errors import UserError, one_line
+    from opgrip.errors import UserError, one_line
 
     return str(error) if isinstance(error, UserError | ValueError) else one_line(error)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from opgrip.capture.on_demand.words import DONE
-from opgrip.traces.command import printable
-from opgrip.traces.errors import shortened
+from opgrip.cli.command import printable
+from opgrip.errors import shortened
 
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("answer", "why", "name", "command"), (str,)),

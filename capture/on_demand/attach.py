@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 from opgrip.capture.on_demand.client import listens
 from opgrip.capture.on_demand.folder import pid_of, sockets
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 ATTACHED = Path(__file__).with_name("attached.py")
 GDB_SCRIPT = Path(__file__).with_name("gdb_script.py")

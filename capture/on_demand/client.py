@@ -19,9 +19,9 @@ from typing import Any
 from opgrip.capture.on_demand.answers import check_answer
 from opgrip.capture.on_demand.folder import pid_of, sockets
 from opgrip.capture.on_demand.words import ABOUT, PROTOCOL, RECORD, REFUSED, TELL, Connection
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import listed
+from opgrip.cli.command import printable
+from opgrip.cli.suggestions import listed
+from opgrip.errors import UserError
 
 CONNECT_S = 2.0
 TELL_S = 5.0

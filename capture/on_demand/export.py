@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import UserError, one_line
+from opgrip.errors import UserError, one_line
 
 MOST_OPERATORS = 100
 """Whose times are sent, those that took longest."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 SUFFIX = ".sock"
 MOST_BYTES = 100

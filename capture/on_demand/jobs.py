@@ -13,9 +13,9 @@ from typing import Any
 from opgrip.capture.on_demand.client import Process, converse, processes, without_workers
 from opgrip.capture.on_demand.telling import lines_of
 from opgrip.capture.on_demand.words import ARMED, DONE, RECORD, STOP, TELL
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError, one_line
-from opgrip.traces.progress import Reporter
+from opgrip.cli.command import printable
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError, one_line
 
 LOOK_S = 0.3
 """Between two looks at how far a job is."""

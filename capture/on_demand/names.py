@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from opgrip.capture.ranks import rank, with_mark
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 FIELDS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.option_types import byte_count, interval
-from opgrip.traces.options import flag_of, option, options_in, titled
+from opgrip.cli.option_types import byte_count, interval
+from opgrip.cli.options import flag_of, option, options_in, titled
+from opgrip.errors import UserError
 
 
 @titled("recordings of a program that goes on")

@@ -10,9 +10,9 @@ from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from opgrip.traces.errors import one_line
-from opgrip.traces.hook_errors import raise_if_from_program
-from opgrip.traces.words import STEP
+from opgrip.cli.plural import STEP
+from opgrip.errors import one_line
+from opgrip.hook_errors import raise_if_from_program
 
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.step_capture import StepCapture, ThreadStep

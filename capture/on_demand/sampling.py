@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from opgrip.capture.on_demand.agent import Agent
 from opgrip.capture.on_demand.names import folder_of, is_of_pattern
 from opgrip.capture.on_demand.settings import Request
-from opgrip.traces.errors import UserError, one_line
+from opgrip.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.seen import Seen
@@ -100,7 +100,7 @@ def is_own(path: Path) -> bool:
 
 def is_sampled(path: Path) -> bool:
     """Whether a file is a recording that a process made by itself, as its first line says."""
-    from opgrip.traces.streams import Damage, read_chunks
+    from opgrip.cli.compressed_files import Damage, read_chunks
 
     line = b""
     with suppress(OSError, ValueError, RecursionError, UserError, Damage):

@@ -17,9 +17,9 @@ from opgrip.capture.on_demand.signals import signal_of
 from opgrip.capture.on_demand.starting import start
 from opgrip.capture.options import OPTIONS, Recording, Steps
 from opgrip.capture.script import run_script, script_name
-from opgrip.traces.command import INTERRUPTED
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import flag_of, from_arguments, refuse_options
+from opgrip.cli.command import INTERRUPTED
+from opgrip.cli.options import flag_of, from_arguments, refuse_options
+from opgrip.errors import UserError
 
 OF_WHOLE_PROGRAMS = ("last", "grip", "grip_to", "find_longtail", "audit", "force")
 """Options of captures that are not asked for."""

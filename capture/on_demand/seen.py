@@ -14,10 +14,10 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from opgrip.capture.ranks import rank
+from opgrip.cli.output_files import cannot_be_written, open_ordinary
+from opgrip.errors import UserError
 from opgrip.traces.differences.days import SUFFIX, read_day, write_day
 from opgrip.traces.differences.side import Side
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import cannot_be_written, open_ordinary
 from opgrip.traces.trace import load
 
 LOCK_S = 10.0

@@ -11,8 +11,8 @@ from types import FrameType
 
 from opgrip.capture.on_demand.agent import agent_here
 from opgrip.capture.on_demand.settings import Request
-from opgrip.traces.errors import UserError, one_line
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.errors import UserError, one_line
+from opgrip.hook_errors import raise_if_from_program
 
 ADVISED = ("USR1", "USR2")
 OURS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")

@@ -6,7 +6,7 @@ import sys
 
 from opgrip.capture.on_demand.agent import Agent, start_agent
 from opgrip.capture.on_demand.settings import Settings
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 def start(settings: Settings) -> Agent:

@@ -19,8 +19,8 @@ from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import innermost_mode
 from opgrip.capture.watching import Watching
-from opgrip.traces.errors import ExistingFileError
-from opgrip.traces.output import give_name
+from opgrip.cli.output_files import give_name
+from opgrip.errors import ExistingFileError
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opgrip.traces.words import counted
+from opgrip.cli.plural import counted
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from opgrip.capture.on_demand.agent import Agent, start_agent
 from opgrip.capture.on_demand.names import DEFAULT, program_name
 from opgrip.capture.on_demand.settings import Request, Settings
-from opgrip.traces.errors import UserError, one_line
+from opgrip.errors import UserError, one_line
 
 
 class Triggered:

@@ -14,8 +14,8 @@ from opgrip.capture.operators.entry import Entry
 from opgrip.capture.operators.registered import is_composite, is_custom, is_public, name_of, registered_operators
 from opgrip.capture.operators.schemas import schema_entries
 from opgrip.capture.operators.torch_tables import table_entries
-from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 
 NOT_RUN = "no sample calls it"
 WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import one_line
-from opgrip.traces.output import whole_file
-from opgrip.traces.words import counted
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plural import counted
+from opgrip.errors import one_line
 
 MOST_REASON = 200
 """Characters of a reason."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.errors import one_line
+from opgrip.errors import one_line
 
 TIMEOUT_S = 10.0
 """Of one trial."""

@@ -15,7 +15,7 @@ from opgrip.capture.operators.running import SampleRunner, SampleScope
 from opgrip.capture.operators.shapes import RESIZERS
 from opgrip.capture.operators.trace_calls import trace_entries
 from opgrip.capture.program import OperatorOptions, Program
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 from opgrip.traces.trace import Trace, load
 
 

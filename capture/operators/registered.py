@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.private_places import PrivatePlaces
+from opgrip.platform.private_apis import PrivatePlaces
 
 OF_TORCH = frozenset(
     {

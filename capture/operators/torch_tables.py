@@ -16,8 +16,8 @@ import torch
 
 from opgrip.capture.operators.categories import FOREACH, OPTIMIZER, categories_of
 from opgrip.capture.operators.entry import Arguments, Entry
-from opgrip.traces.extras import needed
-from opgrip.traces.private_places import PrivatePlaces
+from opgrip.cli.extras import needed
+from opgrip.platform.private_apis import PrivatePlaces
 
 EXTRA = "opinfo"
 PARAMETER_SHAPES = ((4, 5), (7, 3), (2, 2))

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
+from opgrip.cli.output_files import check_writable
+from opgrip.cli.plugins import Registry
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.replay.measuring.columns import Columns
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import check_writable
-from opgrip.traces.progress import Reporter
-from opgrip.traces.registry import Registry
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job, Loaded

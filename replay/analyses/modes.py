@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from opgrip.cli.plural import counted
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.speed_ups import FASTER_MEANS, SpeedUp, speed_up_columns, speed_up_of
 from opgrip.replay.measuring.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
 
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, CONTENDED)
 

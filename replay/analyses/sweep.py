@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from opgrip.cli.options import OUTPUT, option, titled
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.measuring.results import OK, Result
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import OUTPUT, option, titled
-from opgrip.traces.tables import TableColumn, print_table
 
 WORTH = 1.05
 """A step is worth while where it makes an operator so many times quicker."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.options import OUTPUT, option, titled
+from opgrip.cli.output_files import whole_file
+from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.profiling.rows import key_of, why_unseen
 from opgrip.replay.measuring.results import RAN, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import OUTPUT, option, titled
-from opgrip.traces.output import whole_file
 
 RUNS = 3
 """Of each row, where their number is not given."""

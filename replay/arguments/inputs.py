@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import one_line
 from opgrip.replay.arguments.casting import caster, pieces
 from opgrip.replay.arguments.filling import fill, memory_of, write
 from opgrip.replay.arguments.layouts import assemble, check_layout, draw_indices, empty_quantized
@@ -25,7 +26,6 @@ from opgrip.traces.arguments import (
     map_leaves,
     tensors,
 )
-from opgrip.traces.errors import one_line
 from opgrip.traces.tensor_specs import QUANTIZED, memory_dtype
 from opgrip.traces.values import Drawable
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from opgrip.cli.command import seed
+from opgrip.cli.option_types import floating_dtype
+from opgrip.cli.options import CASES, IDENTITY, RUN, option, titled
+from opgrip.cli.suggestions import did_you_mean
 from opgrip.replay.arguments.values import KINDS, RECORDED
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
-from opgrip.traces.command import seed
-from opgrip.traces.option_types import floating_dtype
-from opgrip.traces.options import CASES, IDENTITY, RUN, option, titled
-from opgrip.traces.suggestions import did_you_mean
 
 
 def value_kinds(text: str) -> tuple[str, ...]:

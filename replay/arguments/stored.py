@@ -9,9 +9,9 @@ from math import prod
 
 import torch
 
+from opgrip.errors import UserError
 from opgrip.traces import Trace
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.tensor_file import TensorFile, from_stored
 from opgrip.traces.values import Drawable, ValueModel
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.cli.suggestions import nearest
+from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.arguments.stored import Stored, drawn_values
 from opgrip.replay.cases.behaviours import (
     COLUMNS,
@@ -28,11 +30,9 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.corpus.distill import chosen_numbers
-from opgrip.traces.errors import NothingSelectedError, UserError
 from opgrip.traces.identity import key_of_case, key_of_part
 from opgrip.traces.labels import own_calls
 from opgrip.traces.records import Observed, Signature
-from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.unconverted import no_calls
 from opgrip.traces.values import Drawable

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from opgrip.platform.machine import page_size
 from opgrip.replay.cases.flow import Flow
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
-from opgrip.traces.machine import page_size
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.trace import Trace
 from opgrip.traces.weighted import COUNT

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from opgrip.traces.command import positive
-from opgrip.traces.cuts import Cut
-from opgrip.traces.limits import UNBOUNDED_HELP
-from opgrip.traces.options import CASES, RUN, option, titled
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.command import UNBOUNDED_HELP, positive
+from opgrip.cli.options import CASES, RUN, option, titled
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)

@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 import torch
 
+from opgrip.platform.machine import last_cache_bytes
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.operators.lookup import is_view
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.labels import own_calls
-from opgrip.traces.machine import last_cache_bytes
 from opgrip.traces.records import NO_STORAGE, Signature
 
 BEFORE = 4

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from opgrip.cli.option_types import counts, cpus
+from opgrip.cli.options import IDENTITY, RUN, option, titled
 from opgrip.replay.arguments.values import RECORDED
-from opgrip.traces.option_types import counts, cpus
-from opgrip.traces.options import IDENTITY, RUN, option, titled
 
 FORWARD, BACKWARD = "forward", "backward"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opgrip.traces.option_types import tolerance
-from opgrip.traces.options import RUN, option, titled
+from opgrip.cli.option_types import tolerance
+from opgrip.cli.options import RUN, option, titled
 
 if TYPE_CHECKING:
     import torch

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
+from opgrip.cli.folding import shorten
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.replay.comparing.comparison import MARGIN, Comparison, Pair
 from opgrip.replay.comparing.verdicts import Judgement, Verdict, interval_text
 from opgrip.replay.measuring.groups import shares_by
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.errors import UserError
-from opgrip.traces.folding import shorten
-from opgrip.traces.words import counted
 
 _FORM = re.compile(r"\s*(\w+)\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {

@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.registry import Registry
+from opgrip.cli.plugins import Registry
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
+    from opgrip.cli.progress import Reporter
     from opgrip.replay.engines.options import EngineOptions
     from opgrip.replay.measuring.measure import CachedRows
     from opgrip.replay.measuring.results import Result
     from opgrip.replay.workers.job import Job, Loaded
-    from opgrip.traces.progress import Reporter
 
 
 class EngineLostError(UserError):

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.options import CASES, EFFORT, RUN, flag_of, option, titled
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 from opgrip.replay.engines.engine import engines
 from opgrip.replay.workers.shards import Shard
 from opgrip.replay.workers.shards import shard as shard_of_text
-from opgrip.traces.command import not_negative, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import CASES, EFFORT, RUN, flag_of, option, titled
-from opgrip.traces.suggestions import did_you_mean
 
 PROCESSES = "processes"
 

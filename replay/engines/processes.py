@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.plural import counted
 from opgrip.replay.engines.engine import engines
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
+    from opgrip.cli.progress import Reporter
     from opgrip.replay.engines.options import EngineOptions
     from opgrip.replay.measuring.measure import CachedRows
     from opgrip.replay.measuring.results import Result
     from opgrip.replay.workers.ahead import Row
     from opgrip.replay.workers.job import Job, Loaded
-    from opgrip.traces.progress import Reporter
 
 
 class ProcessEngine:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 WAIT_S, POLL_S = 60.0, 0.2
 """For processors that another worker leaves: how long, and how often they are tried."""

@@ -15,18 +15,18 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.extras import needed
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.replay.engines.engine import engines
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
+    from opgrip.cli.progress import Reporter
     from opgrip.replay.engines.options import EngineOptions
     from opgrip.replay.engines.ray_pool import Pool, Task
     from opgrip.replay.measuring.measure import CachedRows
     from opgrip.replay.measuring.results import Result
     from opgrip.replay.workers.job import Job, Loaded
-    from opgrip.traces.progress import Reporter
 
 REACH_S = 10.0
 """Time in which the head of a cluster answers."""

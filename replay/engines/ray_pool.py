@@ -11,11 +11,11 @@ from importlib import metadata
 from time import monotonic
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.replay.engines.engine import EngineLostError
 from opgrip.replay.engines.options import EngineOptions
 from opgrip.replay.engines.ray_worker import THREADS, RayWorker
 from opgrip.replay.measuring.machines import Machine
-from opgrip.traces.errors import UserError
 
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
 """How long messages are waited for; how often nodes are looked for; how long none may be there that can work; how long

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.connection import Connection
@@ -148,9 +148,9 @@ class RayWorker:
             return self._replay[1:]
         import ray
 
+        from opgrip.platform.machine import available_memory, cache_folder
         from opgrip.replay.operators.devices import is_accelerator
         from opgrip.replay.workers.job import Job
-        from opgrip.traces.machine import available_memory, cache_folder
 
         self._end_process()
         self._replay, self._without = None, []

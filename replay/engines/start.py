@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from opgrip.cli.options import from_arguments
 from opgrip.replay.arguments.options import InputOptions
 from opgrip.replay.cases.ways import Points
 from opgrip.replay.engines.engine import Engine, engines
 from opgrip.replay.engines.options import EngineOptions
-from opgrip.traces.options import from_arguments
 
 
 @contextmanager

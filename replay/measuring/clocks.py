@@ -9,9 +9,9 @@ from time import perf_counter
 
 import torch
 
+from opgrip.platform.nvml import Gpu
 from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.timing.rounds import NO_ROW, Announce
-from opgrip.traces.nvml import Gpu
 
 EVERY_S = 0.05
 """Between two readings, which take up to some milliseconds."""

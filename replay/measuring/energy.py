@@ -10,9 +10,9 @@ from threading import Event, Thread
 from time import perf_counter
 from types import TracebackType
 
+from opgrip.cli.options import OUTPUT, option, titled
+from opgrip.platform.nvml import Gpu, open_gpu
 from opgrip.replay.measuring.columns import Columns, column
-from opgrip.traces.nvml import Gpu, open_gpu
-from opgrip.traces.options import OUTPUT, option, titled
 
 SECONDS = 1.0
 """Of runs: the counter moves every few hundredths of a second, so that a block gives it within some percent."""

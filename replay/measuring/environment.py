@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from opgrip.platform.machine import lines, processor
 from opgrip.replay.measuring.machines import machine_name
-from opgrip.traces.machine import lines, processor
 
 FREQUENCY = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 PACKAGES = (

@@ -6,12 +6,12 @@ import re
 import traceback
 from dataclasses import replace
 
+from opgrip.cli.error_causes import cause_of
+from opgrip.errors import UserError
 from opgrip.replay.measuring.results import FAILED, UNSUPPORTED, Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import is_out_of_memory
-from opgrip.traces.causes import cause_of
-from opgrip.traces.errors import UserError
 
 OUT_OF_MEMORY = "out of memory"
 """Beginning of the reason of a row that had too little of it."""

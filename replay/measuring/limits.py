@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from opgrip.traces.command import positive
-from opgrip.traces.option_types import byte_count, seconds
-from opgrip.traces.options import EFFORT, option, titled
+from opgrip.cli.command import positive
+from opgrip.cli.option_types import byte_count, seconds
+from opgrip.cli.options import EFFORT, option, titled
 
 
 @titled("limits")

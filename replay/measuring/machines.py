@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from opgrip.platform.machine import processor
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.machine import processor
 
 MACHINE = "OPGRIP_MACHINE"
 """Variable that names the machine where its host name says nothing, as in a container."""

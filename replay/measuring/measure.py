@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 
+from opgrip.platform.nvml import find_gpu
 from opgrip.replay.arguments.values import REPEATED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
@@ -35,7 +36,6 @@ from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import Subject
-from opgrip.traces.nvml import find_gpu
 
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 """Cases that are measured side by side, bytes of their arguments, and what their runs took in the program: a replay

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from opgrip.errors import UserError
 from opgrip.replay.measuring.energy import Energy, open_meter
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.timing.rounds import Announce, Group
-from opgrip.traces.errors import UserError
 
 
 def metered(number: int, groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.plural import counted
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.call_sites import CallSite, from_text
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.columns import Columns, column, columns_in
 from opgrip.replay.timing.caches import PROGRAM
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces.records import Signature

@@ -6,9 +6,9 @@ import warnings
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from opgrip.errors import one_line
 from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.traces.errors import one_line
 
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
 """In the tracer's warnings that it keeps a value of this run. Sizes are integers, which it warns of as well."""

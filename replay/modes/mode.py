@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.traces.command import positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import IDENTITY, option, titled
-from opgrip.traces.registry import Registry
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.command import positive
+from opgrip.cli.options import IDENTITY, option, titled
+from opgrip.cli.plugins import Registry
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from opgrip.replay.operators.calling import Arguments, Function

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from opgrip.cli.option_types import names
+from opgrip.cli.options import IDENTITY, RUN, option, titled
+from opgrip.errors import UserError
 from opgrip.replay.modes.mode import EAGER, Tuning, find_mode, modes, runs_graphs
-from opgrip.traces.errors import UserError
-from opgrip.traces.option_types import names
-from opgrip.traces.options import IDENTITY, RUN, option, titled
 
 
 @titled("how they are run")

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from opgrip.errors import UserError, one_line
 from opgrip.replay.modes.mode import Program, Results, Task, Tuning, mode
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.traces.errors import UserError, one_line
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.own_python import own_python
+from opgrip.cli.own_python import own_python
+from opgrip.errors import UserError
 
 IMPORT_S = 120
 """Seconds that the import of an extension may take."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from opgrip.platform.precisions import parse_precisions, read_precision, set_precision
 from opgrip.traces.arguments import DTYPES
-from opgrip.traces.precisions import parse_precisions, read_precision, set_precision
 
 _PRECISIONS = ("highest", "high", "medium")
 

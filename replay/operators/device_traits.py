@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from opgrip.cli.own_python import own_python
+from opgrip.errors import UserError
 from opgrip.replay.operators.devices import is_accelerator, module_of
-from opgrip.traces.errors import UserError
-from opgrip.traces.own_python import own_python
 
 ALIKE = 0.98
 """Of the larger memory, where that of two devices is the same: the driver keeps some of it, not always as much."""

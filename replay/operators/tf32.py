@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.traces.precisions import allows_tf32
+from opgrip.platform.precisions import allows_tf32
 
 EPS = 2.0**-10
 """What lies between 1 and the next number of TF32."""

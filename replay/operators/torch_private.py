@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.platform.private_apis import PrivatePlaces
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.traces.private_places import PrivatePlaces
 
 _places = PrivatePlaces()
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.replay.plots.plot import Plot, Request, Run, plots
-from opgrip.traces.errors import UserError
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

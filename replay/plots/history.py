@@ -6,10 +6,10 @@ from datetime import datetime, timezone
 from math import fsum
 from typing import TYPE_CHECKING
 
+from opgrip.cli.plural import counted
+from opgrip.display.figures import add_legend, label_axis, literal, marked, new_figure
+from opgrip.errors import UserError
 from opgrip.replay.plots.plot import Plot, Request, Run, plots
-from opgrip.traces.errors import UserError
-from opgrip.traces.figures import add_legend, label_axis, literal, marked, new_figure
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

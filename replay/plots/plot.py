@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from opgrip.traces.registry import Registry
+from opgrip.cli.plugins import Registry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from opgrip.errors import UserError
 from opgrip.replay.plots.plot import Plot, Request, plots
-from opgrip.traces.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+from opgrip.display.figures import add_legend, label_axis, literal, logarithmic, marked, new_figure
+from opgrip.errors import UserError
 from opgrip.replay.plots.plot import Plot, Request, plots
-from opgrip.traces.errors import UserError
-from opgrip.traces.figures import add_legend, label_axis, literal, logarithmic, marked, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from opgrip.cli.error_causes import cause_of
+from opgrip.platform.machine import processor
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import Way
 from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode, runs_graphs
@@ -24,8 +26,6 @@ from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
-from opgrip.traces.causes import cause_of
-from opgrip.traces.machine import processor
 from opgrip.traces.record_forms import to_json
 
 

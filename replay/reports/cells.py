@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
 from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column, Columns, columns_in
@@ -20,7 +21,6 @@ from opgrip.replay.reports.reading import cells_in, check_size, other_columns
 from opgrip.replay.reports.report import report_for
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.sequences.ranks.columns import RankColumns
-from opgrip.traces.errors import UserError
 
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("energy", EnergyColumns),

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.replay.measuring.results import WAY, Result
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.report import report_for
-from opgrip.traces.errors import UserError
 
 OF_CASE = ("case", "op", "count", *(name for name in WAY if name not in ("cache", "method", "device")))
 """Columns that options and the trace set, and no measurement."""

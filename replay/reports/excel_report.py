@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import IO, Any
 
+from opgrip.cli.command import printable
+from opgrip.cli.extras import needed
 from opgrip.replay.measuring.columns import Column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.reports.report import report
-from opgrip.traces.command import printable
-from opgrip.traces.extras import needed
 
 ROWS = 1_048_575
 """Of a sheet, beside that of names."""

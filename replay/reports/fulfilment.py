@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
+from opgrip.cli.command import printable
+from opgrip.cli.options import flag_of, from_arguments, words_in
 from opgrip.replay.analyses import in_order
 from opgrip.replay.arguments.options import InputOptions
 from opgrip.replay.cases.selection import Selection
@@ -19,8 +21,6 @@ from opgrip.replay.measuring.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.measuring.results import CONTENDED, OK, WRONG, Result
 from opgrip.replay.modes import EAGER, ModeOptions, Tuning
 from opgrip.replay.timing.options import TimingOptions
-from opgrip.traces.command import printable
-from opgrip.traces.options import flag_of, from_arguments, words_in
 
 RAN = (OK, WRONG, CONTENDED)
 """Statuses of rows that gave results."""

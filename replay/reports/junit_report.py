@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import IO, Any
 from xml.etree import ElementTree
 
+from opgrip.cli.command import printable
 from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 from opgrip.replay.reports.report import report
-from opgrip.traces.command import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Sequence
 from typing import IO
 
+from opgrip.cli.command import printable
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.results import describe_shapes
-from opgrip.traces.command import printable
 
 COLUMNS = ("case", "share", "count", "operator", "shapes")
 

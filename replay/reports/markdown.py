@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from opgrip.traces.command import printable
+from opgrip.cli.command import printable
 
 # an underscore within a word is none of Markdown's, and stays readable
 _MARKUP = re.compile(r"[\\|`*<>\[\]]|(?<!\w)_|_(?!\w)|(?<!^)~|^[#+-](?=[\s#]|$)")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import IO
 
+from opgrip.cli.command import printable
+from opgrip.cli.plural import counted
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.reports.sequence import ONLY_CONTENDED
 from opgrip.replay.reports.table import QUIETER
 from opgrip.replay.sequences.ranks.replay import RankOutcome, StepOutcome
 from opgrip.replay.sequences.ranks.times import CollectiveTimes
-from opgrip.traces.command import printable
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
 
 ROWS = 20
 """Collectives that are printed, where their number is not given."""

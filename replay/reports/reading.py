@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.errors import UserError
 from opgrip.replay.measuring.cells import checked_cell, quoted
 from opgrip.replay.measuring.columns import Column
-from opgrip.traces.errors import UserError
 from opgrip.traces.json_values import check_finite
 from opgrip.traces.limits import check_nesting
 

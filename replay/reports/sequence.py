@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO
 
+from opgrip.cli.command import printable
+from opgrip.cli.plural import DEVICE_TIME, counted
+from opgrip.cli.terminal import print_line
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.table import QUIETER, print_results
 from opgrip.replay.sequences.results import SequenceResult
-from opgrip.traces.command import printable
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import DEVICE_TIME, counted
 
 ROWS, REASONS = 20, 12
 """Printed, where their number is not given."""

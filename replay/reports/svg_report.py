@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from opgrip.display.figures import write_figure
+from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.report import report
 from opgrip.traces.ceilings.ceilings import from_json
-from opgrip.traces.errors import UserError
-from opgrip.traces.figures import write_figure
 
 
 @report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))

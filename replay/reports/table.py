@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
+from opgrip.cli.command import printable
+from opgrip.cli.folding import shorten
+from opgrip.cli.plural import DEVICE_TIME, counted
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.behaviours import BehaviourColumns
@@ -18,11 +23,6 @@ from opgrip.replay.reports.markdown import literal
 from opgrip.replay.reports.report import report
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.timing.methods import ON_DEVICE
-from opgrip.traces.command import printable
-from opgrip.traces.folding import shorten
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import DEVICE_TIME, counted
 
 STYLES = {
     "wrong": "bold red",

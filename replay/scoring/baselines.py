@@ -18,18 +18,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.command import printable
+from opgrip.cli.compressed_files import Damage, compress_to, read_chunks
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
 from opgrip.replay.measuring.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.spread import MOST_DEVIATION, deviation_of
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError
 from opgrip.traces.limits import check_nesting
-from opgrip.traces.output import whole_file
-from opgrip.traces.streams import Damage, compress_to, read_chunks
-from opgrip.traces.words import counted
 from opgrip.traces.zoo import manifest
 
 FORMAT = 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.replay.comparing.priors import SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin, origin_in
 from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, Result
@@ -18,7 +19,6 @@ from opgrip.replay.scoring.scores import Score, TraceScore, check_ways, score_tr
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.replay.scoring.times import is_plain_but_threads, machine_of
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.errors import UserError
 
 
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:

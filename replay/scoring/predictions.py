@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 from typing import IO, Any
 
+from opgrip.cli.command import printable
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.scoring.times import Times
-from opgrip.traces.command import printable
 from opgrip.traces.corpus.corpus import Corpus
 from opgrip.traces.corpus.distill import Distilled
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
 
 HELD = 0.1
 """Relative error that is held."""

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, fsum, log
 
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
 from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
@@ -24,8 +26,6 @@ from opgrip.replay.scoring.baselines import (
 )
 from opgrip.replay.scoring.measured import Measured, measured_of, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
-from opgrip.traces.errors import UserError
-from opgrip.traces.words import counted
 
 CHARGE = 2.0
 """Times the baseline's time, or what this machine would take at its pace, that a case costs which is not ok."""

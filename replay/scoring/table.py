@@ -8,12 +8,12 @@ from dataclasses import asdict
 from math import exp
 from typing import IO, Any
 
+from opgrip.cli.command import printable
+from opgrip.cli.plural import counted
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.measuring.results import OK
 from opgrip.replay.scoring.scores import WHOLE, ModelScore, Score, Z, wrong_and_not_run
-from opgrip.traces.command import printable
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
 
 NOTHING = "-"
 TOTAL = "total"

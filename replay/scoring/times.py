@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from math import isclose
 from statistics import median
 
+from opgrip.errors import UserError
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.baselines import Baseline, about_of, is_of_program, is_time, unusual_in
-from opgrip.traces.errors import UserError
 
 Times = Mapping[tuple[str, str], float]
 """In us, by trace and key."""

@@ -9,6 +9,8 @@ import sys
 import warnings
 from dataclasses import asdict
 
+from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.errors import UserError
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.devices import DeviceLostError, check_use, is_accelerator, use_device
 from opgrip.replay.sequences.rehearsal import Excluded
@@ -18,8 +20,6 @@ from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import Ended, ForkLimits, answer, run_in_fork, run_spawned
 from opgrip.replay.workers.watch import NOTHING, Watch
 from opgrip.replay.workers.worker import end_without_device, limit_memory, receive
-from opgrip.traces.errors import UserError
-from opgrip.traces.progress import Tell, tell_nobody
 
 MODULE = "opgrip.replay.sequences.apart"
 

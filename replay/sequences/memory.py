@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import torch
 
+from opgrip.cli.error_causes import cause_of
+from opgrip.platform.machine import free_memory
 from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs, as_recorded
 from opgrip.replay.cases.flow import Need
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.causes import cause_of
-from opgrip.traces.machine import free_memory
 from opgrip.traces.values import ValueModel
 
 SHARE = 0.8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgrip.traces.options import IDENTITY, option, titled
+from opgrip.cli.options import IDENTITY, option, titled
 
 
 @titled("how they are run")

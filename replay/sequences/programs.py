@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import UserError
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
@@ -26,7 +27,6 @@ from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.programs.programs import make_program, run_program
 from opgrip.replay.sequences.watches import Watch
-from opgrip.traces.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

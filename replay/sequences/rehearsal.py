@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary, finalize
 
 import torch
 
+from opgrip.cli.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
@@ -27,7 +28,6 @@ from opgrip.replay.sequences.programs import CallProgram, ModeSettings, make_cal
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.arguments import leaves
 from opgrip.traces.interfaces import Interface
-from opgrip.traces.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.values import ValueModel
 

@@ -10,6 +10,7 @@ from time import perf_counter_ns, sleep
 import numpy as np
 import torch
 
+from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.arguments.values import trace_with_defaults
 from opgrip.replay.cases.flow import FlowingCall, make_flow
@@ -32,7 +33,6 @@ from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typic
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.progress import Tell, tell_nobody
 from opgrip.traces.unconverted import no_calls
 
 __all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]

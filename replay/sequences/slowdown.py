@@ -7,9 +7,9 @@ from time import perf_counter_ns
 
 import torch
 
+from opgrip.platform.contention import Contention
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.rounds import WATCHFUL_NS
-from opgrip.traces.contention import Contention
 
 CHECK_NS = 10_000_000
 """Time after which it is asked again, which takes some ten microseconds and a few lines of the caches."""

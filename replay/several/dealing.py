@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.options import job_of
 from opgrip.replay.several.targets import Target, args_of_one
 from opgrip.replay.workers.shards import Shard, cost_us
-from opgrip.traces.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from opgrip.cli.output_files import cannot_be_written, whole_file
+from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.machines import MachineColumns
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import Output
 from opgrip.replay.several.targets import Target
 from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, journal_path, unlike
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import cannot_be_written, whole_file
 
 ABOUT = "about.json"
 """The file in the folder that says what its rows are of."""

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from opgrip.cli.options import from_arguments, refuse_options
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
@@ -38,10 +42,6 @@ from opgrip.replay.several.parts import (
 from opgrip.replay.several.targets import Target, args_of_one
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import journal_path, options_of
-from opgrip.traces.errors import NothingSelectedError, UserError
-from opgrip.traces.options import from_arguments, refuse_options
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 
 ONE = "one trace"
 """What options are for that several traces are not replayed with."""

@@ -8,8 +8,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from opgrip.errors import UserError
 from opgrip.replay.measuring.origins import Origin
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.shipped import trace_file
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file

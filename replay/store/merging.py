@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.replay.measuring.machines import MachineColumns
 from opgrip.replay.measuring.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.measuring.repeats import join_repeats
 from opgrip.replay.measuring.results import SETTINGS, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.store.shards import header_of_shards, in_order, machines_of, shards_in
-from opgrip.traces.errors import UserError
 
 EQUAL = {
     "trace_hash": "replay one trace",

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.replay.measuring.machines import MachineColumns, names_of
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.completed import OPTIONS
 from opgrip.replay.workers.shards import MOST_SHARDS
-from opgrip.traces.errors import UserError
 
 SHARD = "shard"
 """What a header says of the parts that it is of: `3/16`, or `1,2,5/16` of several; nothing where that is all."""

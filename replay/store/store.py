@@ -12,12 +12,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.extras import MissingPackageError
+from opgrip.cli.output_files import cannot_be_written
+from opgrip.errors import UserError
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.outputs import is_interrupted
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import MissingPackageError
-from opgrip.traces.output import cannot_be_written
 
 FOLDER, VARIABLE = "results", "OPGRIP_STORE"
 """Where results are kept, unless a variable names another folder; an empty one keeps none."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import one_line
 from opgrip.replay.arguments.inputs import as_recorded
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.choices import RESHAPED, Choice, dimension_of, operator_of
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
-from opgrip.traces.errors import one_line
 from opgrip.traces.records import Signature
 
 FACTOR = 7

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from opgrip.platform.contention import Contention
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import DeviceLostError, check_use
 from opgrip.replay.timing.clock import Pace
@@ -22,7 +23,6 @@ from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_
 from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import block_size
 from opgrip.replay.timing.subjects import Subject
-from opgrip.traces.contention import Contention
 
 T = TypeVar("T")
 

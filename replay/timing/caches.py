@@ -14,7 +14,7 @@ def flusher(device: str) -> Callable[[], None]:
     """What replaces the contents of a device's last cache: a buffer as large as two of it is written."""
     import torch
 
-    from opgrip.traces.machine import last_cache_bytes
+    from opgrip.platform.machine import last_cache_bytes
 
     size = min(2 * last_cache_bytes(device), MOST)
     buffer = torch.empty(size, dtype=torch.uint8, device=device)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.option_types import duration, names, seconds, share
+from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
+from opgrip.errors import UserError
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, GRAPH, METHODS, ON_DEVICE
-from opgrip.traces.command import not_negative, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.option_types import duration, names, seconds, share
-from opgrip.traces.options import EFFORT, IDENTITY, RUN, option, titled
 
 
 def cache_states(text: str) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
+from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.replay.operators.memory import LARGE
-from opgrip.traces.page_fault_cost import TICK_NS, usual_fault_ns
 
 PAGE = resource.getpagesize()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 try:
     import nvtx

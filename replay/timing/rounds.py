@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from opgrip.platform.contention import WAKING_NS, Contention, Waits
 from opgrip.replay.cases.surroundings import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use
@@ -21,7 +22,6 @@ from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
-from opgrip.traces.contention import WAKING_NS, Contention, Waits
 
 MOST = 100
 """Runs of a subject at most."""

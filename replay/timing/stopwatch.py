@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from opgrip.errors import one_line
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.devices import (
     DeviceLostError,
@@ -19,7 +20,6 @@ from opgrip.replay.operators.devices import (
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.timing.methods import EVENTS
 from opgrip.replay.timing.ranges import Range
-from opgrip.traces.errors import one_line
 
 BLOCK_NS = 400_000
 """Time of a block of runs that are timed as one: reading the clock is then a ten-thousandth of it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from opgrip.cli.options import from_plain
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import Selection
@@ -25,7 +26,6 @@ from opgrip.replay.workers.shards import Shard, take_shard
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.formats.building import says_gradients
-from opgrip.traces.options import from_plain
 from opgrip.traces.unconverted import unconverted
 
 

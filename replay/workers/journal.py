@@ -14,6 +14,8 @@ from typing import IO, Any
 
 import torch
 
+from opgrip.cli.output_files import cannot_be_written, open_ordinary
+from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.cells import measured_row
@@ -21,8 +23,6 @@ from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.workers.job import Job
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import cannot_be_written, open_ordinary
 
 TORCH, MACHINE_KIND = "torch", "machine_kind"
 """What an identity says of the version of torch, and of the machine."""

@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from time import monotonic_ns
 from typing import IO, Any, Protocol
 
+from opgrip.cli.own_python import own_python
+from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.errors import UserError
 from opgrip.replay.measuring.results import FAILED, TIMEOUT
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING, Watch
 from opgrip.replay.workers.worker import DEVICE_LOST, end_with_parent, limit_memory, serve
-from opgrip.traces.errors import UserError
-from opgrip.traces.own_python import own_python
-from opgrip.traces.progress import Tell, tell_nobody
 
 POLL_S = 0.1
 WORKER = "opgrip.replay.workers.worker"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.preparation import empty_row, empty_rows
@@ -15,7 +16,6 @@ from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import Ended
 from opgrip.replay.workers.spread import Lane, Windows, interleaved
 from opgrip.replay.workers.watch import NOTHING
-from opgrip.traces.errors import UserError
 
 RETRIES = 2
 """Times in succession that a process may end without a row where no case is to blame."""

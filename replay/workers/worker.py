@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from opgrip.platform.machine import lines
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.preparation import prepare
 from opgrip.replay.measuring.results import Result
@@ -25,7 +26,6 @@ from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, lim
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import Watch
-from opgrip.traces.machine import lines
 
 PR_SET_PDEATHSIG = 1
 DEVICE_LOST = 75

@@ -14,8 +14,8 @@ from services import SERVER, ask, environment, running
 
 from opgrip.capture.on_demand.autostart import LINE
 from opgrip.capture.on_demand.environment import settings_of
+from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 
 COUNT = """
 import sys, time

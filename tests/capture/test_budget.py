@@ -21,11 +21,11 @@ from opgrip.capture.flusher import INTERVAL_S
 from opgrip.capture.on_demand.session import Session
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.spending import Spending, measure_costs
+from opgrip.cli.option_types import percent
+from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 from opgrip.traces.merge import merge
-from opgrip.traces.option_types import percent
 
 SHARE = 0.1
 WHOLE_NS = SHARE * BURST_S * 1e9

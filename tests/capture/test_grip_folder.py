@@ -19,7 +19,7 @@ from programs import ROOT, run_python
 from opgrip.capture.grips.calls import write_calls
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.source import source_tags, write_folder
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 from opgrip.traces.sample_folder import open_sample
 
 PROJECT = """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from taken_source import agrees, entry_of, taken
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 def test_helpers_are_taken_in_and_nothing_else(project: Callable[..., ModuleType]) -> None:

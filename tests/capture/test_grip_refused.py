@@ -12,7 +12,7 @@ import pytest
 import torch
 from taken_source import taken
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 def test_a_function_without_source_is_refused() -> None:

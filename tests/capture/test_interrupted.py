@@ -26,8 +26,8 @@ from opgrip.capture.recorder import Recorder
 from opgrip.capture.scope_table import ScopeTable
 from opgrip.capture.scopes import ModulePaths
 from opgrip.capture.storages import Storages
+from opgrip.hook_errors import is_from_program
 from opgrip.traces import load
-from opgrip.traces.hook_errors import is_from_program
 from opgrip.traces.validation import validate
 
 PROGRAMS = Path(__file__).resolve().parents[3] / "shared/cases/programs"

@@ -19,8 +19,8 @@ from opgrip.capture.kernels import CallBlock, innermost_calls, launched_by
 from opgrip.capture.opcapture import run as opcapture
 from opgrip.capture.options import make_parser
 from opgrip.capture.torch_private import ActivityProfile
+from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 
 LARGE = 20
 DURATIONS = {"aten::sin": 700, "aten::cos": 900, "aten::mul": 50}

@@ -30,8 +30,8 @@ from opgrip.capture.on_demand.names import check_pattern, is_of_pattern, recordi
 from opgrip.capture.on_demand.sampling import make_room
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.on_demand.step_capture import StepCapture
+from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 
 SERVER = """
 import sys, threading, time, torch

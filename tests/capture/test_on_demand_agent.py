@@ -20,8 +20,8 @@ from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent, start_agent
 from opgrip.capture.on_demand.client import listens, processes
 from opgrip.capture.on_demand.settings import Settings
 from opgrip.capture.on_demand.signals import listen_to
+from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 
 FORKS = """
 import os, signal, time, torch, opgrip.capture

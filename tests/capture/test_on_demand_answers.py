@@ -19,8 +19,8 @@ from opgrip.capture.on_demand.client import Process, converse, processes
 from opgrip.capture.on_demand.folder import make_folder
 from opgrip.capture.on_demand.jobs import record_together
 from opgrip.capture.on_demand.words import ABOUT, ARMED, DONE, RECORD, REFUSED, STOP, TELL
-from opgrip.traces.errors import UserError
-from opgrip.traces.progress import Reporter
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 
 RECORDED = {"answer": DONE, "file": "t.jsonl", "steps": 1, "calls": 2, "signatures": 3, "dropped": 0, "bytes": 4}
 

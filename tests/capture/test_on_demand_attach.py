@@ -13,7 +13,7 @@ import pytest
 
 from opgrip.capture.on_demand import attach as attach_module
 from opgrip.capture.on_demand.attach import attach
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 HEARS = """
 def leave(number, frame):

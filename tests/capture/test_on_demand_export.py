@@ -15,8 +15,8 @@ from programs import program_path, run_python, train_tiny_net
 from services import ask, environment, python, running
 
 from opgrip.capture.on_demand.export import export
+from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 
 PLAIN = """
 import threading, time, torch

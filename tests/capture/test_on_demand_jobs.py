@@ -14,8 +14,8 @@ from opgrip.capture.on_demand import client, jobs
 from opgrip.capture.on_demand.client import Process, find_processes
 from opgrip.capture.on_demand.jobs import choose_ranks, record_together
 from opgrip.capture.on_demand.words import ARMED, DONE, STOP
-from opgrip.traces.errors import UserError
-from opgrip.traces.progress import Reporter
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 
 LAUNCHER, JOB = 10, "a job"
 

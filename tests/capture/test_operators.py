@@ -26,10 +26,10 @@ from opgrip.capture.operators.schemas import find_samples, schema_entries, schem
 from opgrip.capture.operators.selecting import spread
 from opgrip.capture.operators.shapes import LARGE_ELEMENTS, enlarge, grown
 from opgrip.capture.program import OperatorOptions
+from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
-from opgrip.traces.errors import UserError
 
 pytestmark = needs("expecttest")
 

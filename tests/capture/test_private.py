@@ -11,8 +11,8 @@ from programs import run_command
 from torch import nn
 
 from opgrip.capture import Capture
+from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.redaction import Policy
 from opgrip.traces.redaction.leftovers import Leftovers

@@ -19,10 +19,11 @@ from opgrip.capture import flusher as flushing
 from opgrip.capture.closing import closing_lines
 from opgrip.capture.page_faults import CountedCall
 from opgrip.capture.slow_memory import SlowMemory
+from opgrip.platform import page_fault_cost
+from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.replay.cases.cases import make_cases
-from opgrip.traces import load, page_fault_cost
+from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.traces.records import Calls, End, Scope, Signature, Thread
 
 USUAL_NS, SLOW_NS = 2_000, 12_000

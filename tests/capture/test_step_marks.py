@@ -10,8 +10,8 @@ from programs import run_command
 from torch import nn
 
 from opgrip.capture import Capture, Schedule
+from opgrip.errors import UserError
 from opgrip.traces import Trace, load, read
-from opgrip.traces.errors import UserError
 from opgrip.traces.step_starts import find_step_starts
 from opgrip.traces.trimming import Part, trim
 from opgrip.traces.validation import validate

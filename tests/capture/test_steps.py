@@ -11,9 +11,9 @@ import torch
 from programs import run_command, train_tiny_net
 
 from opgrip.capture import Capture, Schedule
+from opgrip.cli.plural import counted
 from opgrip.traces import load
 from opgrip.traces.arguments import tensors
-from opgrip.traces.words import counted
 
 X = torch.ones(3)
 

@@ -9,7 +9,7 @@ import torch
 from absent_places import is_declared, load_without_places, private_names
 
 from opgrip.capture import compiler_private, higher_order_private, torch_private
-from opgrip.traces.private_places import FOUND
+from opgrip.platform.private_apis import FOUND
 
 MODULES = pytest.mark.parametrize(
     "module", [torch_private, compiler_private, higher_order_private], ids=lambda module: module.__name__

@@ -16,6 +16,7 @@ from typing import Any
 
 from settings import settings_of
 
+from opgrip.errors import UserError
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.flow import make_flow
@@ -31,7 +32,6 @@ from opgrip.replay.reports.table import print_results
 from opgrip.tools.opgrip import main
 from opgrip.tools.verbs.trace_export_case import source_of
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.live_calls import LiveArguments
 from opgrip.traces.record_forms import to_json
 

@@ -46,8 +46,8 @@ def main() -> int:
     from foreign_seeds import make_foreign_seeds, readable_formats
     from programs import train_tiny_net
 
+    from opgrip.errors import UserError
     from opgrip.traces import TraceReader
-    from opgrip.traces.errors import UserError
 
     folder = Path(tempfile.mkdtemp(prefix="opgrip-fuzz-"))
     train_tiny_net(folder / "tiny.jsonl")

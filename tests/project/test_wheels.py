@@ -24,7 +24,7 @@ DISTILLED, BASELINE = "traces/zoo_500.jsonl.gz", "traces/zoo/baseline.json.zst"
 """What the README's first command replays, and the times of the zoo's score."""
 INSTALLED = """
 from opgrip.traces import load
-from opgrip.traces.errors import MissingFileError
+from opgrip.errors import MissingFileError
 from opgrip.traces.zoo import read_manifest, zoo_file
 for trace in read_manifest():
     try:

@@ -13,11 +13,11 @@ import pytest
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from programs import hear_ctrl_c, program_path, run_command, wait_for
 
+from opgrip.cli.progress import Reporter
 from opgrip.replay import load_results
 from opgrip.replay.options import job_with, make_parser
 from opgrip.replay.replay import Replay
 from opgrip.replay.workers.supervisor import supervise
-from opgrip.traces.progress import Reporter
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]

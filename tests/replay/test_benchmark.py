@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from opgrip.errors import ExistingFileError
 from opgrip.replay import benchmark, load_results
 from opgrip.traces import UserError
-from opgrip.traces.errors import ExistingFileError
 
 FAST = {"iterations": 3, "warmup": 0}
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from others import busy_processors
 
-from opgrip.traces import contention
-from opgrip.traces.contention import Contention
+from opgrip.platform import contention
+from opgrip.platform.contention import Contention
 
 MS = 1_000_000
 

@@ -11,11 +11,11 @@ import torch
 from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
+from opgrip.platform.precisions import describe_precisions, read_precision, set_precision
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.subjects import Subject
 from opgrip.traces import load
-from opgrip.traces.precisions import describe_precisions, read_precision, set_precision
 
 
 def settings_now() -> dict[str, Any]:

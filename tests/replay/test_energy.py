@@ -11,14 +11,14 @@ import torch
 from nvml import BUSY_W, IDLE_W, Nvml, OldNvml, properties_of
 from settings import rows_of, settings_of
 
+from opgrip.errors import UserError
+from opgrip.platform.nvml import Gpu, find_gpu, open_gpu
 from opgrip.replay.measuring import clocks, measure, metering
 from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import EnergyColumns, Meter, open_meter
 from opgrip.replay.measuring.results import OK
 from opgrip.replay.options import job_with
 from opgrip.replay.timing.rounds import NO_ROW
-from opgrip.traces.errors import UserError
-from opgrip.traces.nvml import Gpu, find_gpu, open_gpu
 
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 POWER, CLOCK = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"

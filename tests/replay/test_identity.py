@@ -14,6 +14,8 @@ from optional import needs_mode
 from settings import settings_of
 
 from opgrip.capture import Capture
+from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.comparing import compare
 from opgrip.replay.measuring.preparation import expected_rows
@@ -24,8 +26,6 @@ from opgrip.replay.reports.json_report import write_json
 from opgrip.replay.store.merging import merge_runs
 from opgrip.replay.store.store import summary_of
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 
 TIMES = [10.0, 10.1, 10.2]
 

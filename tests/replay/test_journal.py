@@ -15,13 +15,13 @@ from example_trace import write
 from made_runs import made_row
 from programs import run_command, run_python
 
+from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
 from opgrip.replay.options import job_with
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.completed import read_completed
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import Journal, identity
-from opgrip.traces.errors import UserError
 
 
 @pytest.fixture

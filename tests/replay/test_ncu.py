@@ -22,6 +22,7 @@ import pytest
 from optional import needs
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.replay import load_results
 from opgrip.replay.analyses.ncu.metrics import BASIC, DURATION, metrics_of
 from opgrip.replay.analyses.ncu.ncu import in_template
@@ -32,7 +33,6 @@ from opgrip.replay.analyses.profiling import target
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import job_with
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY
-from opgrip.traces.errors import UserError
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 STARTED = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"

@@ -15,6 +15,7 @@ from busy import compared_times
 from optional import needs
 from programs import ROOT, run_command
 
+from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.programs import FLAGS as NCU_FLAGS
 from opgrip.replay.analyses.nsys import nsys
 from opgrip.replay.analyses.nsys.nsys import PLACES
@@ -26,7 +27,6 @@ from opgrip.replay.options import job_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.timing.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.timing.rounds import MOST_DROPPED
-from opgrip.traces.errors import UserError
 
 CASES = 50
 real = needs("nsys")

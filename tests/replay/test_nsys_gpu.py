@@ -15,6 +15,7 @@ from nsys_reports import HELP, NsysStandIn, write_report
 from optional import needs
 from settings import rows_of, settings_of
 
+from opgrip.cli.progress import Reporter
 from opgrip.replay.analyses.analysis import Session
 from opgrip.replay.analyses.nsys import Nsys, NsysAnalysis
 from opgrip.replay.analyses.nsys.nsys import NsysOptions, profile_rows
@@ -25,7 +26,6 @@ from opgrip.replay.options import job_with
 from opgrip.replay.timing import subjects
 from opgrip.replay.timing.ranges import BEFORE, DOMAIN, READY, Range
 from opgrip.replay.timing.rounds import NO_ROW
-from opgrip.traces.progress import Reporter
 
 WINDOWS = 12
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import run_command, run_python
 
+from opgrip.cli.option_types import floating_dtype
+from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.operator import OperatorSource, target_of
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.traces.arguments import tensors
-from opgrip.traces.errors import UserError
-from opgrip.traces.option_types import floating_dtype
 
 ADD = {"self": [16, 8], "other": [16, 8]}
 

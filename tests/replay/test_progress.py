@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from programs import program_path, run_command
 
-from opgrip.traces.progress import LARGE_BYTES, Reporter
+from opgrip.cli.progress import LARGE_BYTES, Reporter
 
 
 def on_terminal(*words: object, **variables: str) -> str:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from programs import run_command, run_python
 
+from opgrip.cli.keywords import OF_COMMANDS, arguments_of
 from opgrip.replay import Results, load_results, replay
 from opgrip.replay.options import make_parser
 from opgrip.traces import UserError
-from opgrip.traces.keywords import OF_COMMANDS, arguments_of
 
 FAST = {"iterations": 1, "warmup": 0}
 OPS = ("aten.convolution.default", "aten.native_batch_norm.default")

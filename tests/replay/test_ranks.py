@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_ranks import made_rank
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks import bandwidth
@@ -28,7 +29,6 @@ from opgrip.replay.sequences.ranks.step import Stamps
 from opgrip.replay.sequences.ranks.times import StepTimes
 from opgrip.traces import load
 from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.integer_text import Integers
 from opgrip.traces.merge import merge
 from opgrip.traces.on_demand import is_made

@@ -21,12 +21,12 @@ from programs import program_path, run_command, wait_for
 from ray_clusters import LOOPBACK, cluster, processes_below, workers_below
 from several_traces import small_trace
 
+from opgrip.errors import UserError
 from opgrip.replay.engines.options import EngineOptions
 from opgrip.replay.engines.processors import Processors
 from opgrip.replay.engines.ray import start_ray
 from opgrip.replay.engines.ray_pool import LOSSES, Task
 from opgrip.replay.outcome import Results, read_run
-from opgrip.traces.errors import UserError
 
 RAY = ["--engine", "ray", "--processors", "0"]
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]

@@ -13,6 +13,7 @@ import pytest
 from fake_ray import LOST, FakeRay, Node, Worker, fake_ray
 from several_traces import small_trace
 
+from opgrip.errors import UserError
 from opgrip.replay.engines.engine import EngineLostError
 from opgrip.replay.engines.options import EngineOptions
 from opgrip.replay.engines.ray import RayEngine, RayRunner
@@ -21,7 +22,6 @@ from opgrip.replay.measuring.machines import Machine
 from opgrip.replay.measuring.preparation import empty_rows
 from opgrip.replay.measuring.results import OK
 from opgrip.replay.options import job_with
-from opgrip.traces.errors import UserError
 
 A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
 

@@ -18,6 +18,8 @@ from programs import run_command
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from opgrip.display.figures import write_figure
+from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns, limit_of, with_limits
@@ -34,8 +36,6 @@ from opgrip.traces.ceilings.ceilings import (
     to_json,
 )
 from opgrip.traces.ceilings.copying import caches
-from opgrip.traces.errors import UserError
-from opgrip.traces.figures import write_figure
 
 aten = torch.ops.aten
 FAST = ("--iterations", "1", "--warmup", "0")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from opgrip.platform.precisions import is_tf32
 from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.analyses.roofline.limits import LimitColumns, dtype_of, with_limits
 from opgrip.replay.analyses.roofline.measuring import products_of, random_matrices
@@ -20,7 +21,6 @@ from opgrip.replay.options import job_with
 from opgrip.replay.work.work import work_of
 from opgrip.traces.ceilings import copying
 from opgrip.traces.ceilings.ceilings import TF32, Ceilings, Level, from_json, to_json
-from opgrip.traces.precisions import is_tf32
 
 CONVOLUTION, PRODUCT, ADDITION = "aten.convolution.default", "aten.mm.default", "aten.add.Tensor"
 

@@ -18,6 +18,8 @@ from programs import ROOT, run_python
 from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
+from opgrip.platform.contention import Waits
+from opgrip.platform.machine import last_cache_bytes
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.surroundings import BEFORE, FLUSHING_BYTES, Place, make_surroundings, recent_bytes
@@ -34,8 +36,6 @@ from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.contention import Waits
-from opgrip.traces.machine import last_cache_bytes
 
 SLEEPS = (lambda *args: time.sleep(0.1), lambda *args: None)
 PLACE = device_map("cpu", None)

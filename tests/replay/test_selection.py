@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 
 
 def test_the_cases_that_would_run_are_listed_and_none_runs(tiny_trace: Path, tmp_path: Path) -> None:

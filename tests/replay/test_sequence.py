@@ -24,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
+from opgrip.errors import UserError
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.cases.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
@@ -34,7 +35,6 @@ from opgrip.replay.sequences.rehearsal import OTHER_SHAPES, Rehearsal, switching
 from opgrip.replay.sequences.sequence import SequenceResult, SequenceSettings, replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.records import EXTENSION, Calls, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.exact import Exact

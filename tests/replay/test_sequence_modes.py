@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.measuring.results import OK, UNSUPPORTED, WRONG, Result
 from opgrip.replay.measuring.settings import Plan
@@ -23,7 +24,6 @@ from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
 from opgrip.replay.sequences.slowdown import Slowdown
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 
 SCALE = 3.0
 

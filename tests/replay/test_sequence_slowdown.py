@@ -11,6 +11,7 @@ from time import perf_counter_ns
 import pytest
 from others import busy_processors
 
+from opgrip.platform.contention import Contention
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.measuring.results import Result
@@ -22,7 +23,6 @@ from opgrip.replay.sequences.sequence import MOST_DROPPED, SequenceResult, Seque
 from opgrip.replay.sequences.slowdown import Slowdown
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
-from opgrip.traces.contention import Contention
 
 MS = 1_000_000
 SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)

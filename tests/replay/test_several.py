@@ -12,6 +12,8 @@ import torch
 from programs import run_command
 from several_traces import small_trace
 
+from opgrip.cli.progress import QuietReporter
+from opgrip.errors import UserError
 from opgrip.replay import compare, load_results, replay
 from opgrip.replay.engines.processes import ProcessRunner
 from opgrip.replay.measuring.machines import Machine
@@ -22,8 +24,6 @@ from opgrip.replay.several.targets import targets_of
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.distill import FIELD, distill
-from opgrip.traces.errors import UserError
-from opgrip.traces.progress import QuietReporter
 from opgrip.traces.zoo import read_manifest
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from several_traces import small_trace
 
+from opgrip.errors import UserError
 from opgrip.replay.engines.engine import EngineLostError
 from opgrip.replay.engines.processes import ProcessEngine, ProcessRunner
 from opgrip.replay.measuring.machines import Machine
@@ -18,7 +19,6 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.opreplay import main
 from opgrip.replay.outcome import read_run
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.traces.errors import UserError
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
 ALL = 1_000

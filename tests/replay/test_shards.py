@@ -15,6 +15,7 @@ from made_runs import HEADER, made_run
 from programs import run_command
 from several_traces import small_trace
 
+from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
 from opgrip.replay.measuring.machines import Machine, this_machine
 from opgrip.replay.options import job_with
@@ -24,7 +25,6 @@ from opgrip.replay.store.shards import missing_shards
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import MACHINE_KIND, identity
 from opgrip.replay.workers.shards import Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard
-from opgrip.traces.errors import UserError
 
 FAST = {"iterations": 2, "warmup": 0, "cache": "warm"}
 costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)

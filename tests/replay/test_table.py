@@ -16,6 +16,7 @@ from programs import run_command
 from terminals import show
 
 from opgrip.capture import Capture
+from opgrip.errors import one_line
 from opgrip.replay import load_results
 from opgrip.replay.analyses.points import print_points
 from opgrip.replay.cases.cases import make_cases
@@ -24,7 +25,6 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.table import print_results
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import one_line
 from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
 
 FAST = ("--iterations", "2", "--warmup", "0")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from opgrip.platform.precisions import read_precision
 from opgrip.replay.checks import Reference, Tolerance, Verdict, observe
 from opgrip.replay.operators import tf32
 from opgrip.replay.operators.contexts import restored
-from opgrip.traces.precisions import read_precision
 
 aten = torch.ops.aten
 LOST_BITS = 13

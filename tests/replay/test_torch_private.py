@@ -6,9 +6,9 @@ import pytest
 import torch
 from absent_places import is_declared, load_without_places, private_names
 
+from opgrip.platform.private_apis import FOUND
 from opgrip.replay.operators import torch_private
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.private_places import FOUND
 
 
 def test_every_private_name_is_declared_with_its_fall_back() -> None:

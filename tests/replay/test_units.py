@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from opgrip.capture import Capture
+from opgrip.errors import UserError
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, Selection
 from opgrip.replay.cases.units import FUNCTION, MODULE, UNIT, make_units
@@ -27,7 +28,6 @@ from opgrip.replay.options import job_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
-from opgrip.traces.errors import UserError
 from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
 
 SETTINGS = settings_of(warmup=1, iterations=2)

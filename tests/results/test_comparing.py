@@ -17,6 +17,7 @@ from made_runs import HEADER, made_row, made_run
 from programs import run_command
 from terminals import show
 
+from opgrip.errors import UserError
 from opgrip.replay.comparing import compare
 from opgrip.replay.comparing.gate import exit_status, hold, parse_gate
 from opgrip.replay.comparing.priors import USUAL, Prior, learn
@@ -29,7 +30,6 @@ from opgrip.replay.measuring.repeats import join_repeats
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.reports.markdown import literal
-from opgrip.traces.errors import UserError
 
 SLOWER_BY_5 = parse_gate("slower<=5%")
 

@@ -11,13 +11,13 @@ import pytest
 from made_runs import HEADER, made_row
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import FAILED, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import baseline_of, distilled_scores, score_of
 from opgrip.replay.scoring.table import plain_of, score_line
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.errors import UserError
 
 NAMES = ("a.predict", "b.predict")
 HERE = {"machine": "vm", "processor": "a slow processor", "threads": 2}

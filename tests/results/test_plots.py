@@ -15,14 +15,14 @@ import pytest
 from made_runs import HEADER, made_row
 from programs import run_command
 
+from opgrip.display.figures import write_figure
+from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline.limits import with_limits
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.plots import Request, plots
 from opgrip.tools.opgrip import main
 from opgrip.traces.ceilings.ceilings import Ceilings, Level, to_json
-from opgrip.traces.errors import UserError
-from opgrip.traces.figures import write_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = r"aten.<b>&$\frac{1}{0}$_x^2$.default"

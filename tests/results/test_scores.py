@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from made_runs import HEADER, made_row
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
@@ -29,7 +30,6 @@ from opgrip.replay.scoring.spread import MOST_DEVIATION, interval_of
 from opgrip.replay.scoring.table import print_scores, score_line
 from opgrip.replay.scoring.times import machine_of, times_of
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.errors import UserError
 
 MODELS = (
     Origin("a.predict", "a", "predict", "lib", "x"),

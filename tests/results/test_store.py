@@ -15,6 +15,7 @@ import pytest
 from made_runs import HEADER, made_row, made_run
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.comparing import compare
 from opgrip.replay.comparing.verdicts import Verdict
@@ -23,7 +24,6 @@ from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.repeating import repeat
 from opgrip.replay.store.merging import merge_runs
 from opgrip.replay.store.store import Store
-from opgrip.traces.errors import UserError
 
 FAST = ("--top", "3", "--iterations", "3", "--warmup", "0", "--cache", "warm")
 

@@ -17,12 +17,12 @@ from made_runs import HEADER, made_row, made_run
 from programs import run_command
 from pyarrow import parquet
 
+from opgrip.display.csv_escape import quoted, unquoted
+from opgrip.errors import UserError
 from opgrip.replay.comparing import compare
 from opgrip.replay.comparing.reports.files import FORMS
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.tools.report import make_page
-from opgrip.traces.errors import UserError
-from opgrip.traces.formulas import quoted, unquoted
 
 STRANGE: list[Any] = [
     None,

@@ -14,11 +14,11 @@ from made_runs import HEADER, made_run
 from pages import in_browser, opened
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.replay.outcome import Results
 from opgrip.replay.store.store import Store
 from opgrip.tools.report import make_page
 from opgrip.tools.report.server import PageServer
-from opgrip.traces.errors import UserError
 
 
 @pytest.fixture

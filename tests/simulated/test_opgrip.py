@@ -16,12 +16,12 @@ from simulation import on_simulator
 from torch import nn
 
 from opgrip.capture import Capture
+from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.opreplay import main as opreplay
 from opgrip.traces import load
 from opgrip.traces.arguments import tensors
 from opgrip.traces.ceilings import copying
-from opgrip.traces.errors import UserError
 
 LONG_US = 300_000.0
 

@@ -11,10 +11,10 @@ import torch
 from simulation import on_simulator
 
 from opgrip.capture import Capture
+from opgrip.errors import UserError
 from opgrip.replay.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import Trace, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.graph import make_graph
 from opgrip.traces.longtail import find_longtail
 from opgrip.traces.timeline import timeline

@@ -16,14 +16,14 @@ from programs import run_command, train_tiny_net
 from several_traces import small_trace
 
 from opgrip.capture import Capture
+from opgrip.cli.progress import QuietReporter
+from opgrip.errors import UserError
 from opgrip.tools.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
 from opgrip.tools.corpus.lacking import Trial, describe_lacking, find_lacking
 from opgrip.tools.corpus.sources import compare_sources
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.traces.corpus import read_corpus
-from opgrip.traces.errors import UserError
-from opgrip.traces.progress import QuietReporter
 
 CONV = {
     "input": [[1, 3, 8, 8], [2, 3, 8, 8]],

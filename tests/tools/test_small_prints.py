@@ -14,10 +14,10 @@ from programs import run_command
 
 from opgrip.capture import Capture
 from opgrip.capture.on_demand.client import find_processes
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.tools.corpus.tables import print_coverage
 from opgrip.traces import load, read
-from opgrip.traces.errors import UserError
 from opgrip.traces.records import Calls
 from opgrip.traces.writer import TraceWriter
 

@@ -11,11 +11,11 @@ import pytest
 from optional import optional
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.tools import zoo
 from opgrip.tools.opgrip import main
 from opgrip.tools.verbs import zoo_make
 from opgrip.traces import load
-from opgrip.traces.errors import UserError
 from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.files import SUFFIX
 from opgrip.traces.zoo.writing import write_manifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opgrip.traces.causes import cause_of
-from opgrip.traces.devices import check_device
-from opgrip.traces.errors import UserError, one_line, shortened
+from opgrip.cli.error_causes import cause_of
+from opgrip.errors import UserError, one_line, shortened
+from opgrip.platform.devices import check_device
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import UserError
+from opgrip.cli.case_slices import Cut
+from opgrip.errors import UserError
 
 HUGE = 10**30
 

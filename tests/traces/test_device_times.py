@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from example_trace import SPEC, write
 
+from opgrip.errors import FormatError
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load
-from opgrip.traces.errors import FormatError
 from opgrip.traces.merge import merge
 from opgrip.traces.record_forms import from_json
 from opgrip.traces.records import (

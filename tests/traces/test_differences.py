@@ -13,10 +13,10 @@ from programs import TinyNet, run_command, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
+from opgrip.errors import UserError
 from opgrip.traces import Trace, load
 from opgrip.traces.differences import Difference, Tolerances, check_form, compare_traces, write_difference
 from opgrip.traces.differences.statistics import statistics_of
-from opgrip.traces.errors import UserError
 from opgrip.traces.tensor_specs import TensorSpec
 from opgrip.traces.trace import Trace as TraceType
 from opgrip.traces.values import fit

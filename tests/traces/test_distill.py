@@ -14,6 +14,7 @@ from made_runs import HEADER, made_row
 from programs import SHIPPED_TRACES, run_command
 from several_traces import small_trace
 
+from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
@@ -29,7 +30,6 @@ from opgrip.traces.corpus import Corpus, read_corpus
 from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.traces.corpus.choosing import Points, choose
 from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_times
-from opgrip.traces.errors import UserError
 from opgrip.traces.reader import read_header
 from opgrip.traces.shipped import trace_file
 from opgrip.traces.validation import validate

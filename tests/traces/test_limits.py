@@ -13,10 +13,10 @@ import zstandard
 from example_trace import write
 from programs import run_python
 
+from opgrip.errors import FormatError
 from opgrip.traces import TraceReader, UserError, load
 from opgrip.traces.arguments import decode
 from opgrip.traces.call_blocks import block_of
-from opgrip.traces.errors import FormatError
 from opgrip.traces.limits import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
 from opgrip.traces.merge import merge
 from opgrip.traces.records import Calls, Entered, Record, Thread

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opgrip.traces import machine
+from opgrip.platform import machine
 
 MB = 1 << 20
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from programs import train_tiny_net
 from several_traces import small_trace
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
 from opgrip.traces.arguments import Opaque, numbers_of
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.errors import UserError
 from opgrip.traces.merge import merge
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from opgrip.cli.output_files import check_writable
 from opgrip.tools.opgrip import main
 from opgrip.traces import UserError, load
-from opgrip.traces.output import check_writable
 from opgrip.traces.records import Header
 from opgrip.traces.writer import TraceWriter
 
@@ -32,7 +32,7 @@ def test_writing_is_refused_in_one_line_and_leaves_no_file(
 
 
 def test_a_writer_whose_sink_cannot_be_made_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgrip.traces.output.check_compression", lambda name: None)
+    monkeypatch.setattr("opgrip.cli.output_files.check_compression", lambda name: None)
     with pytest.raises(UserError, match="needs the package zstandard"):
         TraceWriter(tmp_path / "t.jsonl.zst", Header({}))
     assert list(tmp_path.iterdir()) == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opgrip.traces import precisions
-from opgrip.traces.precisions import allows_tf32, read_precision, set_precision
+from opgrip.platform import precisions
+from opgrip.platform.precisions import allows_tf32, read_precision, set_precision
 
 
 @pytest.mark.skipif(read_precision("cuda.matmul") is None, reason="torch has one precision for all places")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opgrip.traces.private_places import FOUND, PrivatePlaces
+from opgrip.platform.private_apis import FOUND, PrivatePlaces
 
 
 def test_what_torch_has_is_taken_and_what_it_lacks_is_replaced() -> None:

@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 from rich.console import Console
 
-from opgrip.traces.progress import QuietReporter, Reporter
+from opgrip.cli.progress import QuietReporter, Reporter
 
 
 def on_terminal(width: int = 80) -> tuple[Reporter, io.StringIO]:
@@ -60,7 +60,7 @@ def test_a_narrow_terminal_shows_no_bar_and_fewer_words_and_no_number_is_cut(wid
 def test_in_jupyter_without_its_widgets_nothing_is_shown_and_nothing_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opgrip.traces.progress.has_widgets", lambda: False)
+    monkeypatch.setattr("opgrip.cli.progress.has_widgets", lambda: False)
     reporter = QuietReporter("opgrip")
     written = io.StringIO()
     reporter.console = Console(file=written, force_jupyter=True)

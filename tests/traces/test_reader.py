@@ -15,8 +15,8 @@ from example_trace import RECORDS, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opgrip.errors import FormatError
 from opgrip.traces import TraceReader, UserError, load, read
-from opgrip.traces.errors import FormatError
 from opgrip.traces.record_forms import from_json, to_json
 from opgrip.traces.records import Calls, Dropped, Effects, End, Header, Record
 from opgrip.traces.writer import TraceWriter

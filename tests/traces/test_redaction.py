@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import ROOT
 
+from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.objects import ModuleSpec, NamedSpec, ObjectSpec
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import (

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.traces.folding import fold, shorten
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.words import counted
+from opgrip.cli.folding import fold, shorten
+from opgrip.cli.plural import counted
+from opgrip.display.tables import TableColumn, print_table
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load, read
-from opgrip.traces.errors import UserError
 from opgrip.traces.graph import make_graph
 from opgrip.traces.records import Calls, Observed, Signature
 from opgrip.traces.trimming import Part, trim

@@ -13,7 +13,7 @@ import pytest
 from example_trace import write
 from programs import SHIPPED_TRACES
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 from opgrip.traces.validation import validate
 from opgrip.traces.validation.schema import NOT_INSTALLED, Schema
 

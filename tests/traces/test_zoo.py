@@ -12,10 +12,10 @@ from programs import ROOT, run_command
 from project_files import pyproject
 
 from opgrip.capture.options import make_parser
+from opgrip.errors import MissingFileError, UserError
 from opgrip.tools.zoo import count_distinct
 from opgrip.tools.zoo.recording import record_of
 from opgrip.traces import load
-from opgrip.traces.errors import MissingFileError, UserError
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.files import MODELS, SUFFIX
 from opgrip.traces.zoo.writing import write_manifest

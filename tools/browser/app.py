@@ -14,11 +14,11 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Header, Input, Static
 
+from opgrip.cli.command import printable
+from opgrip.cli.folding import shorten
 from opgrip.replay.measuring.columns import Column
 from opgrip.replay.measuring.results import OK, Result, summarize
 from opgrip.replay.reports.cells import all_columns
-from opgrip.traces.command import printable
-from opgrip.traces.folding import shorten
 
 SHOWN = (
     *("op", "mode", "status", "median_us", "captured_us", "speed_up", "share", "count", "p10_us", "p90_us"),

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pandas as pd
 
+from opgrip.cli.keywords import arguments_of
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.replay.measuring.results import RAN, Result
 from opgrip.replay.modes.mode import EAGER
 from opgrip.replay.options import make_parser
 from opgrip.replay.replay import Replay
 from opgrip.traces.corpus import Corpus
 from opgrip.traces.corpus.cases import write_cases
-from opgrip.traces.errors import UserError
-from opgrip.traces.keywords import arguments_of
-from opgrip.traces.progress import Reporter
 from opgrip.traces.reader import read_header
-from opgrip.traces.words import counted
 
 CASES, RESULTS = ".cases.jsonl.zst", ".results.json"
 """What the names of the files end in that a trial keeps, to go on with."""

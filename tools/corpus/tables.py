@@ -6,13 +6,13 @@ from typing import IO
 
 import pandas as pd
 
+from opgrip.cli.command import printable
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.corpus.coverage import summarize_coverage
 from opgrip.tools.corpus.lacking import by_operator, describe_lacking
 from opgrip.tools.corpus.sources import BOTH, describe_sources
-from opgrip.traces.command import printable
 from opgrip.traces.corpus import Corpus
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:

@@ -59,8 +59,8 @@ def _case(row: Result) -> str:
 
 def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: Path) -> None:
     """Write what tests measured, in place of what the file held; `UserError` where it cannot be written."""
+    from opgrip.cli.output_files import cannot_be_written
     from opgrip.replay.outcome import write_results
-    from opgrip.traces.output import cannot_be_written
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

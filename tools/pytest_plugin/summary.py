@@ -35,8 +35,8 @@ def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> 
 
 
 def _table(lines: list[Line], is_compared: bool) -> list[str]:
+    from opgrip.display.tables import TableColumn, print_table
     from opgrip.replay.comparing.verdicts import interval_text
-    from opgrip.traces.tables import TableColumn, print_table
 
     def column(heading: str, cell: Callable[[Line], str], is_number: bool = True) -> TableColumn:
         return TableColumn(heading, list(map(cell, lines)), is_number, most=MOST_OF_SHAPES)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from opgrip.errors import UserError
 from opgrip.tools.pytest_plugin.measured import Judged
 from opgrip.tools.pytest_plugin.options import CASE
 from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
-from opgrip.traces.errors import UserError
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
@@ -139,8 +139,8 @@ class TraceFile(pytest.File):
 
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
     """Of the test of each case; `operator[shapes]`, as pytest names variants of a test."""
+    from opgrip.cli.folding import shorten
     from opgrip.replay.measuring.results import describe_shapes
-    from opgrip.traces.folding import shorten
 
     seen: Counter[str] = Counter()
     for case in cases:

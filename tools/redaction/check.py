@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.plural import counted
 from opgrip.replay import Results, compare, replay
 from opgrip.replay.comparing.verdicts import Verdict
 from opgrip.tools.redaction.shapes import Shapes, recorded_shapes
 from opgrip.traces import Trace, load
 from opgrip.traces.weighted import COUNT
-from opgrip.traces.words import counted
 
 CASES = 10
 """So many cases are replayed, those that the program spent most time in."""

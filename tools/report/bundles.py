@@ -7,8 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
+from opgrip.cli.extras import needed
+from opgrip.errors import UserError
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "views.js", "launches.js", "corpus.js", "case.js", "main.js")
 """The page's own, in the order in which they run."""

@@ -12,8 +12,8 @@ from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs
 
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError
+from opgrip.cli.command import printable
+from opgrip.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 HEADERS = {

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from opgrip.capture.on_demand.autostart import LINE, VARIABLE, startup_file
+from opgrip.cli.command import add_debug
+from opgrip.cli.output_files import cannot_be_written, whole_file
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import cannot_be_written, whole_file
 
 EXAMPLES = """\
 examples:

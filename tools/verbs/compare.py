@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from opgrip.cli.command import add_debug
+from opgrip.cli.option_types import percent
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
-from opgrip.traces.option_types import percent
 
 EXAMPLES = """\
 examples:
@@ -53,13 +53,13 @@ GATE_HELP = (
 
 def run(args: argparse.Namespace) -> int:
     """Compare, and hold the gates."""
+    from opgrip.cli.output_files import check_writable
     from opgrip.replay.comparing import compare
     from opgrip.replay.comparing.gate import exit_status, hold_all, margin_for, parse_gate
     from opgrip.replay.comparing.reports.files import form_for, write_comparisons
     from opgrip.replay.comparing.reports.table import print_comparison
     from opgrip.replay.outcome import read_run
     from opgrip.replay.store.store import Store
-    from opgrip.traces.output import check_writable
 
     gates = list(map(parse_gate, args.gate))
     if args.output is not None:

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import add_debug, add_reading, positive
+from opgrip.cli.option_types import names
+from opgrip.cli.output_files import check_writable
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.tools.verbs.corpus_notes import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.option_types import names
-from opgrip.traces.output import check_writable
-from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     from opgrip.traces.corpus import Corpus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opgrip.traces.command import printable
-from opgrip.traces.errors import shortened
-from opgrip.traces.progress import Reporter
+from opgrip.cli.command import printable
+from opgrip.cli.progress import Reporter
+from opgrip.errors import shortened
 
 MOST_NOTES, MOST_NOTE = 10, 200
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from opgrip.capture.choices import CALLS, GRIPS
+from opgrip.cli.command import USAGE_ERROR, add_debug, positive, printable
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import USAGE_ERROR, add_debug, positive, printable
 
 EXAMPLES = """\
 examples:

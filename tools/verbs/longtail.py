@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import add_debug, add_reading, positive
+from opgrip.cli.output_files import check_writable
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import check_writable
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace

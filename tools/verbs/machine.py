@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from opgrip.cli.command import add_debug
+from opgrip.cli.output_files import check_writable
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.platform.devices import check_device
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
-from opgrip.traces.devices import check_device
-from opgrip.traces.output import check_writable
-from opgrip.traces.progress import Reporter
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces.ceilings.ceilings import Ceilings

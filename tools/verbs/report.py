@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import add_debug, add_reading
+from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading
-from opgrip.traces.output import check_writable, whole_file
-from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results

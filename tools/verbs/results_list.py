@@ -7,9 +7,9 @@ import json
 import sys
 from fnmatch import fnmatchcase
 
+from opgrip.cli.command import add_debug
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
 
 MOST_OF_NAME = 60
 """Characters of a cell: with --operator, what stands for the trace holds all inputs."""
@@ -33,8 +33,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a run, the newest last."""
+    from opgrip.display.tables import TableColumn, print_table
     from opgrip.replay.store.store import Store
-    from opgrip.traces.tables import TableColumn, print_table
 
     store = Store(args.store)
     found = []

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from opgrip.cli.command import add_debug
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
 
 EXAMPLES = """\
 examples:
@@ -32,12 +32,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge: cases of one run alone stand beside each other, those of several become repeats."""
+    from opgrip.cli.output_files import check_writable
+    from opgrip.cli.plural import counted
     from opgrip.replay.outcome import read_run, write_results
     from opgrip.replay.store.merging import merge_runs
     from opgrip.replay.store.shards import missing_shards
     from opgrip.replay.store.store import Store
-    from opgrip.traces.output import check_writable
-    from opgrip.traces.words import counted
 
     check_writable(args.output, args.force)
     store = Store(args.store)

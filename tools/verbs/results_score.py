@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from opgrip.cli.command import add_debug
 from opgrip.tools.verbs.kept_runs import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
 
 EXAMPLES = """\
 examples:
@@ -37,11 +37,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a model and the total, as opreplay does after its last trace."""
+    from opgrip.errors import UserError
     from opgrip.replay.outcome import read_run
     from opgrip.replay.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
     from opgrip.replay.scoring.table import plain_of
     from opgrip.replay.store.store import Store
-    from opgrip.traces.errors import UserError
 
     store, baseline = Store(args.store), args.baseline
     results = read_run(store.find(args.which))

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
+from opgrip.cli.command import add_debug, positive, printable
 from opgrip.tools.verbs.kept_runs import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, positive, printable
 
 EXAMPLES = """\
 examples:

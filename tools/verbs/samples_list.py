@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from opgrip.cli.command import add_debug
+from opgrip.cli.plural import counted
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
-from opgrip.traces.errors import UserError
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.words import counted
 
 EXAMPLES = """\
 examples:

@@ -7,8 +7,8 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.command import add_debug
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
 
 if TYPE_CHECKING:
     from opgrip.samples import Sample

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from opgrip.cli.command import add_debug
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
 
 EXAMPLES = """\
 examples:

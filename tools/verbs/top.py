@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from opgrip.cli.command import add_debug
+from opgrip.cli.extras import needed
 from opgrip.tools.verbs.kept_runs import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
-from opgrip.traces.extras import needed
 
 EXAMPLES = """\
 examples:

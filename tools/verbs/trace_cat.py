@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.command import add_debug, add_reading, printable
+from opgrip.cli.options import add_options, from_arguments
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, printable
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import add_options, from_arguments
 
 EXAMPLES = """\
 examples:

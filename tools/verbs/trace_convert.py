@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.command import add_debug, add_reading, printable
+from opgrip.cli.options import add_options, from_arguments
+from opgrip.cli.plural import counted
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, printable
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import add_options, from_arguments
-from opgrip.traces.suggestions import did_you_mean
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces.foreign import Losses
@@ -50,7 +50,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert."""
-    from opgrip.traces.output import check_writable, whole_file
+    from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces.reader import TraceReader
 
     target = _format_named(args.to) if args.to else _format_of_name(args.output)
@@ -92,10 +92,10 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
 
 
 def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -> Losses:
+    from opgrip.cli.compressed_files import compress_to
+    from opgrip.cli.output_files import whole_file, whole_folder
     from opgrip.traces import load
     from opgrip.traces.foreign import formats
-    from opgrip.traces.output import whole_file, whole_folder
-    from opgrip.traces.streams import compress_to
 
     format_ = formats.get(target)
     assert format_ is not None, "it was checked"
@@ -169,8 +169,8 @@ class _ListFormats(argparse.Action):
     """`--formats`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from opgrip.display.tables import TableColumn, print_table
         from opgrip.traces.foreign import formats
-        from opgrip.traces.tables import TableColumn, print_table
 
         rows = [(OWN, "read, written", ", ".join(OWN_SUFFIXES), "traces of opcapture")]
         for name, item in formats.items():

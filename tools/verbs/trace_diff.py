@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import add_debug, add_reading, positive, printable
+from opgrip.cli.option_types import names, percent
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, positive, printable
-from opgrip.traces.option_types import names, percent
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
 
 if TYPE_CHECKING:
     from opgrip.traces.differences import Difference, OperatorRow, Row, Tolerances
@@ -83,9 +83,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the signatures that differ."""
+    from opgrip.cli.output_files import check_writable
+    from opgrip.errors import UserError
     from opgrip.traces.differences import check_form, compare_sides, load_side, paths_of, write_difference
-    from opgrip.traces.errors import UserError
-    from opgrip.traces.output import check_writable
 
     if strange := [kind for kind in args.fail_on if kind not in (*CHOICES, ANY)]:
         raise UserError(f"--fail-on {strange[0]} is no difference", f"choose from {', '.join((*CHOICES, ANY))}")

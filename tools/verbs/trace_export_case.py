@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.command import add_debug, add_reading, not_negative
+from opgrip.cli.options import add_options, from_arguments
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, not_negative
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import add_options, from_arguments
-from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
@@ -38,8 +38,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file."""
+    from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces import TraceReader, load
-    from opgrip.traces.output import check_writable, whole_file
 
     if args.output.suffix != ".py":
         raise UserError(f"{args.output} is no name of a Python file", "end it in .py")
@@ -85,7 +85,7 @@ def source_of(trace: Trace, case: Case) -> str:
 
 
 def _facts(trace: Trace, case: Case) -> list[str]:
-    from opgrip.traces.words import counted
+    from opgrip.cli.plural import counted
 
     model = trace.header.get("model")
     name = model.get("name") if isinstance(model, dict) else None

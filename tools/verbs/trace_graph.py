@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import add_debug, add_reading, printable
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plural import DEVICE_TIME, counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, printable
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import whole_file
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import DEVICE_TIME, counted
 
 if TYPE_CHECKING:
     from opgrip.traces.dataflow import Dataflow, Step, Storage

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.command import add_debug, add_reading, positive, printable
+from opgrip.cli.options import add_options, from_arguments
+from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.plural import DEVICE_TIME, counted
+from opgrip.cli.progress import Reporter
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, positive, printable
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import add_options, from_arguments
-from opgrip.traces.output import check_writable, whole_file
-from opgrip.traces.progress import Reporter
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import DEVICE_TIME, counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from opgrip.cli.command import add_debug, add_reading
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading
 
 EXAMPLES = """\
 examples:

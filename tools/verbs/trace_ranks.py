@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import add_debug, add_reading, positive, printable
+from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, positive, printable
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import check_writable, whole_file
-from opgrip.traces.progress import Reporter
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd

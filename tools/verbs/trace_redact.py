@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import add_debug, add_reading, printable
+from opgrip.cli.option_types import names
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading, printable
-from opgrip.traces.option_types import names
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces.redaction import Policy
@@ -59,7 +59,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the redacted trace, and say what is left in it."""
-    from opgrip.traces.output import check_writable, whole_file
+    from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces.redaction.redact import redact
     from opgrip.traces.shipped import trace_file
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_apart(paths: Mapping[str, Path | None]) -> None:
     """Raise `UserError` where one file has two roles: the trace and the salt must stay."""
-    from opgrip.traces.errors import UserError
+    from opgrip.errors import UserError
 
     roles: dict[Path, str] = {}
     for role, path in paths.items():
@@ -102,8 +102,8 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 
 def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:
+    from opgrip.display.tables import TableColumn, print_table
     from opgrip.traces.redaction.leftovers import FORMAT
-    from opgrip.traces.tables import TableColumn, print_table
 
     for name in redacted.whole_values:
         reporter.say(f"{printable(name)} has the values themselves, and is left out: do not send it")

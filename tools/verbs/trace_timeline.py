@@ -7,12 +7,12 @@ import gzip
 import sys
 from pathlib import Path
 
+from opgrip.cli.command import add_debug, add_reading
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import whole_file
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 
 EXAMPLES = """\
 examples:

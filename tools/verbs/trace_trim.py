@@ -7,10 +7,10 @@ import re
 import sys
 from pathlib import Path
 
+from opgrip.cli.command import add_debug, add_reading
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 
 EXAMPLES = """\
 examples:
@@ -46,7 +46,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the part, and say what is in it."""
-    from opgrip.traces.output import check_writable
+    from opgrip.cli.output_files import check_writable
     from opgrip.traces.trimming import Part, trim
 
     check_writable(args.output, args.force)

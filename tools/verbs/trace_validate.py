@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import UNBOUNDED_HELP, add_debug, positive, printable
+from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, positive, printable
-from opgrip.traces.limits import UNBOUNDED_HELP
-from opgrip.traces.output import check_writable, whole_file
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces.validation import Validation

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from opgrip.traces.registry import Registry
+from opgrip.cli.plugins import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import sys
 import webbrowser
 from fnmatch import fnmatchcase
 
+from opgrip.cli.command import add_debug, not_negative, positive
+from opgrip.cli.extras import MissingPackageError
+from opgrip.errors import UserError
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, not_negative, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import MissingPackageError
 
 EXAMPLES = """\
 examples:

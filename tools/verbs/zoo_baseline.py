@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from opgrip.cli.command import add_debug, printable
+from opgrip.cli.plural import counted
 from opgrip.tools.verbs.kept_runs import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, printable
-from opgrip.traces.words import counted
 
 EXAMPLES = """\
 examples:

@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from opgrip.cli.command import add_debug
+from opgrip.cli.plural import counted
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.words import counted
 from opgrip.traces.zoo import ZooTrace, read_manifest, select
 
 EXAMPLES = """\

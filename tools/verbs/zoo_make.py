@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 
+from opgrip.cli.command import add_debug, positive
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.tools.verbs.zoo_list import NAMES, summary
-from opgrip.traces.command import add_debug, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.writing import write_manifest
 

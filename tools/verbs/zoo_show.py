@@ -6,11 +6,11 @@ import argparse
 import shlex
 import sys
 
+from opgrip.cli.command import add_debug
+from opgrip.cli.terminal import print_line
+from opgrip.errors import MissingFileError
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.tools.verbs.zoo_list import NAMES
-from opgrip.traces.command import add_debug
-from opgrip.traces.errors import MissingFileError
-from opgrip.traces.terminal import print_line
 from opgrip.traces.zoo import PREFIX, ZooTrace, read_manifest, select, zoo_file
 
 EXAMPLES = """\

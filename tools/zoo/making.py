@@ -14,9 +14,9 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from opgrip.errors import UserError, shortened
 from opgrip.tools.zoo.packing import command_of, pack, recipe_command
 from opgrip.tools.zoo.recording import record_of
-from opgrip.traces.errors import UserError, shortened
 from opgrip.traces.zoo import ZooTrace
 from opgrip.traces.zoo.files import MODELS, SUFFIX
 

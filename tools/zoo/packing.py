@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
-from opgrip.traces.output import whole_file
-from opgrip.traces.streams import Damage, read_chunks
+from opgrip.cli.compressed_files import Damage, read_chunks
+from opgrip.cli.extras import needed
+from opgrip.cli.output_files import whole_file
+from opgrip.errors import UserError
 from opgrip.traces.zoo import ZooTrace
 
 LEVEL = 19

@@ -19,7 +19,7 @@ def step_ms(arguments: Sequence[str]) -> float:
     """Median time of a step after a first one, of a model that arguments of `opcapture` describe."""
     from opgrip.capture.options import make_parser
     from opgrip.capture.steps import build, run_step
-    from opgrip.traces.progress import Reporter
+    from opgrip.cli.progress import Reporter
 
     args = make_parser().parse_args(list(arguments))
     program = build(args, Reporter("opgrip zoo"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from opgrip.errors import UserError
+from opgrip.platform.devices import check_device
+from opgrip.platform.measurement_cache import measure_once
 from opgrip.traces.arguments import tensors
 from opgrip.traces.ceilings.ceilings import read_cached_ceilings
 from opgrip.traces.ceilings.copying import memory
-from opgrip.traces.devices import check_device
-from opgrip.traces.errors import UserError
-from opgrip.traces.measured import measure_once
 from opgrip.traces.trace import Trace
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.machine import cache_folder, processor
-from opgrip.traces.output import whole_file
+from opgrip.cli.output_files import whole_file
+from opgrip.platform.machine import cache_folder, processor
 
 FORM = 2
 """Of the file; one of another form is as good as none."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from opgrip.platform.machine import free_memory, last_cache_bytes, lines
 from opgrip.traces.ceilings.ceilings import Level
-from opgrip.traces.machine import free_memory, last_cache_bytes, lines
 
 REPEATS, REPEAT_S = 6, 0.2
 """Runs of which the quickest counts: so many, and for so long."""

@@ -19,10 +19,10 @@ from torch import nn
 from torch.overrides import get_overridable_functions
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opgrip.errors import one_line
 from opgrip.traces.arguments import Opaque, TensorSpec, encode, leaves, map_leaves
 from opgrip.traces.configurations.generators import Arguments
 from opgrip.traces.configurations.models import MODELS
-from opgrip.traces.errors import one_line
 
 OF_CASE = 20_000
 """Calls that building and running one module may make: a file could ask for a billion layers."""

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from opgrip.errors import one_line
 from opgrip.traces.configurations.choices import Chain, Choices, Listed, Product
 from opgrip.traces.configurations.generators import Generate, generators
 from opgrip.traces.configurations.iterators import Expand, iterators
-from opgrip.traces.errors import one_line
 from opgrip.traces.foreign import Losses
 
 ITERATOR = "DefaultConfigIterator"

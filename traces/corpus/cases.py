@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from opgrip.platform.machine import page_size
 from opgrip.traces.arguments import numbers_of, with_numbers
 from opgrip.traces.corpus.corpus import Corpus, Reading
 from opgrip.traces.corpus.members import Member
 from opgrip.traces.corpus.rows import contexts_of, written_from
-from opgrip.traces.machine import page_size
 from opgrip.traces.records import (
     NO_STORAGE,
     Calls,

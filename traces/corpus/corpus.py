@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from opgrip.traces.command import printable
+from opgrip.cli.command import printable
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError, shortened
 from opgrip.traces.corpus.members import Member, members_of
 from opgrip.traces.corpus.rows import rows_of
-from opgrip.traces.errors import UserError, shortened
 from opgrip.traces.trace import load
-from opgrip.traces.words import counted
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
 MOST_REASON = 200

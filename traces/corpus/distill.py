@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.traces.corpus.choosing import Floats, Points, choose, distances
 from opgrip.traces.corpus.corpus import OF_MEMBER, Corpus, weighted
 from opgrip.traces.corpus.rows import written_from
-from opgrip.traces.errors import UserError
-from opgrip.traces.words import counted
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.names import name_of_file, told_apart
 

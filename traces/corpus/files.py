@@ -11,13 +11,13 @@ from typing import IO, Any
 
 import pandas as pd
 
-from opgrip.traces.command import printable
+from opgrip.cli.command import printable
+from opgrip.cli.extras import needed
+from opgrip.cli.output_files import whole_file
+from opgrip.display.csv_escape import quoted
+from opgrip.errors import UserError
 from opgrip.traces.corpus.corpus import Corpus
 from opgrip.traces.corpus.summaries import Summary
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
-from opgrip.traces.formulas import quoted
-from opgrip.traces.output import whole_file
 
 WRITTEN = (".json", ".csv", ".md", ".parquet")
 

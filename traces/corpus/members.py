@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import MissingFileError, UserError
+from opgrip.cli.compressed_files import Damage, read_chunks
+from opgrip.errors import MissingFileError, UserError
 from opgrip.traces.foreign import format_of, formats
 from opgrip.traces.records import FORMAT
 from opgrip.traces.shipped import hint_for_missing, trace_file
-from opgrip.traces.streams import Damage, read_chunks
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 
 ZOO = "zoo"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.errors import shortened
 from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.errors import shortened
 from opgrip.traces.identity import key_of_case
 from opgrip.traces.listing import call_outline
 from opgrip.traces.names import plain_name

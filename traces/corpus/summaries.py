@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from opgrip.cli.plural import counted
 from opgrip.traces.corpus.corpus import Corpus
-from opgrip.traces.words import counted
 
 OP, SHAPE, DTYPE, MODEL, FAMILY, SIGNATURE, ROW = "op", "shape", "dtype", "model", "family", "signature", "row"
 BY: Mapping[str, Sequence[str]] = {

@@ -7,12 +7,12 @@ from typing import IO, Any
 
 import pandas as pd
 
-from opgrip.traces.command import printable
+from opgrip.cli.command import printable
+from opgrip.cli.plural import counted
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.traces.corpus.corpus import Corpus
 from opgrip.traces.corpus.summaries import Summary
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
 
 
 def _count(value: Any) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.output_files import whole_file
+from opgrip.errors import UserError
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.differences.side import Cases, Side
-from opgrip.traces.errors import UserError
 from opgrip.traces.json_values import check_finite, elapsed_ns, integer, text
-from opgrip.traces.output import whole_file
 
 SUFFIX = ".shapes.json"
 VERSION = 1

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.command import printable
+from opgrip.cli.command import printable
+from opgrip.cli.output_files import whole_file
+from opgrip.errors import UserError
 from opgrip.traces.differences.compare import KINDS, Difference, Row
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import whole_file
 
 
 def check_form(path: Path) -> None:

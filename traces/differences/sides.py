@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from opgrip.errors import UserError
 from opgrip.traces.differences.days import SUFFIX, read_day
 from opgrip.traces.differences.side import Side
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.trace import load
 

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import torch
 
+from opgrip.cli.extras import needed
 from opgrip.traces.arguments import map_leaves
-from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import IO, Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.nodes.calls import calls_of

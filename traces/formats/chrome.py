@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any
 
+from opgrip.errors import FormatError, UserError
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import FormatError, UserError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.json_members import CutText, TooLong, members

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.cli.compressed_files import Damage
+from opgrip.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.json_members import CutText, TooLong, members
@@ -20,7 +21,6 @@ from opgrip.traces.formats.nodes.json_nodes import node_from_json, node_to_json
 from opgrip.traces.formats.nodes.node import Node
 from opgrip.traces.formats.nodes.program import steps_of
 from opgrip.traces.records import Record
-from opgrip.traces.streams import Damage
 from opgrip.traces.trace import Trace
 
 NAME = "execution_trace"

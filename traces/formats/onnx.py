@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from opgrip.cli.extras import needed
+from opgrip.errors import one_line
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.errors import one_line
-from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from opgrip.traces.errors import one_line
-from opgrip.traces.extras import needed
+from opgrip.cli.extras import needed
+from opgrip.errors import one_line
 from opgrip.traces.foreign import Losses
 
 MOST_NODES = 1_000_000

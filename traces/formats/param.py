@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from opgrip.errors import FormatError
 from opgrip.traces.configurations.choices import Choices
 from opgrip.traces.configurations.generators import Arguments, Draw, Generate
 from opgrip.traces.configurations.modules import Recorded, Recording
 from opgrip.traces.configurations.plan import Case, Entry, UnreadableCase, plan_of, reasons
-from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
 from opgrip.traces.formats.param_calls import calls_of

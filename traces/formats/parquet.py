@@ -15,10 +15,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from opgrip.cli.plural import counted
+from opgrip.errors import one_line
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.call_blocks import NONE, CallBlock
 from opgrip.traces.call_forms import FAR_AWAY, NEGATIVE, counts_by_place
-from opgrip.traces.errors import one_line
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.parquet_files import MAGIC, MARK, batches_of, footer_of, open_parquet
 from opgrip.traces.formats.parquet_table import ALONE, NUMBERS, RECORDS, STORAGES, ParquetTable
@@ -29,7 +30,6 @@ from opgrip.traces.record_forms import from_json
 from opgrip.traces.records import NO_STORAGE, Header, Record
 from opgrip.traces.step_starts import find_step_starts
 from opgrip.traces.storage_codes import decode_storages
-from opgrip.traces.words import counted
 
 MOST_TEXT = 64 << 20
 """Bytes of the records between two blocks."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import one_line
-from opgrip.traces.extras import needed
+from opgrip.cli.extras import needed
+from opgrip.errors import one_line
 from opgrip.traces.foreign import MOST_BYTES, ForeignFile
 from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
 from opgrip.traces.limits import DECOMPRESSED, Allowance

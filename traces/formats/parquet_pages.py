@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes.thrift import Struct, read_struct
 
 MAGIC = b"PAR1"

@@ -13,8 +13,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opgrip.cli.extras import needed
 from opgrip.traces.call_blocks import CallBlock, block_of, perturbed_flags, record_of
-from opgrip.traces.extras import needed
 from opgrip.traces.formats.parquet_files import EXTRA, MARK
 from opgrip.traces.formats.signature_outline import outline
 from opgrip.traces.record_forms import to_json

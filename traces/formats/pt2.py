@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import MOST_BYTES, ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.exported_values import CONSTANTS, LEAST_SIZE, Sizes, tensor_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.limits import check_nesting
 
 HEADER_BYTES = 4 << 20

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError
+from opgrip.cli.command import printable
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plural import DEVICE_TIME, counted
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
 from opgrip.traces.longtail.functions import LongTail, LongTailFunction
-from opgrip.traces.output import whole_file
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
-from opgrip.traces.words import DEVICE_TIME, counted
 
 NUMBERS = {
     "saves ms": 0,

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from opgrip.errors import UserError
 from opgrip.traces.call_blocks import CallBlock
-from opgrip.traces.errors import UserError
 from opgrip.traces.labels import is_mark
 from opgrip.traces.number_set import NumberSet
 from opgrip.traces.ranks.alignment import is_ambiguous, rank_of

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.traces.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, Json
-from opgrip.traces.errors import UserError
 from opgrip.traces.labels import STEP_LABEL
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import KINDS, PHASES, Calls, DeviceTimes, Record

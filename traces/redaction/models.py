@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.redaction.calls import CallFacts, Slot
 from opgrip.traces.redaction.numbers import IntegerMap, coarse, coarse_float, coarse_int
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs

@@ -7,8 +7,8 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import cannot_be_written, partial_path, reason_of
+from opgrip.cli.output_files import cannot_be_written, partial_path, reason_of
+from opgrip.errors import UserError
 
 MODULES, FUNCTIONS, FILES, LABELS, MODEL, SCALARS, VALUES = KINDS = (
     *("modules", "functions", "files", "labels", "model", "scalars", "values"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from opgrip.errors import UserError
 from opgrip.traces.block_lines import encode_block
 from opgrip.traces.call_blocks import CallBlock
-from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import Header
 from opgrip.traces.redaction.leftovers import Leftovers

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import UserError
 from opgrip.traces.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, GeneratorSpec, TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.names import plain_name
 
 DEVICE = "device"

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import UserError
 from opgrip.traces.accelerators import device_of
 from opgrip.traces.arguments import DTYPES, TensorSpec, leaves, tensors
-from opgrip.traces.errors import UserError
 from opgrip.traces.formats.overloads import NAME
 from opgrip.traces.records import OPERATOR, Signature
 from opgrip.traces.scripts.functions import FUNCTIONS, MAIN

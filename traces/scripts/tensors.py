@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 from opgrip.traces.scripts.literals import Literals
 from opgrip.traces.scripts.literals import shape as sizes
 from opgrip.traces.scripts.values import FEW, ValueSource

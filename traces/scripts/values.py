@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 from opgrip.traces.scripts.literals import plain
 from opgrip.traces.scripts.literals import shape as sizes
 from opgrip.traces.values import Drawable

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opgrip.errors import UserError
 from opgrip.traces.arguments import numbers_of, tensors
-from opgrip.traces.errors import UserError
 from opgrip.traces.labels import is_mark
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import Calls, Effects, End, Header, Observed, Scope, Signature

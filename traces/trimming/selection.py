@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.traces.errors import UserError
+from opgrip.cli.suggestions import nearest
+from opgrip.errors import UserError
 from opgrip.traces.records import OPERATOR
 from opgrip.traces.step_starts import step_starts
-from opgrip.traces.suggestions import nearest
 from opgrip.traces.trimming.outline import Outline
 
 Flags = NDArray[np.bool_]

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import shortened
+from opgrip.errors import shortened
 
 NOT_INSTALLED = "not held against the JSON Schema, for which jsonschema is needed: pip install 'opgrip[schema]'"
 COLUMN = 32

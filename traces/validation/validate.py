@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import FormatError, one_line
+from opgrip.cli.compressed_files import Damage
+from opgrip.cli.plural import counted
+from opgrip.errors import FormatError, one_line
 from opgrip.traces.foreign import format_of, once
 from opgrip.traces.limits import check_nesting
 from opgrip.traces.reader import TraceReader, read_header, refuse_constant
 from opgrip.traces.record_forms import from_json, unknown_fields
 from opgrip.traces.records import Calls, End, Header, Record, Signature
-from opgrip.traces.streams import Damage
 from opgrip.traces.validation.findings import FORM, SCHEMA, TOTAL, Validation
 from opgrip.traces.validation.references import References
 from opgrip.traces.validation.schema import NOT_INSTALLED, Schema
 from opgrip.traces.validation.times import Times
-from opgrip.traces.words import counted
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from opgrip.cli.plugins import Registry
 from opgrip.traces.arguments import FormatError, Json, decode, encode
-from opgrip.traces.registry import Registry
 from opgrip.traces.values.pieces import MOST, pieces, rows_of
 
 ALL, PIECES, ROWS = "all", "pieces", "rows"

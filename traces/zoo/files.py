@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from opgrip.traces.errors import MissingFileError
+from opgrip.errors import MissingFileError
 from opgrip.traces.zoo.manifest import ZooTrace
 
 MODELS = Path(__file__).parent / "models"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 
 MANIFEST = Path(__file__).parent.parent / "zoo.json"
 FORMAT = 1

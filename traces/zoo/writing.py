@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from opgrip.traces.output import whole_file
+from opgrip.cli.output_files import whole_file
 from opgrip.traces.zoo.manifest import FORMAT, MANIFEST, ZooTrace
 
 

@@ -32,7 +32,7 @@ from opgrip.capture.grips.source.names import Receiver
 from opgrip.capture.grips.source.packages import is_imported, module_of
 from opgrip.capture.grips.source.resolve import evaluate, namespace_of_class, python_function
 from opgrip.capture.grips.source.walker import names_of
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 class Classes:

@@ -33,7 +33,7 @@ from opgrip.capture.grips.source.resolve import (
 from opgrip.capture.grips.source.table import ItemTable
 from opgrip.capture.grips.source.values import Inexpressible, Refer, express, express_class
 from opgrip.capture.grips.source.walker import names_of
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 _BY_TEXT = ("eval", "globals")
 _OF_EACH_MODULE = ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__builtins__", "__class__")

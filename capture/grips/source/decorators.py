@@ -19,7 +19,7 @@ from opgrip.capture.grips.source.resolve import (
     python_function,
     wrapped,
 )
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -20,7 +20,7 @@ from opgrip.capture.grips.source.packages import IMPORTED, distribution_of, file
 from opgrip.capture.grips.source.proof import check_import, check_names
 from opgrip.capture.grips.source.reference import reference_text
 from opgrip.capture.grips.source.tags import source_tags, tags_of
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 from opgrip.traces.sample_folder import SAMPLE
 
 _parts = count()

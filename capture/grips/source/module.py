@@ -30,7 +30,7 @@ from opgrip.capture.grips.source.layout import Layout
 from opgrip.capture.grips.source.names import Role
 from opgrip.capture.grips.source.naming import names_for
 from opgrip.capture.grips.source.packages import is_imported, is_of_python, top_level
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

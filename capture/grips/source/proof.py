@@ -12,7 +12,7 @@ from pathlib import Path
 
 from opgrip.capture.grips.source.scopes import bound_by
 from opgrip.capture.grips.source.walker import names_of
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 _SECONDS = 300
 

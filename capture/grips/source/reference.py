@@ -12,7 +12,7 @@ from opgrip.capture.grips.source.fields import Everything, named_in
 from opgrip.capture.grips.source.imports import Import, render
 from opgrip.capture.grips.source.module import ModuleText, objects_of, owner_of
 from opgrip.capture.grips.source.packages import is_imported, top_level
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:

@@ -12,7 +12,7 @@ from opgrip.capture.grips.source.items import ClassItem, ImportItem, pieces_of, 
 from opgrip.capture.grips.source.module import Requirements, take
 from opgrip.capture.grips.source.packages import is_of_python, top_level
 from opgrip.capture.grips.source.scopes import COMPREHENSIONS
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 FOR_LOOP, IF_ELSE, CONTAINERS = "ForLoop", "IfElseBranch", "BuiltInDataStructure"
 CUSTOMIZED, THIRD_PARTY = "Customized", "ThirdPartyCodes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from opgrip.traces.command import OneLineParser, add_debug
+from opgrip.cli.command import OneLineParser, add_debug
 
 VERBS = ("attach", "list", "stop", "trigger")
 """Each is a module here, with a `DESCRIPTION`, `EXAMPLES`, `prepare` and `run`."""

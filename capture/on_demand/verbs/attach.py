@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from opgrip.capture.on_demand.attach import attach
-from opgrip.traces.command import positive
+from opgrip.cli.command import positive
 
 DESCRIPTION = "Start an agent in a process that runs, where the system allows it: it can then be asked to record."
 EXAMPLES = """\

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from opgrip.capture.on_demand.client import Process, processes
-from opgrip.traces.command import printable
-from opgrip.traces.tables import TableColumn, print_table
+from opgrip.cli.command import printable
+from opgrip.display.tables import TableColumn, print_table
 
 DESCRIPTION = "Show the processes of this machine that can be asked to record."
 EXAMPLES = """\

@@ -8,9 +8,9 @@ from pathlib import Path
 from opgrip.capture.on_demand.client import find_processes
 from opgrip.capture.on_demand.export import check_export, export
 from opgrip.capture.on_demand.jobs import choose_ranks, record_together
-from opgrip.traces.command import USAGE_ERROR, not_negative, positive, printable
-from opgrip.traces.option_types import interval, percent
-from opgrip.traces.progress import Reporter
+from opgrip.cli.command import USAGE_ERROR, not_negative, positive, printable
+from opgrip.cli.option_types import interval, percent
+from opgrip.cli.progress import Reporter
 
 DESCRIPTION = "Record some steps of a process that was started with an agent: opcapture list shows which were."
 EXAMPLES = """\

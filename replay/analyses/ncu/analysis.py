@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.options import EFFORT, OUTPUT, option, titled
+from opgrip.cli.output_files import check_writable
+from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
 from opgrip.replay.analyses.ncu.programs import COMMAND, FLAGS, PLACES
@@ -14,10 +18,6 @@ from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.timing.ranges import check_ranges
-from opgrip.traces.command import not_negative, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import EFFORT, OUTPUT, option, titled
-from opgrip.traces.output import check_writable
 
 
 @titled("profilers")
@@ -97,8 +97,8 @@ class NcuAnalysis(Analysis):
     def __init__(self, options: NcuOptions, session: Session) -> None:
         import torch
 
+        from opgrip.platform.devices import check_device
         from opgrip.replay.analyses.ncu.ncu import Ncu, report_path
-        from opgrip.traces.devices import check_device
 
         super().__init__(options, session)
         session.check_one_cache("ncu")

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.output_files import open_ordinary
+from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.profiling.rows import Key
-from opgrip.traces.errors import UserError
-from opgrip.traces.output import open_ordinary
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 DURATION = "gpu__time_duration.sum"
 """In ns."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.journal import Batch, Batches
 from opgrip.replay.analyses.ncu.metrics import BASIC, SETS
 from opgrip.replay.analyses.ncu.programs import COMMAND, FLAGS
@@ -24,8 +26,6 @@ from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.ranges import DOMAIN, NCU
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import identity
-from opgrip.traces.errors import UserError
-from opgrip.traces.words import counted
 
 ALWAYS = (
     "--target-processes=all",

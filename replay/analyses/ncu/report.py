@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from opgrip.errors import UserError
 from opgrip.replay.analyses.profiling.programs import last_words
-from opgrip.traces.errors import UserError
 
 MODULES = ("extras/python", "../nsight-compute*/extras/python", "../../nsight-compute*/extras/python")
 """Where the module is, from the folder of the program or of a script that starts it."""

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.options import EFFORT, OUTPUT, option, titled
+from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.nsys.report import Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined_alone, with_seen
@@ -24,9 +27,6 @@ from opgrip.replay.analyses.profiling.programs import (
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
 from opgrip.replay.measuring.results import RAN, Result
 from opgrip.replay.timing.ranges import NSYS, check_ranges
-from opgrip.traces.command import not_negative, positive
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import EFFORT, OUTPUT, option, titled
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job

@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.replay.timing.ranges import DOMAIN
-from opgrip.traces.errors import UserError
 
 CATEGORY, RANGE, NAMED_DOMAIN = 33, 60, 75
 """Values of `eventType` in the table of NVTX events: a category's name, a start/end range, a domain's name."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 LAST_LINES = 6
 """Lines of a profiler that failed: the first of them says why, the others how it is used."""

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.own_python import own_python
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.supervisor import supervise
-from opgrip.traces.own_python import own_python
 
 MODULE = "opgrip.replay.analyses.profiling.target"
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.replay.analyses.analysis import Analysis, analyses
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.options import OUTPUT, option, titled
 
 if TYPE_CHECKING:
     from opgrip.traces.ceilings.ceilings import Ceilings

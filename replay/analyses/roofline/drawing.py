@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import log, sqrt
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.plural import counted
+from opgrip.display.figures import label_axis, literal, logarithmic, new_figure
 from opgrip.replay.analyses.roofline.dots import add_dots, add_numbers, time_of
 from opgrip.replay.analyses.roofline.legends import INK, add_key, add_legend, line_of_level, short
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.measuring.results import Result
 from opgrip.traces.ceilings.ceilings import TF32, Ceilings
-from opgrip.traces.figures import label_axis, literal, logarithmic, new_figure
-from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

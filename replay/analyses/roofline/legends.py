@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.extras import needed
+from opgrip.display.figures import PALETTE, literal
 from opgrip.replay.analyses.roofline.limits import BOUNDS
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.extras import needed
-from opgrip.traces.figures import PALETTE, literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -102,9 +102,9 @@ def with_limits(
 
 def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
     """What tells of a row what it computes in: float32 as TF32 where the settings that its case runs under allow it."""
+    from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.tf32 import KINDS
     from opgrip.traces.ceilings.ceilings import TF32
-    from opgrip.traces.precisions import is_tf32
 
     context_of_case = {case.number: case.context for case in loaded.cases}
 

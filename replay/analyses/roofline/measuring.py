@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.errors import UserError
+from opgrip.platform.machine import processor
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.operators.tf32 import KINDS
-from opgrip.traces.causes import cause_of
 from opgrip.traces.ceilings.ceilings import TF32, Ceilings
 from opgrip.traces.ceilings.copying import best_s, levels, no_less
-from opgrip.traces.errors import UserError
-from opgrip.traces.machine import processor
 from opgrip.traces.names import plain_name
-from opgrip.traces.progress import Tell, tell_nobody
 
 aten = torch.ops.aten
 SIZES = (256, 512, 1024, 2048, 4096, 8192)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, contexts_of, matches, no_match
 from opgrip.replay.cases.functions import NOT_KNOWN, function_case
 from opgrip.replay.cases.selection import Selection
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import Opaque, TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.live_calls import LiveArguments
 from opgrip.traces.objects import (
     ArraySpec,

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, matches
 from opgrip.replay.cases.functions import FunctionOperator, Held, described_case
 from opgrip.replay.operators.calling import tensors_in
 from opgrip.replay.operators.lookup import Operator
 from opgrip.samples import Sample, Tag, samples, tag_of
-from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import did_you_mean
 
 SHIPPED = "samples"
 """Stands for all of them."""

@@ -12,14 +12,14 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path, PurePath
 
+from opgrip.cli.suggestions import nearest
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, matches
 from opgrip.replay.cases.samples.gripped import folders_in, gripped_samples, hash_of
 from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, samples_named, shipped_case
 from opgrip.samples import samples
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.sample_folder import CALLS
-from opgrip.traces.suggestions import nearest
 
 JOINED = "; opgrip trace merge joins several"
 LOOKED_AT = 20

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import CALL, Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.traces import TraceReader, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.formats.param import NAME
 

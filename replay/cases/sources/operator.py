@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
 from opgrip.replay.cases.gradients import require_gradients
 from opgrip.replay.cases.selection import Selection
@@ -17,13 +19,11 @@ from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
 from opgrip.replay.operators.lookup import mutates
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.formats.overloads import NoOverload, bind, op_of, schemas_of
 from opgrip.traces.formats.param_calls import operator_name
 from opgrip.traces.limits import NESTING
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS
 from opgrip.traces.records import OPERATOR, Signature
-from opgrip.traces.suggestions import did_you_mean
 
 PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import ALL_EXCLUDED
 from opgrip.replay.cases.samples import fingerprint, names_samples, sample_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
-from opgrip.traces.errors import UserError
 
 
 class SampleSource:

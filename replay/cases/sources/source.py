@@ -8,10 +8,10 @@ from typing import Protocol
 
 import pandas as pd
 
+from opgrip.cli.plugins import Registry
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import Selection
 from opgrip.traces import Trace
-from opgrip.traces.registry import Registry
 
 NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.samples import gripped_calls
 from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
@@ -13,7 +14,6 @@ from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.units import make_units
 from opgrip.traces import load
 from opgrip.traces.corpus.distill import chosen_numbers
-from opgrip.traces.errors import UserError
 from opgrip.traces.shipped import trace_file
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.arguments.stored import drawn_values
 from opgrip.replay.cases.call_sites import CallSite
 from opgrip.replay.cases.cases import (
@@ -28,7 +29,6 @@ from opgrip.replay.cases.units.places import make_places, module_types, names_of
 from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.traces import Trace
-from opgrip.traces.errors import NothingSelectedError, UserError
 from opgrip.traces.records import Scope, Signature
 from opgrip.traces.runs import origins
 from opgrip.traces.unconverted import no_calls

@@ -9,6 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from opgrip.cli.command import printable
+from opgrip.cli.folding import shorten
+from opgrip.cli.output_files import whole_file
+from opgrip.display.csv_escape import quoted
+from opgrip.errors import UserError
 from opgrip.replay.comparing.comparison import Comparison
 from opgrip.replay.comparing.gate import Gate, Outcome, describe, exit_status, hold_all
 from opgrip.replay.comparing.reports.rows import (
@@ -25,11 +30,6 @@ from opgrip.replay.comparing.verdicts import interval_text
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
 from opgrip.replay.reports.markdown import literal
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError
-from opgrip.traces.folding import shorten
-from opgrip.traces.formulas import quoted
-from opgrip.traces.output import whole_file
 
 Gates = Sequence[Gate]
 MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from opgrip.display.html_fragments import as_html
 from opgrip.replay.comparing.comparison import Comparison
 from opgrip.replay.comparing.reports.rows import ComparisonColumns, rows_of
 from opgrip.replay.comparing.reports.words import advice, origin, summary, total_line
 from opgrip.replay.measuring.columns import columns_in
-from opgrip.traces.html_forms import as_html
 
 SHOWN = (
     "verdict",

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from math import log
 from typing import IO
 
+from opgrip.cli.command import printable
+from opgrip.cli.folding import shorten
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.comparing.comparison import Comparison
 from opgrip.replay.comparing.gate import Held, Outcome
 from opgrip.replay.comparing.reports.rows import UNTIMED, ComparisonColumns, rows_of
 from opgrip.replay.comparing.reports.words import INTERVAL, advice, origin, summary, total_line
 from opgrip.replay.comparing.verdicts import Verdict, interval_text
-from opgrip.traces.command import printable
-from opgrip.traces.folding import shorten
-from opgrip.traces.tables import TableColumn, print_table
-from opgrip.traces.terminal import print_line
 
 STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from opgrip.cli.plural import counted
 from opgrip.replay.comparing.comparison import UNREADABLE, Comparison, Total
 from opgrip.replay.comparing.verdicts import CONFIDENCE, Verdict, interval_text
-from opgrip.traces.words import counted
 
 
 def origin(header: Mapping[str, Any]) -> str:

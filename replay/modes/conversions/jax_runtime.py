@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.errors import one_line
+from opgrip.platform.precisions import allows_tf32
 from opgrip.replay.modes.conversions.devices import device_index
 from opgrip.replay.modes.mode import Task
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.traces.errors import one_line
-from opgrip.traces.precisions import allows_tf32
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
 """What jax raises where the shape of something hangs on values, by the ends of the classes' names."""

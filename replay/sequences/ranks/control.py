@@ -20,10 +20,10 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]
 
+from opgrip.cli.command import USAGE_ERROR, printable
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
 from opgrip.replay.sequences.ranks.launch import Launch
-from opgrip.traces.command import USAGE_ERROR, printable
-from opgrip.traces.errors import UserError
-from opgrip.traces.words import counted
 
 T = TypeVar("T")
 BEAT_S = 0.5

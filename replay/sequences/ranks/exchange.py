@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import distributed
 
+from opgrip.errors import one_line
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks.control import RankEndedError
 from opgrip.replay.sequences.ranks.running import Started, Work
-from opgrip.traces.errors import one_line
 
 
 class Exchange:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgrip.traces.option_types import seconds
-from opgrip.traces.options import EFFORT, RUN, option, titled
+from opgrip.cli.option_types import seconds
+from opgrip.cli.options import EFFORT, RUN, option, titled
 
 COLLECTIVES = "collectives"
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow
 from opgrip.replay.sequences.ranks.collectives import LOCAL, MOST_MEMBERS, is_exchange
 from opgrip.traces import Trace
 from opgrip.traces.call_blocks import CallBlock
 from opgrip.traces.call_source import CallSource
 from opgrip.traces.call_table import all_storages, calls_table
-from opgrip.traces.errors import UserError
 from opgrip.traces.reader import read_header
 from opgrip.traces.records import NO_STORAGE
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
@@ -19,8 +21,6 @@ from opgrip.replay.sequences.ranks.step import replay_step
 from opgrip.replay.sequences.ranks.times import CollectiveTimes, OwnTimes, RankTotals, StepTimes, share_stamps
 from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.workers.job import Loaded
-from opgrip.traces.errors import UserError
-from opgrip.traces.progress import Tell, tell_nobody
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, distributed
 
+from opgrip.errors import UserError, one_line
 from opgrip.replay.sequences.ranks.collectives import SUM, Collective
-from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.ranks.operators import (
     ALL_GATHER,
     ALL_REDUCE,

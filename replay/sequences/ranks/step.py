@@ -11,6 +11,7 @@ from time import perf_counter_ns
 
 from torch import distributed
 
+from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.replay.arguments.values import trace_with_defaults
 from opgrip.replay.cases.flow import Flow, FlowingCall, make_flow
 from opgrip.replay.cases.fresh import NewMemory, new_memory
@@ -45,7 +46,6 @@ from opgrip.replay.sequences.watches import HostWatch
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.progress import Tell, tell_nobody
 from opgrip.traces.records import Signature
 
 

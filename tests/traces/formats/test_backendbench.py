@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
 
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 
 ROWS = [

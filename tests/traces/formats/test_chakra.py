@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
 
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.formats.nodes.wire import bytes_field, framed, number_field
 from opgrip.traces.graph import make_graph

@@ -18,9 +18,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from opgrip.capture import Capture
+from opgrip.errors import UserError
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.errors import UserError
 from opgrip.traces.formats.json_members import members
 from opgrip.traces.records import Kernels
 

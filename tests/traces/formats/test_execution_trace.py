@@ -26,9 +26,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import SHIPPED_TRACES, run_command
 
+from opgrip.errors import UserError
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.arguments import Opaque, TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.graph import make_graph
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.integers import Integers

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from optional import optional
 from torch import nn
 
+from opgrip.cli.extras import needed
+from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import leaves, map_leaves, tensors
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
 from opgrip.traces.formats.nodes.wire import bytes_field
 from opgrip.traces.formats.onnx_operators import TABLE
 from opgrip.traces.records import Signature

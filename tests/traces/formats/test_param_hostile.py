@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from param_configs import RANGES, entry, number, operator, ranged, reasons, tensor
 
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.formats.param import MOST_BYTES, NAME
 

@@ -13,9 +13,9 @@ import torch
 from param_configs import RANGES, entry, number, operator, ranged, read, shapes, tensor
 from programs import SHIPPED_TRACES, run_command
 
+from opgrip.cli.case_slices import Cut
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.cuts import Cut
-from opgrip.traces.errors import UserError
 from opgrip.traces.formats.param import MOST_CASES
 
 FAST = ("--iterations", "1", "--warmup", "0", "--device", "cpu")

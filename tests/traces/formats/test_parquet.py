@@ -18,8 +18,8 @@ from optional import optional
 from programs import SHIPPED_TRACES, run_command
 from pyarrow import parquet
 
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
 from opgrip.traces.formats.nodes.wire import varint
 from opgrip.traces.formats.parquet_files import batches_of, open_parquet

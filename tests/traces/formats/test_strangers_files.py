@@ -11,8 +11,8 @@ from random import Random
 import pytest
 from programs import ROOT
 
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))

@@ -10,9 +10,9 @@ import torch
 from foreign_data import data_files, needs_data, write_as
 from programs import SHIPPED_TRACES
 
+from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.formats.tritonbench import MOST_CALLS, parse_call
 from opgrip.traces.records import Signature
 

@@ -8,8 +8,8 @@ import pytest
 from example_trace import write
 from made_ranks import VECTOR
 
+from opgrip.errors import UserError
 from opgrip.traces.arguments import GroupSpec, ReductionSpec
-from opgrip.traces.errors import UserError
 from opgrip.traces.ranks.waits import Waits, find_waits
 from opgrip.traces.records import Calls, End, Record, Scope, Signature, Thread
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from made_ranks import VECTOR, made_rank
 from programs import run_command
 
+from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.arguments import GroupSpec, ReductionSpec
 from opgrip.traces.block_lines import encode_block
 from opgrip.traces.call_blocks import CallBlock, block_of
-from opgrip.traces.errors import UserError
 from opgrip.traces.merge import merge
 from opgrip.traces.ranks.alignment import thinned
 from opgrip.traces.ranks.collectives import collective_of

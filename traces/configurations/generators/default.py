@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import FormatError
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.configurations.generators.generator import Arguments, Draw, generators
-from opgrip.traces.errors import FormatError
 from opgrip.traces.limits import NAME_LENGTH
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, device_name
 from opgrip.traces.tensor_specs import contiguous

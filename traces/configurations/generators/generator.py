@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from opgrip.traces.registry import Registry
+from opgrip.cli.plugins import Registry
 from opgrip.traces.values import ValueModel
 
 

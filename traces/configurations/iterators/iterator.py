@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from opgrip.cli.plugins import Registry
 from opgrip.traces.configurations.choices import Choices
-from opgrip.traces.registry import Registry
 
 Expand = Callable[[dict[str, Any]], Choices]
 """All that one entry of a `build` or `input` section stands for, as such entries without macros.

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from opgrip.cli.plural import counted
+from opgrip.errors import FormatError
 from opgrip.traces.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
 from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
@@ -21,7 +22,6 @@ from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, i
 from opgrip.traces.formats.overloads import registered
 from opgrip.traces.labels import ENTER, EXIT
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
-from opgrip.traces.words import counted
 from opgrip.traces.written import schema_of
 
 NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import FormatError
 from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
-from opgrip.traces.errors import FormatError
 from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, DTYPE_OF_ELEMENT, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
 from opgrip.traces.formats.nodes.node import NONE, Port
 from opgrip.traces.formats.nodes.schema_text import pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes.node import LATEST_NUMBER, Node, Port
 
 LATEST_US = 1e15

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 
 MOST_TEXT = 1 << 20
 """Characters of a list, of which each may cost half a KB of memory to parse."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes.json_nodes import LATEST_US
 from opgrip.traces.formats.nodes.literals import parse_list
 from opgrip.traces.formats.nodes.node import LATEST_NUMBER, NO_PORT, ROOTS, Node, Port

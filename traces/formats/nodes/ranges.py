@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import FormatError
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import FormatError
 from opgrip.traces.limits import check_nesting
 from opgrip.traces.names import LIMIT
 from opgrip.traces.values import ValueModel

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes.wire import read_varint, unzigzag
 
 MOST_DEPTH = 8

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from opgrip.traces.errors import FormatError
+from opgrip.errors import FormatError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MOST_MESSAGE = 16 << 20

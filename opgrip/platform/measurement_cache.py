@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.machine import cache_folder, processor
-from opgrip.traces.output import whole_file
+from opgrip.cli.output_files import whole_file
+from opgrip.errors import UserError
+from opgrip.platform.machine import cache_folder, processor
 
 
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from opgrip.traces.extras import needed
+from opgrip.cli.extras import needed
 
 STYLE = {
     "font.family": ["DejaVu Sans", "sans-serif"],

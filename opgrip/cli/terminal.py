@@ -8,7 +8,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from opgrip.traces.folding import fold
+from opgrip.cli.folding import fold
 
 
 def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.cells import cell_len
 
-from opgrip.traces.command import printable
+from opgrip.cli.command import printable
 
 MOST = 120
 """Characters of a text that a table shows."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.limits import UNBOUNDED_HELP
-from opgrip.traces.standard_streams import open_closed_streams
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.standard_streams import open_closed_streams
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
+
+UNBOUNDED_HELP = "read traces without limits on memory and nesting"
 
 USAGE_ERROR = 2
 INTERRUPTED = 130

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError
+from opgrip.cli.command import printable
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,12 +45,12 @@ def _number(value: float) -> str:
 
 
 def _image(draw: Callable[[], Figure], description: str) -> str:
-    from opgrip.traces.figure_style import in_style
+    from opgrip.display.figure_style import in_style
 
     try:
         with in_style():
             figure = draw()
-            from opgrip.traces.styled_figure import png_of
+            from opgrip.display.styled_figure import png_of
 
             png, width = png_of(figure)
     except UserError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opgrip.traces.causes import cause_of
-from opgrip.traces.errors import UserError
+from opgrip.cli.error_causes import cause_of
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from opgrip.traces.errors import one_line, shortened
+from opgrip.errors import one_line, shortened
 
 MOST = 1000
 """Characters of a message that is not a common one."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol, cast
 
-from opgrip.traces.errors import MissingFileError, UserError
-from opgrip.traces.shipped import hint_for_missing
+from opgrip.errors import MissingFileError, UserError
 
 CHUNK = 1 << 16
+"""Number of bytes that are read or decompressed at a time."""
 ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
-"""Bytes that are read, and decompressed, at a time."""
+"""Start of an address that is not a path."""
 
 
 class ByteSink(Protocol):
@@ -68,7 +68,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
                 # a path has one slash of two
                 name = f"{address[1]}://{str(path)[address.end() :]}"
                 raise MissingFileError(f"{name} is an address, and no file", "download it first") from error
-            raise MissingFileError(f"{path} cannot be read", f"{reason}{hint_for_missing(path)}") from error
+            raise MissingFileError(f"{path} cannot be read", reason) from error
         if isinstance(error, IsADirectoryError):
             raise UserError(f"{path} is a folder", "name a file in it") from error
         raise UserError(f"{path} cannot be read", reason) from error

@@ -10,10 +10,10 @@ from math import inf, log10
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from opgrip.traces.command import printable
-from opgrip.traces.errors import UserError
-from opgrip.traces.extras import needed
-from opgrip.traces.figure_style import in_style
+from opgrip.cli.command import printable
+from opgrip.cli.extras import needed
+from opgrip.display.figure_style import in_style
+from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +63,7 @@ def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> t
     """
     size = options.pop("size", (6.6, 3.6))
     needed("matplotlib", "plot")
-    from opgrip.traces.styled_figure import StyledFigure
+    from opgrip.display.styled_figure import StyledFigure
 
     figure = StyledFigure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)

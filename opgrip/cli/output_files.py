@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from opgrip.traces.errors import ExistingFileError, UserError
-from opgrip.traces.streams import check_compression
+from opgrip.cli.compressed_files import check_compression
+from opgrip.errors import ExistingFileError, UserError
 
 _parts = count()
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opgrip.traces.command import not_negative, positive, seed
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import CASES, option, titled
+from opgrip.cli.command import not_negative, positive, seed
+from opgrip.cli.options import CASES, option, titled
+from opgrip.errors import UserError
 
 INDEXED = 1 << 62
 """Cases that a `range` counts."""

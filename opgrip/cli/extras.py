@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 
 class MissingPackageError(UserError):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 T = TypeVar("T")
 OPTION = "option"

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from opgrip.traces.errors import UserError
+from opgrip.errors import UserError
 
 IDLE = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks")
 """Reasons for a lower clock that are no throttling: nothing to do, and what the user asked for."""

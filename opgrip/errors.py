@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from opgrip.traces.hook_errors import raise_if_from_program
+from opgrip.hook_errors import raise_if_from_program
 
 SWITCHES = ("append", "force", "partial", "resume")
 """Flags that take no value, as far as messages advise them."""

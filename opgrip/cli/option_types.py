@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 
-from opgrip.traces.command import positive
+from opgrip.cli.command import positive
 
 LEAST_BYTES = 1 << 20
 """Whoever gives fewer forgot the unit."""
@@ -70,13 +70,12 @@ SHORT_DTYPES = {
 
 def floating_dtype(text: str) -> str:
     """The name of a floating-point dtype."""
-    from opgrip.traces.arguments import DTYPES
-    from opgrip.traces.names import plain_name
+    import torch
 
-    dtype = DTYPES.get(SHORT_DTYPES.get(text, text))
-    if dtype is None or not dtype.is_floating_point:
+    dtype = getattr(torch, SHORT_DTYPES.get(text, text), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")
-    return plain_name(dtype)
+    return str(dtype).removeprefix("torch.")
 
 
 def share(text: str) -> float:

@@ -7,9 +7,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.options import Repeated
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.cli.options import Repeated
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
 
 OF_COMMANDS = ("help", "version", "debug")
 """Options that say what a command prints."""
@@ -69,11 +69,9 @@ def _value(option: argparse.Action, value: Any) -> Any:
 def _text(value: Any) -> str:
     import torch
 
-    from opgrip.traces.names import plain_name
-
     if isinstance(value, Mapping):
         return json.dumps(value, default=_named)
-    return plain_name(value) if isinstance(value, torch.dtype) else str(value)
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else str(value)
 
 
 def _named(value: Any) -> str:

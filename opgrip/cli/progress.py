@@ -20,8 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from opgrip.traces.errors import shortened
-from opgrip.traces.terminal import console_for
+from opgrip.cli.terminal import console_for
+from opgrip.errors import shortened
 
 REDRAW_S = 0.1
 TIME_WIDTH = len(" 10:00:00")

@@ -1,0 +1,1 @@
+"""Command lines: options, parsing, help, progress, suggestions and output files."""

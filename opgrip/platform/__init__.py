@@ -1,0 +1,1 @@
+"""The machine: devices, measured facts, contention, and private interfaces of torch."""
