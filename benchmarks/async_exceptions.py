@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from opgrip.capture import Capture
 from opgrip.traces import load
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.validation import validate
 
 DELAY_S = 4e-3
 """The longest time from the beginning of a loop to the exception."""

@@ -42,7 +42,7 @@ from opgrip.replay.arguments.values import KINDS, RECORDED
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay import replay
 from opgrip.traces import Trace, load
-from opgrip.traces.record_forms import to_json
+from opgrip.traces.codec.record_forms import to_json
 
 WARMUP, LEARNED = 3, 2
 ROUNDS_ALONE = 5

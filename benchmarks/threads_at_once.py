@@ -22,7 +22,7 @@ from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.traces import load
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.validation import validate
 
 THREADS = 16
 SWITCH_S = 1e-6

@@ -14,8 +14,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from opgrip.capture.patches import Patches
-from opgrip.traces.reader import read
-from opgrip.traces.records import OPERATOR, Calls, Signature
+from opgrip.traces.io.reader import read
+from opgrip.traces.schema.records import OPERATOR, Calls, Signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from opgrip.capture.placed_mode import UNPAIRED
 from opgrip.capture.predictions import Node
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
-from opgrip.traces.records import NO_STORAGE, Calls, Entered, Record, Thread
+from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread
 
 BLOCK = 1024
 """Calls in one record."""

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from opgrip.capture.step_times import StepTimes
-from opgrip.traces.records import THINNED
+from opgrip.traces.schema.records import THINNED
 
 BURST_S = 20.0
 """The credit of so much time can be spent at once, as at the begin."""

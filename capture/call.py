@@ -28,7 +28,7 @@ from opgrip.cli.keywords import arguments_of
 from opgrip.cli.options import words_in
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, in_words_of_python
-from opgrip.traces.trace import Trace, load
+from opgrip.traces.table.trace import Trace, load
 
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemand))
 """Options that print a table, or are for programs that go on."""

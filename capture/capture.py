@@ -51,11 +51,11 @@ from opgrip.capture.torch_private import load_private
 from opgrip.capture.triton_launches import TritonWatch
 from opgrip.capture.watching import Watching
 from opgrip.errors import UserError, in_words_of_python
-from opgrip.traces.doubts import time_doubts
-from opgrip.traces.records import Header
-from opgrip.traces.tensor_file import HEADER_FIELD
+from opgrip.traces.io.tensor_file import HEADER_FIELD
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import Header
+from opgrip.traces.table.doubts import time_doubts
 from opgrip.traces.values import value_models
-from opgrip.traces.writer import TraceWriter
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 
 from opgrip.capture.torch_private import group_of_name, reduction_number
-from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec
+from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec
 
 _PREFIX = "__torch__.torch.classes."
 _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})

@@ -18,7 +18,7 @@ from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.higher_order_private import compiling_as_unwatched, place_of_compiling, stance_here
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.records import COMPILED
+from opgrip.traces.schema.records import COMPILED
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
 

@@ -10,7 +10,7 @@ import torch
 from opgrip.capture.devices import accelerators, is_started
 from opgrip.hook_errors import raise_if_from_program
 from opgrip.platform.precisions import describe_precisions
-from opgrip.traces.names import plain_name
+from opgrip.traces.schema.torch_names import plain_name
 
 MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,

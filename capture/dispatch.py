@@ -40,7 +40,7 @@ from opgrip.capture.torch_private import (
     unpin,
 )
 from opgrip.hook_errors import interrupted_by, is_from_program
-from opgrip.traces.records import FUNCTION, OPERATOR
+from opgrip.traces.schema.records import FUNCTION, OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOTHING: Mapping[str, Any] = {}

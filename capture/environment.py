@@ -15,7 +15,7 @@ import torch
 
 from opgrip.capture.devices import describe_devices, started_devices
 from opgrip.capture.ranks import rank
-from opgrip.traces.accelerators import describe_accelerators
+from opgrip.traces.table.accelerators import describe_accelerators
 
 
 def describe_environment() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from opgrip.capture.choices import KNOWN_EXTENSIONS
 from opgrip.capture.late_modules import LateModules
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.records import EXTENSION
+from opgrip.traces.schema.records import EXTENSION
 
 _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 

@@ -16,8 +16,8 @@ from opgrip.capture.layouts import FitValues
 from opgrip.capture.signatures import describe_call
 from opgrip.errors import one_line
 from opgrip.hook_errors import raise_if_from_program
-from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
-from opgrip.traces.records import Record, Signature, Values
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
+from opgrip.traces.schema.records import Record, Signature, Values
 from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, has_needs, is_refined, refine_model
 
 

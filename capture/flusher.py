@@ -18,9 +18,9 @@ from opgrip.cli.output_files import reason_of
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.platform.contention import Contention
-from opgrip.traces.accelerators import describe_accelerators
-from opgrip.traces.records import End, Record, listed
-from opgrip.traces.writer import TraceWriter, encode_line
+from opgrip.traces.io.writer import TraceWriter, encode_line
+from opgrip.traces.schema.records import End, Record, listed
+from opgrip.traces.table.accelerators import describe_accelerators
 
 INTERVAL_S = 0.5
 SPAN_NS = 100_000_000

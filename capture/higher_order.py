@@ -15,8 +15,8 @@ from opgrip.capture.higher_order_private import own_code
 from opgrip.capture.predictions import Entry, Node
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
-from opgrip.traces.arguments import Opaque
-from opgrip.traces.records import FUNCTION, HIGHER_ORDER
+from opgrip.traces.schema.arguments import Opaque
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
 
 
 def higher_order_node(

@@ -23,7 +23,7 @@ from opgrip.capture.patches import Patches
 from opgrip.capture.torch_private import PREPARE_PROFILER, ActivityProfile, is_launch, is_work, recorded_activities
 from opgrip.errors import UserError, one_line
 from opgrip.hook_errors import raise_if_from_program
-from opgrip.traces.records import DeviceTimes, Kernels, Record
+from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
 
 CLOCK_READINGS = 20
 ID_BITS = (1 << 32) - 1

@@ -10,7 +10,7 @@ import torch
 from opgrip.capture.devices import accelerators, is_started
 from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.hook_errors import raise_if_from_program
-from opgrip.traces.tensor_specs import (
+from opgrip.traces.schema.tensor_specs import (
     COMPRESSED_LAYOUTS,
     COMPRESSES_ROWS,
     Compressed,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from opgrip.capture.blocks import CallBlock
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.arguments import numbers_of
-from opgrip.traces.records import Calls, Context, Entered, Observed, Record, Scope, Signature, Thread, Values
+from opgrip.traces.schema.arguments import numbers_of
+from opgrip.traces.schema.records import Calls, Context, Entered, Observed, Record, Scope, Signature, Thread, Values
 
 CALL_BYTES = 48
 """A call in a block, guessed too large, so that the last calls before a limit come in ever smaller blocks."""

@@ -11,7 +11,7 @@ from opgrip.capture.own_work import OwnWork
 from opgrip.capture.page_faults import FaultCounter
 from opgrip.capture.predictions import Node
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.schema.records import NO_STORAGE
 
 Told = Callable[[Any], None]
 """What is told the result of a call that was looked at."""

@@ -33,9 +33,9 @@ from opgrip.cli.command import INTERRUPTED, USAGE_ERROR
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.traces.ceilings.bandwidth import bandwidth_of
-from opgrip.traces.longtail import find_longtail, print_longtail
-from opgrip.traces.trace import load
+from opgrip.traces.analysis.ceilings.bandwidth import bandwidth_of
+from opgrip.traces.analysis.longtail import find_longtail, print_longtail
+from opgrip.traces.table.trace import load
 
 LONGTAIL_TOP = 30
 

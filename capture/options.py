@@ -208,7 +208,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_grips(args: argparse.Namespace) -> None:
     """Raise `UserError` where functions cannot be gripped as it is asked for."""
-    from opgrip.traces.tensor_file import load_safetensors
+    from opgrip.traces.io.tensor_file import load_safetensors
 
     if args.private and args.grip:
         raise UserError("--grip writes samples with source and values", "leave out --private or --grip")

@@ -11,8 +11,8 @@ import torch
 
 from opgrip.capture.capture import Capture
 from opgrip.platform.measurement_cache import measure_once
-from opgrip.traces.longtail import CaptureCost
-from opgrip.traces.trace import load
+from opgrip.traces.analysis.longtail import CaptureCost
+from opgrip.traces.table.trace import load
 
 ROUNDS, WARMUP = 300, 30
 LOW = 0.25

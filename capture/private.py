@@ -6,7 +6,7 @@ from pathlib import Path
 
 from opgrip.capture.choices import FULL
 from opgrip.errors import UserError
-from opgrip.traces.redaction import Policy, salt_of
+from opgrip.traces.analysis.redaction import Policy, salt_of
 
 OUTPUT = "private.jsonl"
 """Where a trace goes that no name was given for: those of the script and the model tell what ran."""

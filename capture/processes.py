@@ -12,7 +12,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from opgrip.capture.ranks import rank, with_mark
-from opgrip.traces.tensor_file import values_path
+from opgrip.traces.io.tensor_file import values_path
 
 
 def own_path(path: str | Path) -> str | Path:

@@ -35,11 +35,11 @@ from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.errors import one_line
 from opgrip.hook_errors import interrupted_by, is_from_program, raise_if_from_program
 from opgrip.platform.page_fault_cost import usual_fault_ns
-from opgrip.traces.arguments import Opaque, numbers_of, tensors
-from opgrip.traces.labels import is_mark
-from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature, Values
-from opgrip.traces.redaction import Policy, Redaction
-from opgrip.traces.writer import encode_line
+from opgrip.traces.analysis.redaction import Policy, Redaction
+from opgrip.traces.io.writer import encode_line
+from opgrip.traces.schema.arguments import Opaque, numbers_of, tensors
+from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature, Values
+from opgrip.traces.table.profiler_labels import is_mark
 
 
 class _OwnWork(threading.local):

@@ -11,7 +11,7 @@ from torch import nn
 from opgrip.capture.contexts import describe_context, read_context
 from opgrip.capture.epochs import PAIR, Epochs
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
-from opgrip.traces.records import Context, Record, Scope
+from opgrip.traces.schema.records import Context, Record, Scope
 
 Sites = tuple[Site, ...]
 

@@ -23,7 +23,7 @@ from opgrip.capture.places import OPTIMIZER, Place
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.hook_errors import is_from_program
-from opgrip.traces.records import HIGHER_ORDER
+from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ModulePaths:

@@ -17,9 +17,17 @@ import torch
 from opgrip.capture.collectives import describe_group, describe_script_object, is_group
 from opgrip.capture.layouts import PLAIN, FitValues, describe_made_of, is_pinned, take_apart
 from opgrip.capture.torch_private import storage_address
-from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
-from opgrip.traces.objects import BRANCHES, NamedSpec, SameSpec, ScalarSpec, children, outline, with_children
-from opgrip.traces.tensor_specs import PACKED, QUANTIZED, memory_dtype, shape_of
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
+from opgrip.traces.schema.python_objects import (
+    BRANCHES,
+    NamedSpec,
+    SameSpec,
+    ScalarSpec,
+    children,
+    outline,
+    with_children,
+)
+from opgrip.traces.schema.tensor_specs import PACKED, QUANTIZED, memory_dtype, shape_of
 
 _BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SIMPLE_BASES = (bool, int, float, complex, str)

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
-from opgrip.traces.step_starts import MOST_STEPS
+from opgrip.traces.table.step_starts import MOST_STEPS
 
 
 class StepMarks:

@@ -13,7 +13,7 @@ import torch
 
 from opgrip.capture.torch_private import pin, storage_address, storage_is_gone, unpin
 from opgrip.hook_errors import raise_if_from_program
-from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.schema.records import NO_STORAGE
 
 SWEEP, SWEEP_BYTES = 256, 1 << 25
 """New storages, and bytes in them, after which those that are gone are looked for. Soon: their addresses are in the

@@ -23,10 +23,10 @@ from opgrip.capture.late_modules import LateModules
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
-from opgrip.traces.arguments import Opaque
-from opgrip.traces.launches import TYPES, launch_keywords
-from opgrip.traces.objects import NamedSpec
-from opgrip.traces.records import EXTENSION
+from opgrip.traces.schema.arguments import Opaque
+from opgrip.traces.schema.kernel_launches import TYPES, launch_keywords
+from opgrip.traces.schema.python_objects import NamedSpec
+from opgrip.traces.schema.records import EXTENSION
 
 LAUNCHING = {"triton.runtime.jit": ("JITFunction",), "triton.runtime.interpreter": ("InterpretedFunction",)}
 """Classes of kernels by the module that they are in; their `run` launches."""

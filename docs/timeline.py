@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.display.figures import PALETTE, label_axis, literal, new_figure, write_figure
 from opgrip.replay.cases.families import family_of
 from opgrip.traces import load
-from opgrip.traces.timeline import CALL, MODULE, timeline
+from opgrip.traces.analysis.timeline import CALL, MODULE, timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -59,7 +59,7 @@ from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path, options_hash
 from opgrip.replay.workers.shards import settle_shard
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.weighted import COUNT
+from opgrip.traces.table.weighted_quantiles import COUNT
 
 
 def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:

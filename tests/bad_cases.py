@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from example_trace import write
 
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import EXTENSION, OPERATOR, Calls, End, Record, Scope, Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import EXTENSION, OPERATOR, Calls, End, Record, Scope, Signature
 
 SEGFAULT, ABORT, HANG, EXIT, HUGE = (
     "faulthandler:_sigsegv",

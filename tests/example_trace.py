@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from opgrip.traces.arguments import GroupSpec, ReductionSpec, TensorSpec
-from opgrip.traces.records import (
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
+from opgrip.traces.schema.records import (
     NO_STORAGE,
     Calls,
     Context,
@@ -24,7 +25,6 @@ from opgrip.traces.records import (
     Values,
 )
 from opgrip.traces.values.booleans import Booleans
-from opgrip.traces.writer import TraceWriter
 
 SPEC = TensorSpec((2, 3), (3, 1), torch.float32, "cpu", values=0)
 GROUP = GroupSpec("0", "gloo", (0, 1), 1)

@@ -13,9 +13,9 @@ from torch.profiler import ExecutionTraceObserver
 
 from opgrip.capture import Capture
 from opgrip.traces import Trace
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.graph import make_graph
-from opgrip.traces.labels import is_mark
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.table.profiler_labels import is_mark
 
 SILENT = "aten.detach.default"
 """What autograd calls where a mode watches it, and else does by itself."""

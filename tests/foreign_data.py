@@ -14,8 +14,8 @@ from programs import ROOT
 from opgrip.errors import UserError
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.traces import Trace, load
-from opgrip.traces.foreign import Losses, formats
-from opgrip.traces.records import Signature
+from opgrip.traces.io.foreign_files import Losses, formats
+from opgrip.traces.schema.records import Signature
 
 DATA = ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="files of other tools are not beside this checkout")

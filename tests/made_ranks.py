@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from opgrip.traces.arguments import GroupSpec, ReductionSpec, TensorSpec
-from opgrip.traces.block_lines import encode_block
-from opgrip.traces.call_blocks import CallBlock
-from opgrip.traces.records import End, Header, Scope, Signature, Thread
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.codec.block_lines import encode_block
+from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
+from opgrip.traces.schema.records import End, Header, Scope, Signature, Thread
 
 BLOCK = 1024
 CALL_NS = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from opgrip.cli.case_slices import Cut
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec
 
 GENERATOR = "PyTorch:DefaultDataGenerator"
 RANGES = "RangeConfigIterator"

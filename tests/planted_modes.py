@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.modes import Program, Task, mode
-from opgrip.traces.arguments import map_leaves
+from opgrip.traces.schema.arguments import map_leaves
 
 OFF = 1e-3
 

@@ -17,8 +17,7 @@ from opgrip.replay.sequences.ranks.collectives import Collective
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.launch import launch_of
 from opgrip.replay.sequences.ranks.running import Members, make_starter
-from opgrip.traces.arguments import GroupSpec
-from opgrip.traces.ranks.operators import (
+from opgrip.traces.analysis.ranks.operators import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -33,6 +32,7 @@ from opgrip.traces.ranks.operators import (
     SCATTER,
     SEND,
 )
+from opgrip.traces.schema.arguments import GroupSpec
 
 ROWS = 3
 

@@ -28,7 +28,7 @@ from opgrip.capture.grips.recorded import RecordedSample
 from opgrip.capture.grips.watch import Keep
 from opgrip.errors import UserError
 from opgrip.samples.tags import Tag
-from opgrip.traces.tensor_file import load_safetensors
+from opgrip.traces.io.tensor_file import load_safetensors
 
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 

@@ -6,18 +6,18 @@ from opgrip.cli.lazy_packages import load_on_demand
 
 if TYPE_CHECKING:
     from opgrip.errors import UserError as UserError
-    from opgrip.traces.reader import TraceReader as TraceReader
-    from opgrip.traces.reader import read as read
-    from opgrip.traces.trace import Trace as Trace
-    from opgrip.traces.trace import load as load
+    from opgrip.traces.io.reader import TraceReader as TraceReader
+    from opgrip.traces.io.reader import read as read
+    from opgrip.traces.table.trace import Trace as Trace
+    from opgrip.traces.table.trace import load as load
 
 __all__ = ["Trace", "TraceReader", "UserError", "load", "read"]
 
 PUBLIC = {
-    "Trace": "opgrip.traces.trace",
-    "TraceReader": "opgrip.traces.reader",
+    "Trace": "opgrip.traces.table.trace",
+    "TraceReader": "opgrip.traces.io.reader",
     "UserError": "opgrip.errors",
-    "load": "opgrip.traces.trace",
-    "read": "opgrip.traces.reader",
+    "load": "opgrip.traces.table.trace",
+    "read": "opgrip.traces.io.reader",
 }
 load_on_demand(__name__)

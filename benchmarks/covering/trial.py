@@ -25,7 +25,7 @@ from opgrip.capture.program import ModelOptions, Program
 from opgrip.cli.option_types import image_size
 from opgrip.replay import replay
 from opgrip.traces import load
-from opgrip.traces.records import OPERATOR
+from opgrip.traces.schema.records import OPERATOR
 
 SAID = "said.txt"
 """The file of what a trial prints, in its folder."""

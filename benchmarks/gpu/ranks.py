@@ -10,8 +10,8 @@ from torch import distributed
 from gpu.step import Facts, NotHereError, Place, Step, expect
 from opgrip.replay.sequences.ranks.collectives import read_collective
 from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter
-from opgrip.traces.arguments import GroupSpec, ReductionSpec, TensorSpec
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Signature
 
 
 def check_collective(place: Place) -> Facts:

@@ -11,8 +11,8 @@ from pathlib import Path
 from opgrip.capture.flight.recording import FlightRecorder, OpenDump
 from opgrip.capture.limits import references_of
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.records import Calls, Record
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import Calls, Record
 
 
 class AheadRecorder(FlightRecorder):

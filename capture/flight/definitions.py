@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from opgrip.capture.limits import Pending, name_of, references_of
 from opgrip.capture.torch_private import without_functions, without_modes
-from opgrip.traces.records import Record, Signature, Thread
-from opgrip.traces.redaction import Policy, Redaction
-from opgrip.traces.writer import encode_line
+from opgrip.traces.analysis.redaction import Policy, Redaction
+from opgrip.traces.io.writer import encode_line
+from opgrip.traces.schema.records import Record, Signature, Thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from opgrip.capture.ranks import with_mark
 from opgrip.capture.recorder import Recorder
 from opgrip.cli.plural import counted
 from opgrip.errors import one_line
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.io.writer import TraceWriter
 
 BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 """Begins a trace: its path, and fields of its header."""

@@ -16,8 +16,8 @@ from opgrip.capture.flight.definitions import Definitions
 from opgrip.capture.flight.ring import Ring
 from opgrip.capture.flusher import Flusher
 from opgrip.capture.recorder import Recorder
-from opgrip.traces.records import Entered, Record, Scope, Signature, Thread
-from opgrip.traces.writer import TraceWriter, encode_line
+from opgrip.traces.io.writer import TraceWriter, encode_line
+from opgrip.traces.schema.records import Entered, Record, Scope, Signature, Thread
 
 MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
 """Of each, how many are met before the tables begin anew. What it takes to know a signature is some 10 kB."""

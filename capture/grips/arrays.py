@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgrip.traces.objects import ArraySpec
+from opgrip.traces.schema.python_objects import ArraySpec
 
 Array = np.ndarray[Any, Any]
 

@@ -20,9 +20,11 @@ from opgrip.capture.grips.objects import take
 from opgrip.capture.signatures import describe_call
 from opgrip.errors import UserError, one_line
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import DTYPES, tensors
-from opgrip.traces.live_calls import LiveArguments
-from opgrip.traces.records import (
+from opgrip.traces.io.sample_folder import CALLS
+from opgrip.traces.io.tensor_file import HEADER_FIELD
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import DTYPES, tensors
+from opgrip.traces.schema.records import (
     FUNCTION,
     Calls,
     Context,
@@ -35,9 +37,7 @@ from opgrip.traces.records import (
     Thread,
     listed,
 )
-from opgrip.traces.sample_folder import CALLS
-from opgrip.traces.tensor_file import HEADER_FIELD
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.table.live_calls import LiveArguments
 
 VALUES = "calls.safetensors"
 

@@ -11,8 +11,16 @@ import torch
 
 from opgrip.capture.grips.copies import isolate_from_program
 from opgrip.capture.grips.objects import take
-from opgrip.traces.arguments import Opaque, TensorSpec
-from opgrip.traces.objects import ArraySpec, ModuleSpec, ObjectSpec, ScalarSpec, SharedSpec, children, outline
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from opgrip.traces.schema.python_objects import (
+    ArraySpec,
+    ModuleSpec,
+    ObjectSpec,
+    ScalarSpec,
+    SharedSpec,
+    children,
+    outline,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from opgrip.capture.torch_private import storage_address, without_functions, without_modes
-from opgrip.traces.arguments import leaves, map_leaves
-from opgrip.traces.memory import as_result
-from opgrip.traces.objects import children, outline
+from opgrip.traces.rebuild.memory import as_result
+from opgrip.traces.schema.arguments import leaves, map_leaves
+from opgrip.traces.schema.python_objects import children, outline
 
 ALIGNMENT = 16
 """Bytes to whose multiples copies begin in memory: every dtype is aligned there."""

@@ -22,10 +22,18 @@ from torch import nn
 from opgrip.capture.grips.arrays import Arrays
 from opgrip.capture.grips.copies import isolate_from_program
 from opgrip.capture.torch_private import is_transformed
-from opgrip.traces.arguments import Opaque
-from opgrip.traces.making import SAFE_OBJECTS, name_of
-from opgrip.traces.names import plain_name
-from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec
+from opgrip.traces.rebuild.making import SAFE_OBJECTS, name_of
+from opgrip.traces.schema.arguments import Opaque
+from opgrip.traces.schema.python_objects import (
+    ArraySpec,
+    ModuleSpec,
+    NamedSpec,
+    ObjectSpec,
+    SameSpec,
+    ScalarSpec,
+    SharedSpec,
+)
+from opgrip.traces.schema.torch_names import plain_name
 
 MOST_VALUES = 100_000
 """Values in the arguments of one call, beyond which they are not kept."""

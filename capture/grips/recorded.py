@@ -8,7 +8,7 @@ from pathlib import Path
 from opgrip.capture.grips.calls import as_it_ran, recorded_calls
 from opgrip.capture.grips.compare import difference
 from opgrip.capture.grips.gripped import GrippedCall
-from opgrip.traces.sample_folder import open_sample
+from opgrip.traces.io.sample_folder import open_sample
 
 
 class RecordedSample:

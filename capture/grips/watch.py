@@ -30,9 +30,9 @@ from opgrip.capture.signatures import call_key
 from opgrip.capture.torch_private import is_transforming
 from opgrip.errors import one_line
 from opgrip.hook_errors import is_from_program, raise_if_from_program
-from opgrip.traces.making import make_arguments
-from opgrip.traces.objects import SharedSpec
-from opgrip.traces.records import FUNCTION
+from opgrip.traces.rebuild.making import make_arguments
+from opgrip.traces.schema.python_objects import SharedSpec
+from opgrip.traces.schema.records import FUNCTION
 
 MOST_BYTES = 1 << 30
 """Of the tensors of one call, beyond which it is not kept."""

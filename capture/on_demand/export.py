@@ -48,7 +48,7 @@ def metrics_of(result: Mapping[str, Any]) -> Iterator[Metric]:
     ----------
     result : what its process answered
     """
-    from opgrip.traces.trace import load
+    from opgrip.traces.table.trace import load
 
     yield Metric("opgrip.recordings", "{recording}", "recordings", 1)
     yield Metric("opgrip.steps", "{step}", "steps that were recorded", result["steps"])

@@ -58,7 +58,7 @@ class Sampler:
     def _keep_what_is_new(self, recording: Path) -> None:
         """Count a recording in, and remove it where the service has called all of it before."""
         from opgrip.capture.on_demand.seen import Seen
-        from opgrip.traces.tensor_file import values_path
+        from opgrip.traces.io.tensor_file import values_path
 
         if self._seen is None:
             settings = self._agent.settings
@@ -70,7 +70,7 @@ class Sampler:
 
 def make_room(pattern: str, most_bytes: int) -> list[Path]:
     """Remove the oldest recordings that processes of this pattern made by themselves, but for the last; gives them."""
-    from opgrip.traces.tensor_file import values_path
+    from opgrip.traces.io.tensor_file import values_path
 
     files = [
         path

@@ -16,9 +16,9 @@ from time import monotonic, sleep
 from opgrip.capture.ranks import rank
 from opgrip.cli.output_files import cannot_be_written, open_ordinary
 from opgrip.errors import UserError
-from opgrip.traces.differences.days import SUFFIX, read_day, write_day
-from opgrip.traces.differences.side import Side
-from opgrip.traces.trace import load
+from opgrip.traces.analysis.differences.days import SUFFIX, read_day, write_day
+from opgrip.traces.analysis.differences.side import Side
+from opgrip.traces.table.trace import load
 
 LOCK_S = 10.0
 """For another process of the service to count its recording in."""

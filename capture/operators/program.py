@@ -16,7 +16,7 @@ from opgrip.capture.operators.shapes import RESIZERS
 from opgrip.capture.operators.trace_calls import trace_entries
 from opgrip.capture.program import OperatorOptions, Program
 from opgrip.errors import UserError
-from opgrip.traces.trace import Trace, load
+from opgrip.traces.table.trace import Trace, load
 
 
 def operators_program(source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions) -> Program:

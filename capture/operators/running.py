@@ -19,7 +19,7 @@ from opgrip.capture.operators.entry import Arguments, Entry
 from opgrip.capture.operators.selecting import has_sizes, spread
 from opgrip.capture.operators.trials import run_backward, try_call
 from opgrip.capture.torch_private import without_functions, without_modes
-from opgrip.traces.names import plain_name
+from opgrip.traces.schema.torch_names import plain_name
 
 TRIALS = 3
 """Samples that are tried for each that is to be run, before a dtype is given up."""

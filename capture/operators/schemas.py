@@ -16,7 +16,7 @@ from opgrip.capture.operators.drawing import seeded
 from opgrip.capture.operators.entry import Arguments, Entry
 from opgrip.capture.operators.forked import try_all
 from opgrip.capture.operators.registered import is_custom, name_of
-from opgrip.traces.names import DTYPES, plain_name
+from opgrip.traces.schema.torch_names import DTYPES, plain_name
 
 SHAPES = ((4, 4), (2, 4, 8, 8), (3,), (2, 4, 8), (2, 4, 8, 8, 8), ())
 """Of tensors, tried in turn, all tensors of a call alike."""

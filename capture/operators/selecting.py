@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.operators.entry import Arguments
-from opgrip.traces.arguments import leaves
+from opgrip.traces.schema.arguments import leaves
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.operators.entry import Arguments, Entry
-from opgrip.traces.arguments import leaves, map_leaves
+from opgrip.traces.schema.arguments import leaves, map_leaves
 
 LARGE_ELEMENTS = 1 << 20
 """Of the largest tensor of a large sample."""

@@ -9,9 +9,9 @@ import torch
 
 from opgrip.capture.operators.coverage import Coverage
 from opgrip.capture.operators.entry import Arguments, Entry
-from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
-from opgrip.traces.records import OPERATOR, Signature
-from opgrip.traces.trace import Trace
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel
 
 MOST_BYTES = 1 << 32

@@ -13,7 +13,7 @@ from opgrip.capture.compiler_private import OrderlyMode
 from opgrip.capture.operators.entry import Arguments
 from opgrip.capture.signatures import call_key
 from opgrip.capture.torch_private import without_functions, without_modes
-from opgrip.traces.arguments import leaves
+from opgrip.traces.schema.arguments import leaves
 
 NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 """How torch says that an operator is not differentiable."""

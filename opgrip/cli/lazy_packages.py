@@ -3,9 +3,9 @@
 ::
 
     if TYPE_CHECKING:
-        from opgrip.traces.trace import load as load
+        from opgrip.traces.table.trace import load as load
 
-    PUBLIC = {"load": "opgrip.traces.trace"}
+    PUBLIC = {"load": "opgrip.traces.table.trace"}
     load_on_demand(__name__)
 """
 

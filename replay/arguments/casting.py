@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.records import Signature
-from opgrip.traces.tensor_specs import Compressed, Coo, Nested
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested
 
 CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes that others can stand for; values of fewer bits mean something only by the scales that belong to them."""

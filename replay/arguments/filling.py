@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from opgrip.replay.arguments.stored import Stored
-from opgrip.traces.tensor_specs import memory_dtype
+from opgrip.traces.schema.tensor_specs import memory_dtype
 from opgrip.traces.values import Drawable
 
 FEW = 64

@@ -16,7 +16,7 @@ from opgrip.replay.arguments.casting import caster, pieces
 from opgrip.replay.arguments.filling import fill, memory_of, write
 from opgrip.replay.arguments.layouts import assemble, check_layout, draw_indices, empty_quantized
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import (
+from opgrip.traces.schema.arguments import (
     GeneratorSpec,
     GroupSpec,
     Opaque,
@@ -26,7 +26,7 @@ from opgrip.traces.arguments import (
     map_leaves,
     tensors,
 )
-from opgrip.traces.tensor_specs import QUANTIZED, memory_dtype
+from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 from opgrip.traces.values import Drawable
 
 

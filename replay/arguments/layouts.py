@@ -12,8 +12,17 @@ import torch
 from opgrip.replay.arguments.filling import draw
 from opgrip.replay.arguments.indices import MOST_PLACES, distinct_in_rows, distinct_places, fitting_lengths
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.tensor_checks import compressed_grid
-from opgrip.traces.tensor_specs import PACKED, QUANTIZED, Compressed, Coo, Nested, PerChannel, PerTensor, TensorSpec
+from opgrip.traces.schema.tensor_checks import compressed_grid
+from opgrip.traces.schema.tensor_specs import (
+    PACKED,
+    QUANTIZED,
+    Compressed,
+    Coo,
+    Nested,
+    PerChannel,
+    PerTensor,
+    TensorSpec,
+)
 from opgrip.traces.values import Drawable
 
 

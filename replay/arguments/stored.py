@@ -11,8 +11,8 @@ import torch
 
 from opgrip.errors import UserError
 from opgrip.traces import Trace
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.tensor_file import TensorFile, from_stored
+from opgrip.traces.io.tensor_file import TensorFile, from_stored
+from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import Drawable, ValueModel
 
 

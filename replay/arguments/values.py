@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from opgrip.traces import Trace
-    from opgrip.traces.records import Signature
+    from opgrip.traces.schema.records import Signature
     from opgrip.traces.values import Drawable, ValueModel
     from opgrip.traces.values.floats import Floats
 
@@ -90,8 +90,8 @@ def with_values(
 
     Where nothing is recorded of an argument, its values are what its operator takes, as far as that is known.
     """
-    from opgrip.traces.arguments import TensorSpec, map_leaves
-    from opgrip.traces.tensor_specs import map_values
+    from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+    from opgrip.traces.schema.tensor_specs import map_values
 
     if kind in (RECORDED, REPEATED):
         signature, values = with_defaults(signature, values)
@@ -106,7 +106,7 @@ def with_values(
 
 def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
     """The models that a signature refers to, those of floats with pieces that repeat."""
-    from opgrip.traces.arguments import numbers_of
+    from opgrip.traces.schema.arguments import numbers_of
     from opgrip.traces.values.floats import Floats
 
     numbers = {number for number in numbers_of((signature.args, signature.kwargs)) if number in values}
@@ -118,9 +118,9 @@ def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[
     """The models, those of floats that decide nothing with pieces that repeat in large tensors."""
     from math import prod
 
-    from opgrip.traces.arguments import tensors
-    from opgrip.traces.records import OPERATOR
-    from opgrip.traces.schemas import schema_arguments
+    from opgrip.traces.schema.arguments import tensors
+    from opgrip.traces.schema.operator_schemas import schema_arguments
+    from opgrip.traces.schema.records import OPERATOR
     from opgrip.traces.values import depends_on_values
     from opgrip.traces.values.floats import Floats
 
@@ -161,7 +161,7 @@ def trace_with_defaults(trace: Trace) -> Trace:
 
 
 def _fill(signature: Signature, first: int) -> tuple[Signature, dict[int, ValueModel]]:
-    from opgrip.traces.records import OPERATOR
+    from opgrip.traces.schema.records import OPERATOR
     from opgrip.traces.values.defaults import default_values
 
     if signature.kind != OPERATOR:

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from opgrip.traces.arguments import numbers_of, with_numbers
-from opgrip.traces.records import NO_STORAGE, Observed, Signature
-from opgrip.traces.trace import Trace
-from opgrip.traces.weighted import COUNT
+from opgrip.traces.schema.arguments import numbers_of, with_numbers
+from opgrip.traces.schema.records import NO_STORAGE, Observed, Signature
+from opgrip.traces.table.trace import Trace
+from opgrip.traces.table.weighted_quantiles import COUNT
 
 DIFFERENT = 1.5
 """Calls behave in two ways where those of one place take so many times as long as those of another."""

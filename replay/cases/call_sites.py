@@ -54,7 +54,7 @@ def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, t
     """
     import pandas as pd
 
-    from opgrip.traces.weighted import COUNT
+    from opgrip.traces.table.weighted_quantiles import COUNT
 
     amounts = pd.DataFrame({"group": groups, "scope": calls["scope"], COUNT: calls[COUNT]})
     amounts["us"] = calls["raw_ns"] * calls[COUNT] / 1e3

@@ -9,8 +9,8 @@ import torch
 from opgrip.replay.operators.lookup import Unsupported, find_operator, is_view
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.work.work import work_of
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.records import Signature
 
 FLOPS_PER_BYTE = 10
 """Floating-point operations that a machine does while it moves a byte: accelerators and processors do 5 to 200."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.graph import Graph, make_graph
-from opgrip.traces.interfaces import Interface, interface_of
-from opgrip.traces.records import NO_STORAGE, Signature
-from opgrip.traces.trace import Trace
+from opgrip.traces.analysis.graph import Graph, make_graph
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import NO_STORAGE, Signature
+from opgrip.traces.schema.signature_tensors import Interface, interface_of
+from opgrip.traces.table.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

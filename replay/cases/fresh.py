@@ -9,9 +9,9 @@ import pandas as pd
 from opgrip.platform.machine import page_size
 from opgrip.replay.cases.flow import Flow
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
-from opgrip.traces.records import NO_STORAGE
-from opgrip.traces.trace import Trace
-from opgrip.traces.weighted import COUNT
+from opgrip.traces.schema.records import NO_STORAGE
+from opgrip.traces.table.trace import Trace
+from opgrip.traces.table.weighted_quantiles import COUNT
 
 UNWRITTEN = ("aten.empty", "aten.new_empty")
 """Operators that write nothing into their results: whoever takes these first meets the pages."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.calling import tensors_in
 from opgrip.replay.operators.lookup import Operator
-from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
-from opgrip.traces.records import FUNCTION, Signature
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, map_leaves
+from opgrip.traces.schema.records import FUNCTION, Signature
 from opgrip.traces.values import Drawable
 
 NOT_KNOWN = Opaque("not known")

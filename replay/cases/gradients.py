@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from opgrip.replay.cases.cases import Case
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.records import Signature
-from opgrip.traces.written import schema_of
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.mutated_arguments import schema_of
+from opgrip.traces.schema.records import Signature
 
 _REFUSED = re.compile(
     r"not differentiable with respect to argument '(\w+)'|the derivative for '(\w+)' is not implemented"

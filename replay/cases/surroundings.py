@@ -19,9 +19,9 @@ from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.operators.lookup import is_view
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.traces import Trace
-from opgrip.traces.arguments import tensors
-from opgrip.traces.labels import own_calls
-from opgrip.traces.records import NO_STORAGE, Signature
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.records import NO_STORAGE, Signature
+from opgrip.traces.table.profiler_labels import own_calls
 
 BEFORE = 4
 """Calls before one that are run before it."""

@@ -14,11 +14,11 @@ import pandas as pd
 
 from opgrip.replay.cases.cases import Case
 from opgrip.traces import Trace
-from opgrip.traces.arguments import TensorSpec, leaves, tensors
+from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.integer_text import Integers
-from opgrip.traces.interfaces import interface_of
-from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
+from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.schema.signature_tensors import interface_of
 
 FOR_BACKWARD: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(

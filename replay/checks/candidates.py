@@ -13,7 +13,7 @@ from opgrip.replay.checks.reference import Reference, is_changed
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.checks.verdicts import Verdict
 from opgrip.replay.modes.mode import Results
-from opgrip.traces.arguments import leaves
+from opgrip.traces.schema.arguments import leaves
 
 WRITES = "writes into its arguments"
 """Note of a candidate that changes arguments which the reference leaves as they are."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.traces.tensor_specs import QUANTIZED, memory_dtype
+from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 Shape = tuple[Any, ...]
 

@@ -23,7 +23,7 @@ from opgrip.replay.checks.truths import Truths, truths_of
 from opgrip.replay.checks.verdicts import Verdict, joined, wrong
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
-from opgrip.traces.names import plain_name
+from opgrip.traces.schema.torch_names import plain_name
 
 __all__ = ["Reference", "observe"]
 

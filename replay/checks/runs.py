@@ -12,7 +12,7 @@ from torch import Tensor
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.devices import module_of
-from opgrip.traces.arguments import leaves
+from opgrip.traces.schema.arguments import leaves
 
 
 def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -> Results:

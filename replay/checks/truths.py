@@ -14,7 +14,7 @@ from opgrip.replay.checks.runs import run_seeded, tensors_of
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.tf32 import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
-from opgrip.traces.arguments import map_leaves
+from opgrip.traces.schema.arguments import map_leaves
 
 DISTURBED = 4
 """Runs with arguments that differ in their last bit: all greater, all less, and by chance."""

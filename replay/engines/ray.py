@@ -229,7 +229,7 @@ MOST_COMPILED = 16
 
 def _files_of(job: Job, loaded: Loaded) -> Mapping[str, bytes]:
     """A trace's own file first, and those of its values; nothing of a folder, or where samples or operators run."""
-    from opgrip.traces.shipped import trace_file
+    from opgrip.traces.io.shipped_traces import trace_file
 
     try:
         path = trace_file(job.trace)

@@ -14,7 +14,7 @@ from opgrip.replay.measuring.energy import EnergyColumns
 from opgrip.replay.measuring.machines import MachineColumns
 from opgrip.replay.measuring.origins import OriginColumns
 from opgrip.replay.measuring.results import STATUSES, Result
-from opgrip.traces.json_values import LIMIT
+from opgrip.traces.codec.json_values import LIMIT
 
 LARGEST = 1e150
 """Of a number: the square of one is still a number."""

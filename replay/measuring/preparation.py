@@ -46,8 +46,8 @@ from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.work.work import Work, counted, work_of
-from opgrip.traces.arguments import tensors
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.records import Signature
 
 Prepared = tuple[Way, Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""

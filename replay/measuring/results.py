@@ -14,7 +14,7 @@ from opgrip.replay.measuring.columns import Columns, column, columns_in
 from opgrip.replay.timing.caches import PROGRAM
 
 if TYPE_CHECKING:
-    from opgrip.traces.records import Signature
+    from opgrip.traces.schema.records import Signature
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 CONTENDED = "contended"
@@ -303,7 +303,7 @@ def not_run(results: Iterable[Result]) -> set[int]:
 
 def describe_shapes(signature: Signature) -> str:
     """Dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
-    from opgrip.traces.launches import is_launch, launch_facts
+    from opgrip.traces.schema.kernel_launches import is_launch, launch_facts
 
     kwargs = launch_facts(signature) if is_launch(signature) else signature.kwargs
     named = (f"{name}={_describe(value)}" for name, value in kwargs.items())
@@ -324,8 +324,8 @@ def same_outputs(
     """
     import torch
 
-    from opgrip.traces.arguments import Opaque, TensorSpec, leaves
-    from opgrip.traces.tensor_specs import shape_of
+    from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves
+    from opgrip.traces.schema.tensor_specs import shape_of
 
     expected_leaves = list(leaves(recorded))
     if any(isinstance(leaf, Opaque) for leaf in expected_leaves):
@@ -341,8 +341,8 @@ def same_outputs(
 
 
 def _describe(value: object) -> str:
-    from opgrip.traces.arguments import Opaque, TensorSpec
-    from opgrip.traces.names import tensor_outline
+    from opgrip.traces.schema.arguments import Opaque, TensorSpec
+    from opgrip.traces.schema.torch_names import tensor_outline
 
     if isinstance(value, TensorSpec):
         return tensor_outline(value.dtype, value.shape)
@@ -354,7 +354,7 @@ def _describe(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    from opgrip.traces.names import plain_name
+    from opgrip.traces.schema.torch_names import plain_name
 
     text = plain_name(value)
     # of an object that tells where it is, or all that it consists of

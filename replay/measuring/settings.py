@@ -84,7 +84,7 @@ class Settings(Plan):
     @property
     def dtype(self) -> torch.dtype | None:
         """Of floating-point tensors; None for the recorded one."""
-        from opgrip.traces.arguments import DTYPES
+        from opgrip.traces.schema.arguments import DTYPES
 
         return None if self.inputs.dtype is None else DTYPES[self.inputs.dtype]
 

@@ -125,7 +125,7 @@ def _kind(task: Task) -> object:
     """What two calls must have in common to share a program of any shape."""
     import torch
 
-    from opgrip.traces.arguments import leaves
+    from opgrip.traces.schema.arguments import leaves
 
     described: list[tuple[object, ...]] = []
     for leaf in leaves([task.args, task.kwargs]):

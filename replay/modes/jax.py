@@ -24,7 +24,7 @@ def make(task: Task) -> Program:
 
     from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch
     from opgrip.replay.operators.calling import tensors_in
-    from opgrip.traces.arguments import leaves, map_leaves
+    from opgrip.traces.schema.arguments import leaves, map_leaves
 
     sample = _sample_of(task)
     if sample is None or not sample.has_jax():

@@ -69,7 +69,7 @@ def _calls_extension(function: Any) -> bool:
 def _copied(tree: Any) -> Any:
     import torch
 
-    from opgrip.traces.arguments import map_leaves
+    from opgrip.traces.schema.arguments import map_leaves
 
     return map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
 

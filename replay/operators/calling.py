@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opgrip.traces.arguments import leaves
+from opgrip.traces.schema.arguments import leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """By position, and by name."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from opgrip.platform.precisions import parse_precisions, read_precision, set_precision
-from opgrip.traces.arguments import DTYPES
+from opgrip.traces.schema.arguments import DTYPES
 
 _PRECISIONS = ("highest", "high", "medium")
 

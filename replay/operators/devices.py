@@ -15,7 +15,7 @@ from opgrip.platform.devices import check_device, parse_device
 from opgrip.platform.machine import available_memory
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.accelerators import describe_accelerators
+from opgrip.traces.table.accelerators import describe_accelerators
 
 DELAY_CYCLES_PER_US = 2_000
 """Of a GPU's clock, which is at most some 2 GHz."""

@@ -15,7 +15,7 @@ import torch
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, import_trusted
 from opgrip.replay.operators.nameable import BETWEEN_PROCESSES, NO_OTHERS, refusal
 from opgrip.replay.operators.triton_kernels import kernel_in, launcher
-from opgrip.traces.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
+from opgrip.traces.schema.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
 __all__ = ["TRUSTED_EXTENSIONS", "Operator", "Unsupported", "find_operator", "is_view"]
 

@@ -12,8 +12,8 @@ import torch
 from torch.autograd.profiler import profile
 
 from opgrip.replay.operators.devices import is_accelerator, module_of
-from opgrip.traces.arguments import tensors
-from opgrip.traces.tensor_specs import stored_elements
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.tensor_specs import stored_elements
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.traces.arguments import Opaque
-from opgrip.traces.launches import LARGEST, MOST_DIMENSIONS, TYPES
-from opgrip.traces.objects import NamedSpec
+from opgrip.traces.schema.arguments import Opaque
+from opgrip.traces.schema.kernel_launches import LARGEST, MOST_DIMENSIONS, TYPES
+from opgrip.traces.schema.python_objects import NamedSpec
 
 _INTERPRETED = ("triton.runtime.interpreter", "InterpretedFunction")
 _KERNELS = (("triton.runtime.jit", "JITFunction"), _INTERPRETED)

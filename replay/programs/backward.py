@@ -13,7 +13,7 @@ from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.torch_private import traced_backward
 from opgrip.replay.programs.programs import run_program
-from opgrip.traces.arguments import leaves
+from opgrip.traces.schema.arguments import leaves
 
 
 def check_gradients(operator: Operator, arguments: Arguments) -> None:

@@ -25,8 +25,8 @@ from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode
 from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import is_out_of_memory
-from opgrip.traces.arguments import leaves, numbers_of, with_numbers
-from opgrip.traces.record_forms import to_json
+from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.schema.arguments import leaves, numbers_of, with_numbers
 
 
 class ProgramSettings(Protocol):

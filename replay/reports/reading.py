@@ -12,8 +12,8 @@ import pandas as pd
 from opgrip.errors import UserError
 from opgrip.replay.measuring.cells import checked_cell, quoted
 from opgrip.replay.measuring.columns import Column
-from opgrip.traces.json_values import check_finite
-from opgrip.traces.limits import check_nesting
+from opgrip.traces.codec.json_values import check_finite
+from opgrip.traces.schema.limits import check_nesting
 
 LARGEST_BYTES = 1 << 30
 """Of a file: half a million rows with their single times."""

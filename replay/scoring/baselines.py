@@ -29,7 +29,7 @@ from opgrip.replay.measuring.results import OK, SETTINGS, SKIPPED, UNUSUAL, Resu
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.spread import MOST_DEVIATION, deviation_of
-from opgrip.traces.limits import check_nesting
+from opgrip.traces.schema.limits import check_nesting
 from opgrip.traces.zoo import manifest
 
 FORMAT = 1

@@ -14,7 +14,7 @@ from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs, as_recorded
 from opgrip.replay.cases.flow import Need
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel
 
 SHARE = 0.8

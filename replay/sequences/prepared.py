@@ -17,9 +17,9 @@ from opgrip.replay.operators.bounds import bounded_arguments
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.sequences.memory import Memory
-from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
-from opgrip.traces.objects import children
-from opgrip.traces.records import EXTENSION, OPERATOR, Signature
+from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
+from opgrip.traces.schema.python_objects import children
+from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.boxes import MAX_COLUMNS, Boxes
 from opgrip.traces.values.constant import Constant

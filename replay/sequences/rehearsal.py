@@ -26,9 +26,9 @@ from opgrip.replay.sequences.memory import Memory, reason_of
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.replay.sequences.programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
-from opgrip.traces.arguments import leaves
-from opgrip.traces.interfaces import Interface
-from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.schema.arguments import leaves
+from opgrip.traces.schema.records import NO_STORAGE
+from opgrip.traces.schema.signature_tensors import Interface
 from opgrip.traces.values import ValueModel
 
 REPLAYED, SUBSTITUTED, UNSUPPORTED = "replayed", "substituted", "unsupported"

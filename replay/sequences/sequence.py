@@ -33,7 +33,7 @@ from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typic
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.unconverted import no_calls
+from opgrip.traces.table.unconverted import no_calls
 
 __all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from opgrip.errors import UserError
 from opgrip.replay.measuring.origins import Origin
-from opgrip.traces.foreign import format_of
-from opgrip.traces.shipped import trace_file
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 from opgrip.traces.zoo.names import name_of_file, name_of_trace, told_apart
 

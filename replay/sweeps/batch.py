@@ -16,8 +16,8 @@ from opgrip.replay.sweeps.roots import ANCHORS, IMAGES, ROWS, Phased, parameters
 from opgrip.replay.sweeps.trials import with_growth
 from opgrip.replay.sweeps.verdicts import Judge, Verdict, with_asked
 from opgrip.traces import Trace
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.records import EXTENSION, NO_STORAGE, Signature
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, Signature
 
 PASSES = 8
 """How often a trace is gone through at most: what later calls tell of earlier ones counts from the next time on."""

@@ -10,8 +10,8 @@ import torch
 
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.sweeps.growth import Growth
-from opgrip.traces.arguments import leaves, tensors
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import leaves, tensors
+from opgrip.traces.schema.records import Signature
 
 SIZE_ARGUMENTS = frozenset(
     {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

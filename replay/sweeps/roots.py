@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.operators.lookup import Unsupported, find_operator
-from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 
 IMAGES = {
     "aten.convolution.default": 0,

@@ -14,8 +14,8 @@ from opgrip.replay.arguments.inputs import as_recorded
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.choices import RESHAPED, Choice, dimension_of, operator_of
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
-from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
+from opgrip.traces.schema.records import Signature
 
 FACTOR = 7
 """A prime that sizes of programs are seldom multiplied by, so that what is 7 times as large has grown."""

@@ -11,8 +11,8 @@ from typing import Any
 from opgrip.replay.sweeps.choices import LISTED, NOTHING, Choice, choices, in_order
 from opgrip.replay.sweeps.growth import PLAIN, Growth, growth_of
 from opgrip.replay.sweeps.trials import Contradiction, outcome
-from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Signature
 
 FEW, MOST_TRIED = 12, 40
 """Dimensions of arguments that are tried two at a time, and at all, where a call lacks one that grows."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import leaves
+from opgrip.traces.schema.arguments import leaves
 
 
 @dataclass(frozen=True, slots=True)

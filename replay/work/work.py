@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay.work.calls import Call, call_of
 from opgrip.replay.work.formulas import flops_of
 from opgrip.replay.work.traffic import bytes_moved
-from opgrip.traces.names import plain_name
+from opgrip.traces.schema.torch_names import plain_name
 
 NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")
 """Multiply in 8 bits and give wider numbers."""

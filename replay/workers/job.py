@@ -24,9 +24,9 @@ from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE, EVENTS
 from opgrip.replay.workers.shards import Shard, take_shard
 from opgrip.traces import Trace
-from opgrip.traces.arguments import tensors
 from opgrip.traces.formats.building import says_gradients
-from opgrip.traces.unconverted import unconverted
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.table.unconverted import unconverted
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from opgrip.cli.option_types import percent
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import load
-from opgrip.traces.merge import merge
+from opgrip.traces.analysis.merge import merge
 
 SHARE = 0.1
 WHOLE_NS = SHARE * BURST_S * 1e9

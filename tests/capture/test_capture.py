@@ -20,7 +20,7 @@ from torch import nn
 from opgrip.capture import Capture, fitting, flusher
 from opgrip.capture import recorder as recorder_module
 from opgrip.traces import Trace, UserError, load, read
-from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 
 UNWATCHED = nn.Module.__call__
 

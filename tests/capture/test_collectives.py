@@ -13,7 +13,7 @@ from torch import distributed
 from opgrip.capture import Capture
 from opgrip.capture.torch_private import private_places
 from opgrip.traces import load
-from opgrip.traces.arguments import GroupSpec
+from opgrip.traces.schema.arguments import GroupSpec
 
 needs_groups = pytest.mark.skipif(
     private_places()["torch.distributed.distributed_c10d._resolve_process_group"] != "found",

@@ -19,10 +19,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from opgrip.capture import Capture
 from opgrip.capture.storages import Storages
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.graph import make_graph
-from opgrip.traces.records import NO_STORAGE, Calls, Scope, Signature, Thread
-from opgrip.traces.storage_codes import decode_storages, encode_storages
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.codec.storage_codes import decode_storages, encode_storages
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import NO_STORAGE, Calls, Scope, Signature, Thread
 
 
 def capture(path: Path, function: Any) -> Trace:

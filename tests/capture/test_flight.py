@@ -21,8 +21,8 @@ from opgrip.capture import Capture
 from opgrip.capture.flight import recording
 from opgrip.capture.flight.ring import Ring
 from opgrip.traces import UserError, load
-from opgrip.traces.merge import merge
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.analysis.validation import validate
 
 
 def add_until_it_fails(calls: int) -> None:
@@ -370,7 +370,7 @@ def test_a_full_disk_costs_the_trace_and_nothing_else(
 
     capture = Capture(tmp_path / "t.jsonl", last=5, write_ahead=write_ahead)
     with pytest.warns(RuntimeWarning, match="no space left"), capture:
-        monkeypatch.setattr("opgrip.traces.writer.compress_to", full_stream)
+        monkeypatch.setattr("opgrip.traces.io.writer.compress_to", full_stream)
         numbers = torch.ones(3)
         for _ in range(30):
             numbers = numbers + 1

@@ -11,12 +11,12 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.capture.flight import recording
 from opgrip.traces import load
-from opgrip.traces.arguments import numbers_of
-from opgrip.traces.reader import TraceReader
-from opgrip.traces.records import Signature, Values
-from opgrip.traces.redaction import Policy
-from opgrip.traces.redaction.leftovers import Leftovers
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.redaction import Policy
+from opgrip.traces.analysis.redaction.leftovers import Leftovers
+from opgrip.traces.analysis.validation import validate
+from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.schema.arguments import numbers_of
+from opgrip.traces.schema.records import Signature, Values
 
 CARD = 4111111111111111
 

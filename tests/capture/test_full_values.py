@@ -27,9 +27,9 @@ from opgrip.capture.torch_private import without_functions, without_modes
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, UserError, load
-from opgrip.traces.arguments import tensors
-from opgrip.traces.merge import merge
-from opgrip.traces.tensor_file import TensorFile, load_safetensors
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.io.tensor_file import TensorFile, load_safetensors
+from opgrip.traces.schema.arguments import tensors
 
 NETS = """
 from pathlib import Path

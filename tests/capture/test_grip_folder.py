@@ -20,7 +20,7 @@ from opgrip.capture.grips.calls import write_calls
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.source import source_tags, write_folder
 from opgrip.errors import UserError
-from opgrip.traces.sample_folder import open_sample
+from opgrip.traces.io.sample_folder import open_sample
 
 PROJECT = """
 import math

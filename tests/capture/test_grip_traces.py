@@ -19,11 +19,11 @@ from opgrip.replay.cases.units import FUNCTION as UNIT_FUNCTION
 from opgrip.replay.cases.units import make_units
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, UserError, load
-from opgrip.traces.arguments import Opaque, TensorSpec, leaves
-from opgrip.traces.graph import make_graph
-from opgrip.traces.merge import merge
-from opgrip.traces.objects import ModuleSpec, ObjectSpec
-from opgrip.traces.records import FUNCTION
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves
+from opgrip.traces.schema.python_objects import ModuleSpec, ObjectSpec
+from opgrip.traces.schema.records import FUNCTION
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was not gripped:RuntimeWarning")
 

@@ -25,7 +25,7 @@ from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.objects import take
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.traces import UserError, load
-from opgrip.traces.objects import ObjectSpec
+from opgrip.traces.schema.python_objects import ObjectSpec
 
 CLASSES = vars(gripping)
 

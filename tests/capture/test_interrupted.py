@@ -28,7 +28,7 @@ from opgrip.capture.scopes import ModulePaths
 from opgrip.capture.storages import Storages
 from opgrip.hook_errors import is_from_program
 from opgrip.traces import load
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.validation import validate
 
 PROGRAMS = Path(__file__).resolve().parents[3] / "shared/cases/programs"
 OPTIONS = {

@@ -29,7 +29,7 @@ from opgrip.capture.program import OperatorOptions
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import tensors
+from opgrip.traces.schema.arguments import tensors
 
 pytestmark = needs("expecttest")
 

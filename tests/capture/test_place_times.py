@@ -13,8 +13,8 @@ from opgrip.capture import Capture, Schedule
 from opgrip.capture.limits import Held
 from opgrip.capture.place_times import ANY, MOST_LOOKS, MOST_PLACES, Place, PlaceTimes
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import Calls, Observed, Signature, Values
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls, Observed, Signature, Values
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.floats import Floats
 

@@ -13,10 +13,10 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.reader import TraceReader
-from opgrip.traces.redaction import Policy
-from opgrip.traces.redaction.leftovers import Leftovers
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.redaction import Policy
+from opgrip.traces.analysis.redaction.leftovers import Leftovers
+from opgrip.traces.analysis.validation import validate
+from opgrip.traces.io.reader import TraceReader
 
 CARD = 4111111111111111
 PROGRAM = """\

@@ -18,7 +18,7 @@ from versions import tells_reductions
 
 from opgrip.capture import Capture
 from opgrip.traces import load
-from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec, leaves
+from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec, leaves
 
 NO_RANK = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
 

@@ -23,8 +23,8 @@ from opgrip.platform import page_fault_cost
 from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import Calls, End, Scope, Signature, Thread
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls, End, Scope, Signature, Thread
 
 USUAL_NS, SLOW_NS = 2_000, 12_000
 PAGES, WORK_NS = 3_000, 4_000_000

@@ -12,9 +12,9 @@ from torch import nn
 from opgrip.capture import Capture, Schedule
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load, read
-from opgrip.traces.step_starts import find_step_starts
-from opgrip.traces.trimming import Part, trim
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.trimming import Part, trim
+from opgrip.traces.analysis.validation import validate
+from opgrip.traces.table.step_starts import find_step_starts
 
 
 def ops_of(trace: Trace) -> list[str]:

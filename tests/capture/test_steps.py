@@ -13,7 +13,7 @@ from programs import run_command, train_tiny_net
 from opgrip.capture import Capture, Schedule
 from opgrip.cli.plural import counted
 from opgrip.traces import load
-from opgrip.traces.arguments import tensors
+from opgrip.traces.schema.arguments import tensors
 
 X = torch.ones(3)
 

@@ -32,8 +32,8 @@ from opgrip.replay.reports.table import print_results
 from opgrip.tools.opgrip import main
 from opgrip.tools.verbs.trace_export_case import source_of
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.live_calls import LiveArguments
-from opgrip.traces.record_forms import to_json
+from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.table.live_calls import LiveArguments
 
 LARGE = 3 << 20
 """Bytes of arguments that are not made."""

@@ -19,7 +19,7 @@ from optional import is_installed
 from torch import nn
 
 from opgrip.tools.opgrip import main
-from opgrip.traces.foreign import formats
+from opgrip.traces.io.foreign_files import formats
 
 REAL_BYTES = 30_000
 """Of real files, where some are beside this checkout, only small ones: mutants of large ones take long."""

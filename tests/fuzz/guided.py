@@ -39,8 +39,8 @@ def main() -> int:
         return 0
     import atheris
 
-    with atheris.instrument_imports(include=["opgrip.traces.formats", "opgrip.traces.foreign"]):
-        from opgrip.traces.foreign import formats
+    with atheris.instrument_imports(include=["opgrip.traces.formats", "opgrip.traces.io.foreign_files"]):
+        from opgrip.traces.io.foreign_files import formats
 
         formats.names()
     from foreign_seeds import make_foreign_seeds, readable_formats

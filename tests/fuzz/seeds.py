@@ -15,7 +15,7 @@ from torch import nn
 from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
-from opgrip.traces.merge import merge
+from opgrip.traces.analysis.merge import merge
 
 Line = dict[str, Any]
 

@@ -18,8 +18,8 @@ from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.table import CHECKS
 from opgrip.replay.operators.bounds import bound_indices, bounding
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Calls, End, Scope, Signature, Thread
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Calls, End, Scope, Signature, Thread
 
 ATEN = torch.ops.aten
 ADAM = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-3, "amsgrad": False, "maximize": False}

@@ -13,8 +13,8 @@ from example_trace import write
 from programs import run_command
 
 from opgrip.replay.measuring.results import CONTENDED, FAILED, OK, TIMEOUT
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Calls, End, Scope, Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Calls, End, Scope, Signature
 
 FAST = ["--sequence", "--iterations", "1"]
 

@@ -20,7 +20,7 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.replay.sweeps.growth import grown_steps
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.schema.arguments import TensorSpec, leaves
 
 SHIPPED = Path(__file__).parents[2] / "traces" / "faster_rcnn.jsonl"
 

@@ -19,12 +19,12 @@ from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.options import job_with
 from opgrip.replay.reports.table import print_results
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.merge import merge
-from opgrip.traces.records import Calls, Context, Header, Observed, Record, Scope, Signature, Thread, Values
-from opgrip.traces.storage_codes import encode_storages
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.codec.storage_codes import encode_storages
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls, Context, Header, Observed, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values.constant import Constant
-from opgrip.traces.writer import TraceWriter
 
 SPEC = TensorSpec((512, 128), (128, 1), torch.float32, "cpu", values=0)
 OUTPUT = TensorSpec((512, 128), (128, 1), torch.float32, "cpu")

@@ -18,7 +18,7 @@ from opgrip.replay.timing.crew import Crew, Work
 from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import Group
 from opgrip.replay.timing.subjects import Subject, Variant
-from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec
 
 FEW = Effort(iterations=5)
 ONE_THREAD = {"threads": 1}

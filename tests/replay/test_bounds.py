@@ -13,8 +13,8 @@ from programs import run_command
 from opgrip.replay import load_results
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.bounds import bound_indices, bounded_arguments, bounding
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Calls, End, Record, Scope, Signature, Values
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Calls, End, Record, Scope, Signature, Values
 from opgrip.traces.values.constant import Constant
 
 FAR = 10**9

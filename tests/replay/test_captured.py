@@ -16,9 +16,9 @@ from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.reports.table import DOUBTFUL, print_results
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import Calls, Header, Record, Scope, Signature, Thread
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls, Header, Record, Scope, Signature, Thread
 
 SPEC = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
 

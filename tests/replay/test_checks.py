@@ -18,7 +18,7 @@ from torch import Tensor
 from opgrip.replay.checks import Reference, Tolerance, Verdict, observe
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.modes.mode import Results
-from opgrip.traces.arguments import map_leaves
+from opgrip.traces.schema.arguments import map_leaves
 
 aten = torch.ops.aten
 

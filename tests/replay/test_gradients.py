@@ -19,7 +19,7 @@ from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.timing.options import Effort, TimingOptions
 from opgrip.replay.workers.job import Job
 from opgrip.traces import Trace, load
-from opgrip.traces.foreign import Losses, formats
+from opgrip.traces.io.foreign_files import Losses, formats
 
 RELU, MATRIX = "aten.relu.default", "aten.mm.default"
 

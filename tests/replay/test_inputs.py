@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.arguments.values import LONG_PIECE, PIECE, RECORDED, REPEATED, with_values
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.values.exact import Exact
 
 

@@ -11,7 +11,7 @@ from programs import run_python
 
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.operators.nameable import BETWEEN_PROCESSES, COMPUTING, OF_TORCH_ITSELF, refusal
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.records import OPERATOR, Signature
 
 DOUBTFUL = re.compile(
     r"unsafe|unchecked|reinterpret|alias|strided|storage|view_from|resize|^set_|file|load|save|print|blob|ptr|pointer|memcpy"
@@ -132,7 +132,7 @@ def test_operators_that_torch_registers_late_are_found() -> None:
     name = "torch_nn._linear_cross_entropy_batch_chunked.default"
     code = f"""
 from opgrip.replay.operators.lookup import find_operator
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.records import Signature
 print(find_operator(Signature(0, "operator", {name!r}, (), {{}})))
 """
     done = run_python("-c", code, fresh=True)

@@ -19,7 +19,7 @@ from opgrip.replay import replay
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.operator import OperatorSource, target_of
 from opgrip.replay.operators.admission import absent_extensions
-from opgrip.traces.arguments import tensors
+from opgrip.traces.schema.arguments import tensors
 
 ADD = {"self": [16, 8], "other": [16, 8]}
 

@@ -17,7 +17,7 @@ from programs import ROOT, SHIPPED_TRACES, run_command
 
 from opgrip.replay import load_results
 from opgrip.traces import load
-from opgrip.traces.records import End
+from opgrip.traces.schema.records import End
 
 FAST = ("--iterations", "1", "--warmup", "0")
 

@@ -15,8 +15,8 @@ from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.cases.fresh import new_memory
 from opgrip.replay.timing import pages
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import Calls, End, Scope, Signature, Thread
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls, End, Scope, Signature, Thread
 
 on_glibc = pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
 

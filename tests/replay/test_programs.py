@@ -18,8 +18,8 @@ from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.programs.programs import PARTIAL, key_of, make_program, remove_partial, run_program
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Signature
 
 VECTOR = TensorSpec((4,), (1,), torch.float32, "cpu", values=3)
 WAY = Way(1, "recorded", FORWARD, "aot")

@@ -28,11 +28,11 @@ from opgrip.replay.sequences.ranks.running import why_not
 from opgrip.replay.sequences.ranks.step import Stamps
 from opgrip.replay.sequences.ranks.times import StepTimes
 from opgrip.traces import load
-from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
-from opgrip.traces.integer_text import Integers
-from opgrip.traces.merge import merge
-from opgrip.traces.on_demand import is_made
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.table.lazy_fields import is_made
 
 PAIR = GroupSpec("0", "gloo", (0, 1), 0)
 

@@ -19,8 +19,8 @@ from programs import ROOT, run_command
 
 from opgrip.replay.sequences.ranks.collectives import is_exchange
 from opgrip.traces import load
-from opgrip.traces.arguments import tensors
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.records import Signature
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load
-from opgrip.traces.records import EXTENSION, OPERATOR, Signature
+from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 
 SETTINGS = settings_of(warmup=1, iterations=3)
 

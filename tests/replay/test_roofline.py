@@ -26,7 +26,7 @@ from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns, limit_o
 from opgrip.replay.analyses.roofline.table import nearness
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.work.work import Work, counted, work_of
-from opgrip.traces.ceilings.ceilings import (
+from opgrip.traces.analysis.ceilings.ceilings import (
     Ceilings,
     Level,
     ceilings_path,
@@ -35,7 +35,7 @@ from opgrip.traces.ceilings.ceilings import (
     read_cached_ceilings,
     to_json,
 )
-from opgrip.traces.ceilings.copying import caches
+from opgrip.traces.analysis.ceilings.copying import caches
 
 aten = torch.ops.aten
 FAST = ("--iterations", "1", "--warmup", "0")

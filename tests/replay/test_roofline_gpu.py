@@ -19,8 +19,8 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.options import job_with
 from opgrip.replay.work.work import work_of
-from opgrip.traces.ceilings import copying
-from opgrip.traces.ceilings.ceilings import TF32, Ceilings, Level, from_json, to_json
+from opgrip.traces.analysis.ceilings import copying
+from opgrip.traces.analysis.ceilings.ceilings import TF32, Ceilings, Level, from_json, to_json
 
 CONVOLUTION, PRODUCT, ADDITION = "aten.convolution.default", "aten.mm.default", "aten.add.Tensor"
 

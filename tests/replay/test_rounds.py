@@ -35,7 +35,7 @@ from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec
 
 SLEEPS = (lambda *args: time.sleep(0.1), lambda *args: None)
 PLACE = device_map("cpu", None)

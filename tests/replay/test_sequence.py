@@ -34,8 +34,8 @@ from opgrip.replay.sequences.prepared import never_flowing
 from opgrip.replay.sequences.rehearsal import OTHER_SHAPES, Rehearsal, switching
 from opgrip.replay.sequences.sequence import SequenceResult, SequenceSettings, replay_sequence
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import EXTENSION, Calls, Record, Scope, Signature, Thread, Values
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import EXTENSION, Calls, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.exact import Exact
 from opgrip.traces.values.floats import Floats

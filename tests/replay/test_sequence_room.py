@@ -23,8 +23,8 @@ from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.sequences.sequence import SequenceResult, SequenceSettings, replay_sequence
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread, Values
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values.floats import Floats
 
 MB = 1 << 20

@@ -14,8 +14,8 @@ from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.arguments.stored import Stored
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.tensor_file import TensorFile, load_safetensors
+from opgrip.traces.io.tensor_file import TensorFile, load_safetensors
+from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values.booleans import Booleans
 
 VALUES = torch.linspace(0, 10, 100).sin()

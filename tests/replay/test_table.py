@@ -24,8 +24,8 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.table import print_results
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread
 
 FAST = ("--iterations", "2", "--warmup", "0")
 WIDTHS = (60, 80, 120, 200)

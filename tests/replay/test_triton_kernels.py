@@ -21,10 +21,10 @@ from opgrip.replay.cases.selection import FUNCTION, Selection
 from opgrip.replay.cases.units import make_units
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load
-from opgrip.traces.arguments import Opaque, TensorSpec
-from opgrip.traces.launches import launch_keywords
-from opgrip.traces.objects import NamedSpec
-from opgrip.traces.records import EXTENSION, Signature
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from opgrip.traces.schema.kernel_launches import launch_keywords
+from opgrip.traces.schema.python_objects import NamedSpec
+from opgrip.traces.schema.records import EXTENSION, Signature
 
 MODULE = "launched_kernels"
 X, Y = torch.linspace(0, 1, 100), torch.linspace(1, 2, 100)

@@ -27,8 +27,8 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.options import job_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import tensors
-from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread
 
 SETTINGS = settings_of(warmup=1, iterations=2)
 

@@ -20,7 +20,7 @@ from opgrip.tools.report.comparisons import describe_comparisons
 from opgrip.tools.report.launches import describe_launches
 from opgrip.tools.report.runs import describe_runs
 from opgrip.traces import load
-from opgrip.traces.records import Kernels
+from opgrip.traces.schema.records import Kernels
 
 VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "launches", "longtail", "timeline", "failures")
 VIEWS += ("environment",)

@@ -20,8 +20,8 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.opreplay import main as opreplay
 from opgrip.traces import load
-from opgrip.traces.arguments import tensors
-from opgrip.traces.ceilings import copying
+from opgrip.traces.analysis.ceilings import copying
+from opgrip.traces.schema.arguments import tensors
 
 LONG_US = 300_000.0
 

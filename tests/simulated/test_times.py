@@ -15,9 +15,9 @@ from opgrip.errors import UserError
 from opgrip.replay.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import Trace, load
-from opgrip.traces.graph import make_graph
-from opgrip.traces.longtail import find_longtail
-from opgrip.traces.timeline import timeline
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.analysis.timeline import timeline
 
 SIN_NS = 5e6
 

@@ -13,7 +13,7 @@ from programs import SHIPPED_TRACES
 
 from opgrip.tools.opgrip import main
 from opgrip.traces import UserError, load
-from opgrip.traces.foreign import format_of, formats
+from opgrip.traces.io.foreign_files import format_of, formats
 
 INPUTS = "Operator: aten.relu.default\ncnt: 3, ((T([2], f32),), {})\n"
 

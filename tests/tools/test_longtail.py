@@ -12,7 +12,7 @@ from optional import needs
 from programs import run_command
 
 from opgrip.traces import load
-from opgrip.traces.longtail import find_longtail
+from opgrip.traces.analysis.longtail import find_longtail
 
 FIRST = 25
 """Rows of a training step of Faster R-CNN that hold the parts that take most time; all are among `ALL`, of some 45."""

@@ -18,8 +18,8 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.tools.corpus.tables import print_coverage
 from opgrip.traces import load, read
-from opgrip.traces.records import Calls
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import Calls
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from example_trace import write
 from programs import run_command
 
 from opgrip.traces import load
-from opgrip.traces.records import Calls, End, Record, Scope, Signature
-from opgrip.traces.timeline import timeline_lines
+from opgrip.traces.analysis.timeline import timeline_lines
+from opgrip.traces.schema.records import Calls, End, Record, Scope, Signature
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

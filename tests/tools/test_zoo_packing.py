@@ -12,7 +12,7 @@ from programs import SHIPPED_TRACES
 
 from opgrip.tools.zoo.packing import command_of, pack, short_quantiles
 from opgrip.traces import load
-from opgrip.traces.differences import compare_traces
+from opgrip.traces.analysis.differences import compare_traces
 from opgrip.traces.zoo import ZooTrace
 
 NUMBERS = st.floats(-1e30, 1e30, allow_nan=False)

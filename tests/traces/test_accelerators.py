@@ -9,9 +9,9 @@ import pytest
 import torch
 from nvml import UUID, Nvml, properties_of
 
-from opgrip.traces.accelerators import describe_accelerators, device_of, facts_in_words, merge_facts
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.table.accelerators import describe_accelerators, device_of, facts_in_words, merge_facts
 
 H200 = SimpleNamespace(
     uuid=UUID, name="NVIDIA H200", total_memory=150 << 30, L2_cache_size=50 << 20, multi_processor_count=132

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.traces.arguments import (
+from opgrip.traces.schema.arguments import (
     DTYPES,
     LAYOUTS,
     MEMORY_FORMATS,
@@ -29,7 +29,15 @@ from opgrip.traces.arguments import (
     numbers_of,
     with_numbers,
 )
-from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec
+from opgrip.traces.schema.python_objects import (
+    ArraySpec,
+    ModuleSpec,
+    NamedSpec,
+    ObjectSpec,
+    SameSpec,
+    ScalarSpec,
+    SharedSpec,
+)
 
 sizes = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
 shapes_and_strides = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=4).flatmap(

@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opgrip.traces.arguments import FormatError
-from opgrip.traces.call_blocks import (
+from opgrip.traces.codec.call_blocks import (
     block_fields,
     block_of,
     exact_sum,
@@ -21,10 +20,11 @@ from opgrip.traces.call_blocks import (
     perturbed_flags,
     record_of,
 )
-from opgrip.traces.integer_text import parse_integers
-from opgrip.traces.record_forms import from_json
-from opgrip.traces.records import NO_STORAGE, Calls
-from opgrip.traces.writer import encode_line
+from opgrip.traces.codec.integer_text import parse_integers
+from opgrip.traces.codec.record_forms import from_json
+from opgrip.traces.io.writer import encode_line
+from opgrip.traces.schema.arguments import FormatError
+from opgrip.traces.schema.records import NO_STORAGE, Calls
 
 
 def runs_of(calls: int) -> st.SearchStrategy[tuple[int, int]]:

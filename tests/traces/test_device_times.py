@@ -10,9 +10,9 @@ from example_trace import SPEC, write
 from opgrip.errors import FormatError
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load
-from opgrip.traces.merge import merge
-from opgrip.traces.record_forms import from_json
-from opgrip.traces.records import (
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.codec.record_forms import from_json
+from opgrip.traces.schema.records import (
     FUNCTION,
     Calls,
     DeviceTimes,

@@ -15,10 +15,10 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
-from opgrip.traces.differences import Difference, Tolerances, check_form, compare_traces, write_difference
-from opgrip.traces.differences.statistics import statistics_of
-from opgrip.traces.tensor_specs import TensorSpec
-from opgrip.traces.trace import Trace as TraceType
+from opgrip.traces.analysis.differences import Difference, Tolerances, check_form, compare_traces, write_difference
+from opgrip.traces.analysis.differences.statistics import statistics_of
+from opgrip.traces.schema.tensor_specs import TensorSpec
+from opgrip.traces.table.trace import Trace as TraceType
 from opgrip.traces.values import fit
 from opgrip.traces.values.booleans import Booleans
 

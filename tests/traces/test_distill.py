@@ -26,13 +26,13 @@ from opgrip.replay.scoring.baselines import read_baselines
 from opgrip.replay.scoring.predictions import Check, check_of, print_check
 from opgrip.replay.scoring.times import is_replay_of
 from opgrip.traces import Trace, load
+from opgrip.traces.analysis.validation import validate
 from opgrip.traces.corpus import Corpus, read_corpus
 from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.traces.corpus.choosing import Points, choose
 from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_times
-from opgrip.traces.reader import read_header
-from opgrip.traces.shipped import trace_file
-from opgrip.traces.validation import validate
+from opgrip.traces.io.reader import read_header
+from opgrip.traces.io.shipped_traces import trace_file
 
 SHIPPED = SHIPPED_TRACES[0]
 

@@ -15,12 +15,12 @@ from programs import run_python
 
 from opgrip.errors import FormatError
 from opgrip.traces import TraceReader, UserError, load
-from opgrip.traces.arguments import decode
-from opgrip.traces.call_blocks import block_of
-from opgrip.traces.limits import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
-from opgrip.traces.merge import merge
-from opgrip.traces.records import Calls, Entered, Record, Thread
-from opgrip.traces.unfinished import unfinished_calls
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.codec.call_blocks import block_of
+from opgrip.traces.schema.arguments import decode
+from opgrip.traces.schema.limits import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
+from opgrip.traces.schema.records import Calls, Entered, Record, Thread
+from opgrip.traces.table.unfinished import unfinished_calls
 
 HEADER = b'{"type":"header","format":"opgrip-trace","version":"1.3"}\n'
 MEGABYTE = b" " * (1 << 20)

@@ -11,7 +11,7 @@ from example_trace import write
 from programs import program_path, run_command
 
 from opgrip.traces import load, read
-from opgrip.traces.listing import TYPES, Filter, list_records
+from opgrip.traces.analysis.listing import TYPES, Filter, list_records
 
 
 def lines(path: Path, *, as_json: bool = False, **chosen: tuple[str, ...]) -> list[str]:

@@ -22,19 +22,19 @@ from opgrip.replay.cases import behaviours
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.measuring.behaviours import shares_of
 from opgrip.traces import Trace, TraceReader, UserError, load, read
-from opgrip.traces import call_source as sources
-from opgrip.traces import distinct_calls as summing
-from opgrip.traces import ordered_calls as ordering
-from opgrip.traces.dataflow import Dataflow
-from opgrip.traces.differences import compare_traces
-from opgrip.traces.graph import graph_facts
-from opgrip.traces.labels import own_calls
-from opgrip.traces.longtail import calls as made_calls
-from opgrip.traces.longtail import find_longtail
-from opgrip.traces.merge import merge
-from opgrip.traces.on_demand import is_made
-from opgrip.traces.records import Calls, DeviceTimes
-from opgrip.traces.timeline import timeline_lines
+from opgrip.traces.analysis.dataflow import Dataflow
+from opgrip.traces.analysis.differences import compare_traces
+from opgrip.traces.analysis.graph import graph_facts
+from opgrip.traces.analysis.longtail import calls as made_calls
+from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.analysis.timeline import timeline_lines
+from opgrip.traces.schema.records import Calls, DeviceTimes
+from opgrip.traces.table import call_source as sources
+from opgrip.traces.table import distinct_calls as summing
+from opgrip.traces.table import ordered_calls as ordering
+from opgrip.traces.table.lazy_fields import is_made
+from opgrip.traces.table.profiler_labels import own_calls
 
 SHIPPED = Path(opgrip.traces.__file__).with_name("faster_rcnn.jsonl")
 CASE_FIELDS = (

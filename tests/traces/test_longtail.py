@@ -18,12 +18,12 @@ from opgrip.capture import Capture
 from opgrip.capture.own_cost import own_cost
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.ceilings.bandwidth import bandwidth, bandwidth_of
-from opgrip.traces.ceilings.ceilings import Ceilings, Level, keep
-from opgrip.traces.longtail import LongTail, LongTailFunction, find_longtail
-from opgrip.traces.longtail.commands import grip_command
-from opgrip.traces.records import Calls, End, Scope, Signature
+from opgrip.traces.analysis.ceilings.bandwidth import bandwidth, bandwidth_of
+from opgrip.traces.analysis.ceilings.ceilings import Ceilings, Level, keep
+from opgrip.traces.analysis.longtail import LongTail, LongTailFunction, find_longtail
+from opgrip.traces.analysis.longtail.commands import grip_command
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls, End, Scope, Signature
 
 SPEED = 1e10
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from opgrip.traces import UserError
-from opgrip.traces.arguments import Opaque
-from opgrip.traces.making import make_arguments
-from opgrip.traces.objects import (
+from opgrip.traces.rebuild.making import make_arguments
+from opgrip.traces.schema.arguments import Opaque
+from opgrip.traces.schema.python_objects import (
     ArraySpec,
     ModuleSpec,
     NamedSpec,

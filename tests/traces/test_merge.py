@@ -15,13 +15,14 @@ from several_traces import small_trace
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
-from opgrip.traces.arguments import Opaque, numbers_of
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.analysis.validation import validate
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.distill import FIELD
-from opgrip.traces.merge import merge
-from opgrip.traces.reader import TraceReader
-from opgrip.traces.records import (
+from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.schema.arguments import Opaque, numbers_of
+from opgrip.traces.schema.records import (
     Calls,
     Context,
     DeviceTimes,
@@ -36,7 +37,6 @@ from opgrip.traces.records import (
     Thread,
     Values,
 )
-from opgrip.traces.validation import validate
 from opgrip.traces.values.booleans import Booleans
 
 

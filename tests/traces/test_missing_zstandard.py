@@ -10,8 +10,8 @@ import pytest
 from opgrip.cli.output_files import check_writable
 from opgrip.tools.opgrip import main
 from opgrip.traces import UserError, load
-from opgrip.traces.records import Header
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import Header
 
 
 @pytest.fixture(autouse=True)

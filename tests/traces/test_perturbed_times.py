@@ -12,10 +12,10 @@ from example_trace import write
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_sequence
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.graph import make_graph
-from opgrip.traces.longtail import find_longtail
-from opgrip.traces.records import Calls, End, Scope, Signature, Thread
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls, End, Scope, Signature, Thread
 
 SPEC = TensorSpec((8, 8), (8, 1), torch.float32, "cpu")
 SIN_NS, EXP_NS, PERTURBED_NS = 1_000_000, 10_000, 50_000_000

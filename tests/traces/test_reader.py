@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from opgrip.errors import FormatError
 from opgrip.traces import TraceReader, UserError, load, read
-from opgrip.traces.record_forms import from_json, to_json
-from opgrip.traces.records import Calls, Dropped, Effects, End, Header, Record
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.codec.record_forms import from_json, to_json
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import Calls, Dropped, Effects, End, Header, Record
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])

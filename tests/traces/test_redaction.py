@@ -18,10 +18,19 @@ from programs import ROOT
 
 from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
-from opgrip.traces.objects import ModuleSpec, NamedSpec, ObjectSpec
-from opgrip.traces.record_forms import to_json
-from opgrip.traces.records import (
+from opgrip.traces.analysis.redaction import Policy, Redaction, salt_of
+from opgrip.traces.analysis.redaction.fields import LEFT_OUT, TREATMENTS, treatment_of
+from opgrip.traces.analysis.redaction.leftovers import Leftovers
+from opgrip.traces.analysis.redaction.models import _COARSE
+from opgrip.traces.analysis.redaction.names import Names
+from opgrip.traces.analysis.redaction.numbers import IntegerMap, coarse_float, coarse_int
+from opgrip.traces.analysis.redaction.redact import redact
+from opgrip.traces.analysis.validation import validate
+from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.io.writer import encode_line
+from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
+from opgrip.traces.schema.python_objects import ModuleSpec, NamedSpec, ObjectSpec
+from opgrip.traces.schema.records import (
     Calls,
     Context,
     Dropped,
@@ -37,17 +46,8 @@ from opgrip.traces.records import (
     Thread,
     Values,
 )
-from opgrip.traces.redaction import Policy, Redaction, salt_of
-from opgrip.traces.redaction.fields import LEFT_OUT, TREATMENTS, treatment_of
-from opgrip.traces.redaction.leftovers import Leftovers
-from opgrip.traces.redaction.models import _COARSE
-from opgrip.traces.redaction.names import Names
-from opgrip.traces.redaction.numbers import IntegerMap, coarse_float, coarse_int
-from opgrip.traces.redaction.redact import redact
-from opgrip.traces.validation import validate
 from opgrip.traces.values import fit_argument, value_models
 from opgrip.traces.values.exact import Exact
-from opgrip.traces.writer import encode_line
 
 SECRET = "SECRET-xyz"
 CARD = 4111111111111111

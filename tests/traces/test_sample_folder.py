@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from opgrip.errors import UserError
-from opgrip.traces.sample_folder import MOST_BYTES, open_sample
+from opgrip.traces.io.sample_folder import MOST_BYTES, open_sample
 
 GOOD = {"name": "s", "entry": "f", "file": "code.py", "classes": {}, "source": {"module": "m", "qualname": "f"}}
 

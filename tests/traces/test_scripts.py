@@ -20,8 +20,8 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.tools.verbs.trace_export_case import export_case, source_of
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import EXTENSION, Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import EXTENSION, Signature
 from opgrip.traces.scripts import script_of
 from opgrip.traces.values import ValueModel, fit
 

@@ -11,7 +11,7 @@ from programs import ROOT, SHIPPED_TRACES, run_command
 from opgrip.replay.options import EXAMPLES
 from opgrip.tools.verbs import verbs
 from opgrip.traces import load
-from opgrip.traces.shipped import shipped_traces
+from opgrip.traces.io.shipped_traces import shipped_traces
 
 
 @pytest.mark.slow

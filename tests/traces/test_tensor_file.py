@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opgrip.traces import TraceReader, UserError, load, read
-from opgrip.traces.arguments import DTYPES
-from opgrip.traces.records import Header, Values
-from opgrip.traces.tensor_file import TensorFile, from_stored, load_safetensors, to_stored, values_path
+from opgrip.traces.io.tensor_file import TensorFile, from_stored, load_safetensors, to_stored, values_path
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import DTYPES
+from opgrip.traces.schema.records import Header, Values
 from opgrip.traces.values.booleans import Booleans
-from opgrip.traces.writer import TraceWriter
 
 KNOWN = sorted(
     name

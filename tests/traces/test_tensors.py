@@ -21,9 +21,9 @@ from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import load
-from opgrip.traces.arguments import FormatError, TensorSpec, decode, encode, tensors
-from opgrip.traces.merge import merge
-from opgrip.traces.tensor_specs import map_values, stored_elements, value_numbers
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.schema.arguments import FormatError, TensorSpec, decode, encode, tensors
+from opgrip.traces.schema.tensor_specs import map_values, stored_elements, value_numbers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),

@@ -14,10 +14,10 @@ from programs import SHIPPED_TRACES
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load, read
-from opgrip.traces.graph import make_graph
-from opgrip.traces.records import Calls, Observed, Signature
-from opgrip.traces.trimming import Part, trim
-from opgrip.traces.validation import validate
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.trimming import Part, trim
+from opgrip.traces.analysis.validation import validate
+from opgrip.traces.schema.records import Calls, Observed, Signature
 
 SHIPPED = SHIPPED_TRACES[0]
 

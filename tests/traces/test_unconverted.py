@@ -9,8 +9,8 @@ import pytest
 from programs import SHIPPED_TRACES, run_command
 
 from opgrip.traces import load
-from opgrip.traces.records import Dropped
-from opgrip.traces.unconverted import no_calls, unconverted
+from opgrip.traces.schema.records import Dropped
+from opgrip.traces.table.unconverted import no_calls, unconverted
 
 GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
 """Of DLOP-Bench, as the table of `abs`."""

@@ -14,8 +14,8 @@ from example_trace import write
 from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
-from opgrip.traces.validation import validate
-from opgrip.traces.validation.schema import NOT_INSTALLED, Schema
+from opgrip.traces.analysis.validation import validate
+from opgrip.traces.analysis.validation.schema import NOT_INSTALLED, Schema
 
 Line = dict[str, Any]
 

@@ -16,8 +16,8 @@ from versions import is_removed
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.arguments.values import RECORDED, with_values
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.values.defaults import DEFAULTS, Default, default_values
 
 REFUSED_OTHERWISE = """\

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opgrip.traces.arguments import FormatError
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import fit, value_model_from_json, value_model_to_json, value_models
 from opgrip.traces.values.box_layout import draw_separate_boxes
 

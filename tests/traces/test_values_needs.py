@@ -11,7 +11,7 @@ from optional import optional
 from redrawn import drawn, fitted
 from versions import is_removed
 
-from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import depends_on_values, fit, fit_argument, refine_model, value_models
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes

@@ -20,7 +20,7 @@ from opgrip.replay.options import make_parser
 from opgrip.replay.replay import Replay
 from opgrip.traces.corpus import Corpus
 from opgrip.traces.corpus.cases import write_cases
-from opgrip.traces.reader import read_header
+from opgrip.traces.io.reader import read_header
 
 CASES, RESULTS = ".cases.jsonl.zst", ".results.json"
 """What the names of the files end in that a trial keeps, to go on with."""

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.capture.operators.registered import is_composite
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.tools.corpus.coverage import plain_operator
-from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.corpus import Corpus
-from opgrip.traces.records import Signature
-from opgrip.traces.trace import load
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.table.trace import load
 
 BOTH = "all"
 

@@ -16,7 +16,7 @@ from opgrip.replay import Results, compare, replay
 from opgrip.replay.comparing.verdicts import Verdict
 from opgrip.tools.redaction.shapes import Shapes, recorded_shapes
 from opgrip.traces import Trace, load
-from opgrip.traces.weighted import COUNT
+from opgrip.traces.table.weighted_quantiles import COUNT
 
 CASES = 10
 """So many cases are replayed, those that the program spent most time in."""

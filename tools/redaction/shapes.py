@@ -20,8 +20,8 @@ from opgrip.replay.cases.cases import contexts_of
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load
-from opgrip.traces.arguments import leaves, tensors
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import leaves, tensors
+from opgrip.traces.schema.records import Signature
 
 Shapes = list[list[int]]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.replay.measuring.results import describe_shapes
-from opgrip.traces.trace import Trace
+from opgrip.traces.table.trace import Trace
 
 SHORT_US = 10.0
 """What takes less is mostly the launch: to hand an operator or a kernel its work takes 2 to 10 us."""

@@ -19,7 +19,7 @@ from opgrip.tools.report.launches import SHORT_US
 from opgrip.tools.report.runs import command_of, describe_runs
 from opgrip.tools.report.trace_views import describe_trace
 from opgrip.traces.corpus import Corpus
-from opgrip.traces.trace import Trace
+from opgrip.traces.table.trace import Trace
 
 
 def make_page(

@@ -9,13 +9,13 @@ from typing import Any
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.cases.families import family_of
 from opgrip.tools.report.launches import describe_launches
-from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.graph import make_graph
-from opgrip.traces.identity import key_of_case
-from opgrip.traces.longtail import find_longtail
-from opgrip.traces.records import Signature
-from opgrip.traces.runs import frames_of, origins
-from opgrip.traces.trace import Trace
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.analysis.module_runs import frames_of, origins
+from opgrip.traces.codec.case_identity import key_of_case
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.table.trace import Trace
 
 MOST_CALLS = 20_000
 """That a timeline has: the longest, in their order."""

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.capture.grips.patterns import parse_pattern
     from opgrip.capture.grips.watch import Keep
     from opgrip.capture.script import check_script, run_script
-    from opgrip.traces.tensor_file import load_safetensors
+    from opgrip.traces.io.tensor_file import load_safetensors
 
     load_safetensors()
     program = [args.script, *args.program]

@@ -45,7 +45,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the functions, those first that one kernel would save most of."""
     from opgrip.capture.own_cost import own_cost
-    from opgrip.traces.longtail import check_form, find_longtail, print_longtail, write_rows
+    from opgrip.traces.analysis.longtail import check_form, find_longtail, print_longtail, write_rows
 
     if args.output is not None:
         check_form(args.output)
@@ -71,7 +71,7 @@ def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -
 
 
 def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
-    from opgrip.traces.ceilings.bandwidth import bandwidth_of
+    from opgrip.traces.analysis.ceilings.bandwidth import bandwidth_of
 
     return bandwidth_of if bandwidth is None else lambda trace: bandwidth
 

@@ -16,7 +16,7 @@ from opgrip.tools.verbs.verb import Verb, verbs
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
     from opgrip.traces.corpus import Corpus
-    from opgrip.traces.trace import Trace
+    from opgrip.traces.table.trace import Trace
 
 EXAMPLES = """\
 examples:

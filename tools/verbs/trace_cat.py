@@ -44,8 +44,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the records, as they are read."""
-    from opgrip.traces.listing import Filter, list_records
-    from opgrip.traces.reader import TraceReader
+    from opgrip.traces.analysis.listing import Filter, list_records
+    from opgrip.traces.io.reader import TraceReader
 
     reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
     chosen = Filter(tuple(args.type), tuple(args.op), tuple(args.module))

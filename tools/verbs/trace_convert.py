@@ -17,8 +17,8 @@ from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.foreign import Losses
-    from opgrip.traces.reader import TraceReader
+    from opgrip.traces.io.foreign_files import Losses
+    from opgrip.traces.io.reader import TraceReader
 
 OWN = "opgrip"
 OWN_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -51,7 +51,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert."""
     from opgrip.cli.output_files import check_writable, whole_file
-    from opgrip.traces.reader import TraceReader
+    from opgrip.traces.io.reader import TraceReader
 
     target = _format_named(args.to) if args.to else _format_of_name(args.output)
     _check_target(target)
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
     """Record by record."""
-    from opgrip.traces.records import Header
-    from opgrip.traces.writer import TraceWriter
+    from opgrip.traces.io.writer import TraceWriter
+    from opgrip.traces.schema.records import Header
 
     records = iter(reader)
     header = next(records)
@@ -95,7 +95,7 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
     from opgrip.cli.compressed_files import compress_to
     from opgrip.cli.output_files import whole_file, whole_folder
     from opgrip.traces import load
-    from opgrip.traces.foreign import formats
+    from opgrip.traces.io.foreign_files import formats
 
     format_ = formats.get(target)
     assert format_ is not None, "it was checked"
@@ -128,28 +128,28 @@ def _check_target(target: str) -> None:
 
 
 def _written() -> list[str]:
-    from opgrip.traces.foreign import formats
+    from opgrip.traces.io.foreign_files import formats
 
     return [OWN, *(name for name, format_ in formats.items() if format_.is_written)]
 
 
 def _format_named(word: str) -> str:
     """A format's name as it may be typed: `PARAM`, `execution-trace`."""
-    from opgrip.traces.foreign import formats
+    from opgrip.traces.io.foreign_files import formats
 
     name = word.lower().replace("-", "_")
     return name if name == OWN or formats.get(name) else word
 
 
 def _is_folder(target: str) -> bool:
-    from opgrip.traces.foreign import formats
+    from opgrip.traces.io.foreign_files import formats
 
     format_ = formats.get(target)
     return format_ is not None and format_.write_folder is not None
 
 
 def _format_of_name(path: Path) -> str:
-    from opgrip.traces.foreign import PACKED, formats
+    from opgrip.traces.io.foreign_files import PACKED, formats
 
     if path.name.endswith(OWN_SUFFIXES):
         return OWN
@@ -170,7 +170,7 @@ class _ListFormats(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from opgrip.display.tables import TableColumn, print_table
-        from opgrip.traces.foreign import formats
+        from opgrip.traces.io.foreign_files import formats
 
         rows = [(OWN, "read, written", ", ".join(OWN_SUFFIXES), "traces of opcapture")]
         for name, item in formats.items():

@@ -15,7 +15,7 @@ from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.differences import Difference, OperatorRow, Row, Tolerances
+    from opgrip.traces.analysis.differences import Difference, OperatorRow, Row, Tolerances
 
 KINDS = ("came", "went", "counts", "shares", "values")
 OPERATORS = "operators"
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the signatures that differ."""
     from opgrip.cli.output_files import check_writable
     from opgrip.errors import UserError
-    from opgrip.traces.differences import check_form, compare_sides, load_side, paths_of, write_difference
+    from opgrip.traces.analysis.differences import check_form, compare_sides, load_side, paths_of, write_difference
 
     if strange := [kind for kind in args.fail_on if kind not in (*CHOICES, ANY)]:
         raise UserError(f"--fail-on {strange[0]} is no difference", f"choose from {', '.join((*CHOICES, ANY))}")
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tolerances(args: argparse.Namespace, is_several: bool) -> Tolerances:
-    from opgrip.traces.differences import Tolerances
+    from opgrip.traces.analysis.differences import Tolerances
 
     counts = args.counts if args.counts is not None else SEVERAL_COUNTS * is_several
     least = args.least if args.least is not None else SEVERAL_LEAST * is_several
@@ -135,7 +135,7 @@ def _print(difference: Difference, top: int) -> None:
 
 
 def _columns(rows: list[Row]) -> list[TableColumn]:
-    from opgrip.traces.differences.files import values_text
+    from opgrip.traces.analysis.differences.files import values_text
 
     return [
         TableColumn("what", [", ".join(row.kinds) for row in rows], is_number=False, least=6),

@@ -18,8 +18,8 @@ from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.dataflow import Dataflow, Step, Storage
-    from opgrip.traces.graph import GraphFacts
+    from opgrip.traces.analysis.dataflow import Dataflow, Step, Storage
+    from opgrip.traces.analysis.graph import GraphFacts
 
 EXAMPLES = """\
 examples:
@@ -41,8 +41,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the critical path's share and the peak of live memory; write the graph."""
     from opgrip.traces import load
-    from opgrip.traces.dataflow import Dataflow
-    from opgrip.traces.graph import graph_facts
+    from opgrip.traces.analysis.dataflow import Dataflow
+    from opgrip.traces.analysis.graph import graph_facts
 
     writers = {".json": as_json, ".dot": as_dot}
     if args.output is not None and args.output.suffix not in writers:

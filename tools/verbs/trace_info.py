@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from opgrip.traces import Trace
-    from opgrip.traces.records import Dropped, Entered, Scope, Signature
+    from opgrip.traces.schema.records import Dropped, Entered, Scope, Signature
 
 EXAMPLES = """\
 examples:
@@ -174,12 +174,12 @@ LEAST = {
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     """What is told of a trace above its tables, by name."""
-    from opgrip.traces.accelerators import facts_in_words
-    from opgrip.traces.doubts import time_doubts
-    from opgrip.traces.labels import are_marks, is_mark
-    from opgrip.traces.records import FUNCTION, HIGHER_ORDER
-    from opgrip.traces.redaction.headers import REDACTED
-    from opgrip.traces.weighted import COUNT
+    from opgrip.traces.analysis.redaction.headers import REDACTED
+    from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
+    from opgrip.traces.table.accelerators import facts_in_words
+    from opgrip.traces.table.doubts import time_doubts
+    from opgrip.traces.table.profiler_labels import are_marks, is_mark
+    from opgrip.traces.table.weighted_quantiles import COUNT
 
     header, calls = trace.header, trace.distinct_calls
     model = header.get("model")
@@ -269,7 +269,7 @@ def _redacted(form: Mapping[str, Any]) -> str:
 
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
     """How many calls were perturbed, and for how many of these the times of others stand."""
-    from opgrip.traces.weighted import COUNT
+    from opgrip.traces.table.weighted_quantiles import COUNT
 
     perturbed = calls[calls["perturbed"]]
     others = perturbed["signature"].isin(calls["signature"][~calls["perturbed"]])
@@ -325,7 +325,7 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
     """A call that was entered and not left, with what it was called on."""
-    from opgrip.traces.arguments import leaves
+    from opgrip.traces.schema.arguments import leaves
 
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
     if signature is None:
@@ -334,8 +334,8 @@ def _describe_entered(entered: Entered, signature: Signature | None, scope: Scop
 
 
 def _outline(leaf: object) -> str:
-    from opgrip.traces.arguments import TensorSpec
-    from opgrip.traces.names import tensor_outline
+    from opgrip.traces.schema.arguments import TensorSpec
+    from opgrip.traces.schema.torch_names import tensor_outline
 
     return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 

@@ -27,7 +27,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge."""
-    from opgrip.traces.merge import merge
+    from opgrip.traces.analysis.merge import merge
 
     end = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
     origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"

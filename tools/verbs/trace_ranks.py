@@ -20,7 +20,7 @@ from opgrip.tools.verbs.verb import Verb, verbs
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opgrip.traces.ranks.waits import Waits
+    from opgrip.traces.analysis.ranks.waits import Waits
 
 EXAMPLES = """\
 examples:
@@ -52,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what each rank did, who waited for whom, and in which collectives."""
-    from opgrip.traces.ranks.waits import find_waits
+    from opgrip.traces.analysis.ranks.waits import find_waits
 
     if args.output is not None:
         if args.output.suffix not in SUFFIXES:

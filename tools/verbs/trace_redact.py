@@ -16,8 +16,8 @@ from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.redaction import Policy
-    from opgrip.traces.redaction.redact import RedactedFile
+    from opgrip.traces.analysis.redaction import Policy
+    from opgrip.traces.analysis.redaction.redact import RedactedFile
 
 KEPT = ("modules", "functions", "files", "labels", "model", "scalars", "values")
 EXAMPLES = """\
@@ -60,8 +60,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the redacted trace, and say what is left in it."""
     from opgrip.cli.output_files import check_writable, whole_file
-    from opgrip.traces.redaction.redact import redact
-    from opgrip.traces.shipped import trace_file
+    from opgrip.traces.analysis.redaction.redact import redact
+    from opgrip.traces.io.shipped_traces import trace_file
 
     for path in (args.output, args.report):
         if path is not None:
@@ -93,7 +93,7 @@ def _check_apart(paths: Mapping[str, Path | None]) -> None:
 
 
 def _policy(args: argparse.Namespace) -> Policy:
-    from opgrip.traces.redaction import Policy, check_kept, salt_of
+    from opgrip.traces.analysis.redaction import Policy, check_kept, salt_of
 
     kept = check_kept(args.keep)
     if args.salt_file is None:
@@ -103,7 +103,7 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:
     from opgrip.display.tables import TableColumn, print_table
-    from opgrip.traces.redaction.leftovers import FORMAT
+    from opgrip.traces.analysis.redaction.leftovers import FORMAT
 
     for name in redacted.whole_values:
         reporter.say(f"{printable(name)} has the values themselves, and is left out: do not send it")

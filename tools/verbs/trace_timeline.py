@@ -35,7 +35,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the events."""
     from opgrip.traces import load
-    from opgrip.traces.timeline import timeline_lines
+    from opgrip.traces.analysis.timeline import timeline_lines
 
     if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
         raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")

@@ -47,7 +47,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the part, and say what is in it."""
     from opgrip.cli.output_files import check_writable
-    from opgrip.traces.trimming import Part, trim
+    from opgrip.traces.analysis.trimming import Part, trim
 
     check_writable(args.output, args.force)
     part = Part(args.steps, tuple(args.phase), tuple(args.module), tuple(args.op), args.time)

@@ -15,7 +15,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.validation import Validation
+    from opgrip.traces.analysis.validation import Validation
 
 EXAMPLES = """\
 examples:
@@ -40,7 +40,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is wrong, a finding a line."""
-    from opgrip.traces.validation import validate
+    from opgrip.traces.analysis.validation import validate
 
     if args.output is not None:
         check_writable(args.output, args.force)

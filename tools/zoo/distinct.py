@@ -30,8 +30,8 @@ class Distinct:
 def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
     """Load what has been made of the traces, one after the other, and count."""
     from opgrip.traces import load
-    from opgrip.traces.labels import is_mark
-    from opgrip.traces.records import EXTENSION, FUNCTION
+    from opgrip.traces.schema.records import EXTENSION, FUNCTION
+    from opgrip.traces.table.profiler_labels import is_mark
 
     made = [trace for trace in traces if trace.recording is not None]
     operators: dict[str, str] = {}

@@ -67,7 +67,7 @@ def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_
     Signatures are the same whatever their times and values; so are those that are called as often.
     """
     from opgrip.traces import load
-    from opgrip.traces.differences import compare_traces
+    from opgrip.traces.analysis.differences import compare_traces
 
     with tempfile.TemporaryDirectory() as scratch:
         make_trace(trace, Path(scratch), timeout_s, times_step=False)

@@ -40,8 +40,8 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
 
 def operator_signatures(trace: Trace) -> list[str]:
     """The operator or extension function of each signature: gripped functions and marks stand for no work."""
-    from opgrip.traces.labels import is_mark
-    from opgrip.traces.records import FUNCTION
+    from opgrip.traces.schema.records import FUNCTION
+    from opgrip.traces.table.profiler_labels import is_mark
 
     return [item.op for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
 
@@ -53,7 +53,7 @@ def operators_of(trace: Trace) -> set[str]:
 
 def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:
     """File and name of each function that the finder of long-tail functions names."""
-    from opgrip.traces.longtail import find_longtail
+    from opgrip.traces.analysis.longtail import find_longtail
 
     return {(item.file, item.name) for item in find_longtail(traces, lambda trace: BANDWIDTH).functions}
 

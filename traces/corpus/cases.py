@@ -14,11 +14,12 @@ import pandas as pd
 import torch
 
 from opgrip.platform.machine import page_size
-from opgrip.traces.arguments import numbers_of, with_numbers
 from opgrip.traces.corpus.corpus import Corpus, Reading
 from opgrip.traces.corpus.members import Member
 from opgrip.traces.corpus.rows import contexts_of, written_from
-from opgrip.traces.records import (
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import numbers_of, with_numbers
+from opgrip.traces.schema.records import (
     NO_STORAGE,
     Calls,
     Context,
@@ -31,8 +32,7 @@ from opgrip.traces.records import (
     Thread,
     Values,
 )
-from opgrip.traces.trace import Trace, load
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.table.trace import Trace, load
 
 PAGE_BYTES = 4096
 """Of a page of the trace that is written."""

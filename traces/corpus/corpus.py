@@ -15,7 +15,7 @@ from opgrip.cli.plural import counted
 from opgrip.errors import UserError, shortened
 from opgrip.traces.corpus.members import Member, members_of
 from opgrip.traces.corpus.rows import rows_of
-from opgrip.traces.trace import load
+from opgrip.traces.table.trace import load
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
 MOST_REASON = 200

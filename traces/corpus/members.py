@@ -10,9 +10,9 @@ from typing import Any
 
 from opgrip.cli.compressed_files import Damage, read_chunks
 from opgrip.errors import MissingFileError, UserError
-from opgrip.traces.foreign import format_of, formats
-from opgrip.traces.records import FORMAT
-from opgrip.traces.shipped import hint_for_missing, trace_file
+from opgrip.traces.io.foreign_files import format_of, formats
+from opgrip.traces.io.shipped_traces import hint_for_missing, trace_file
+from opgrip.traces.schema.records import FORMAT
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 
 ZOO = "zoo"

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from opgrip.errors import shortened
-from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.identity import key_of_case
-from opgrip.traces.listing import call_outline
-from opgrip.traces.names import plain_name
-from opgrip.traces.records import Signature
-from opgrip.traces.trace import Trace
+from opgrip.traces.analysis.listing import call_outline
+from opgrip.traces.codec.case_identity import key_of_case
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.table.trace import Trace
 
 MOST_SHAPES = 120
 """Characters of a signature's shapes."""

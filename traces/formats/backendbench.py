@@ -16,8 +16,6 @@ from typing import IO, Any
 import torch
 
 from opgrip.cli.extras import needed
-from opgrip.traces.arguments import map_leaves
-from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
 from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet, rows_of
@@ -30,8 +28,10 @@ from opgrip.traces.formats.tritonbench import (
     device_named,
     parse_call,
 )
-from opgrip.traces.records import Record, Signature
-from opgrip.traces.trace import Trace
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.schema.arguments import map_leaves
+from opgrip.traces.schema.records import Record, Signature
+from opgrip.traces.table.trace import Trace
 
 MOST_TEXT = 16 << 20
 """Bytes of the arguments of the calls that are in memory."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import Opaque, encode
-from opgrip.traces.foreign import Losses, formats
-from opgrip.traces.records import (
+from opgrip.traces.io.foreign_files import Losses, formats
+from opgrip.traces.schema.arguments import Opaque, encode
+from opgrip.traces.schema.records import (
     OPERATOR,
     Calls,
     Context,

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.formats.building import fit_values
-from opgrip.traces.names import DTYPES
-from opgrip.traces.tensor_specs import contiguous
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.tensor_specs import contiguous
+from opgrip.traces.schema.torch_names import DTYPES
 from opgrip.traces.values import ValueModel
 
 MOST_DIMENSIONS = 64

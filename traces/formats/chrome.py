@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import IO, Any
 
 from opgrip.errors import FormatError, UserError
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.overloads import Bound, NoOverload
 from opgrip.traces.formats.profiler_arguments import bind_inputs
 from opgrip.traces.formats.profiler_events import DeviceWork, EventTable, Slice
 from opgrip.traces.formats.profiler_nesting import OperatorCall, calls_of
-from opgrip.traces.records import Kernels, Record
-from opgrip.traces.timeline import timeline_lines
-from opgrip.traces.trace import Trace
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Kernels, Record
+from opgrip.traces.table.trace import Trace
 
 DEFAULTS = (
     NO_VALUES,

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.configurations.modules import Recording
-from opgrip.traces.foreign import PACKED, ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
+from opgrip.traces.formats.configurations.modules import Recording
 from opgrip.traces.formats.dlop_functions import FUNCTIONS, calls_of_row
 from opgrip.traces.formats.dlop_operators import (
     CONSTANTS,
@@ -32,7 +31,8 @@ from opgrip.traces.formats.dlop_operators import (
 )
 from opgrip.traces.formats.overloads import op_of, schemas_of
 from opgrip.traces.formats.tritonbench import NO_DEVICE
-from opgrip.traces.records import Record
+from opgrip.traces.io.foreign_files import PACKED, ForeignFile, Format, Head, formats
+from opgrip.traces.schema.records import Record
 
 MOST_BYTES = 4 << 20
 """Of a file: the largest that are known have 0.7 MB."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.configurations.generators import Arguments
-from opgrip.traces.configurations.modules import Recorded, Recording
 from opgrip.traces.formats.cells import Unfit, is_missing, shape_of
-from opgrip.traces.tensor_specs import contiguous
+from opgrip.traces.formats.configurations.generators import Arguments
+from opgrip.traces.formats.configurations.modules import Recorded, Recording
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.tensor_specs import contiguous
 
 SUFFIX = "_size"
 """That names of columns of shapes may have."""

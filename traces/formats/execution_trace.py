@@ -13,15 +13,15 @@ from typing import IO, Any
 
 from opgrip.cli.compressed_files import Damage
 from opgrip.errors import FormatError
-from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.calls import calls_of
 from opgrip.traces.formats.nodes.json_nodes import node_from_json, node_to_json
 from opgrip.traces.formats.nodes.node import Node
 from opgrip.traces.formats.nodes.program import steps_of
-from opgrip.traces.records import Record
-from opgrip.traces.trace import Trace
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.schema.records import Record
+from opgrip.traces.table.trace import Trace
 
 NAME = "execution_trace"
 START = re.compile(rb'\s*\{(?=[^{\[]{0,400}"schema"\s*:\s*"\d+\.\d+\.\d+)(?=[^{\[]{0,400}"(?:pid|nodes|time)"\s*:)')

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.formats.size_expressions import size_of
-from opgrip.traces.names import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_name
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_name
 
 LEAST_SIZE = 2
 """Of a size that depends on values, which the program admits from less on."""

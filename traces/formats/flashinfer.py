@@ -15,17 +15,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.arguments import FormatError, TensorSpec
-from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.flashinfer_folders import write_folder
 from opgrip.traces.formats.flashinfer_kernels import call_of_kernel
 from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
 from opgrip.traces.formats.stored_tensors import read_tensor
 from opgrip.traces.formats.tritonbench import NO_DEVICE
-from opgrip.traces.names import DTYPES
-from opgrip.traces.records import Record
-from opgrip.traces.tensor_specs import contiguous
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.schema.arguments import FormatError, TensorSpec
+from opgrip.traces.schema.records import Record
+from opgrip.traces.schema.tensor_specs import contiguous
+from opgrip.traces.schema.torch_names import DTYPES
 
 MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000

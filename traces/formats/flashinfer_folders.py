@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec, leaves
-from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.overloads import schemas_of
 from opgrip.traces.formats.stored_tensors import NAME_OF, write_tensors
-from opgrip.traces.names import plain_name
-from opgrip.traces.records import OPERATOR, Signature
-from opgrip.traces.tensor_specs import contiguous
-from opgrip.traces.trace import Trace
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.schema.arguments import TensorSpec, leaves
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.tensor_specs import contiguous
+from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.table.trace import Trace
 
 DTYPES = frozenset(
     {

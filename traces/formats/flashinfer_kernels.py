@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.formats.overloads import NoOverload
 from opgrip.traces.formats.tritonbench import literal
+from opgrip.traces.schema.arguments import TensorSpec
 
 MOST_TEXT = 1 << 16
 """Characters of a reference that is parsed."""

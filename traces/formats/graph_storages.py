@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.formats.overloads import schemas_of
-from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.schema.records import NO_STORAGE
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from opgrip.errors import FormatError
-from opgrip.traces.foreign import once
-from opgrip.traces.limits import check_nesting
+from opgrip.traces.io.foreign_files import once
+from opgrip.traces.schema.limits import check_nesting
 
 MOST_VALUE = 16 << 20
 """Characters of a member, or of an item of the list."""

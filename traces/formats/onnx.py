@@ -16,8 +16,6 @@ import torch
 
 from opgrip.cli.extras import needed
 from opgrip.errors import one_line
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.nodes.wire import holds_more_fields
@@ -26,8 +24,10 @@ from opgrip.traces.formats.onnx_functions import inlined
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
 from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
-from opgrip.traces.names import DTYPES, LIMIT, plain_name
-from opgrip.traces.records import Record, Scope
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.schema.records import Record, Scope
+from opgrip.traces.schema.torch_names import DTYPES, LIMIT, plain_name
 from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
 OPEN_BATCH, OPEN_SIZE = 1, 64

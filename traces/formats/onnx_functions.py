@@ -7,7 +7,7 @@ from typing import Any
 
 from opgrip.cli.extras import needed
 from opgrip.errors import one_line
-from opgrip.traces.foreign import Losses
+from opgrip.traces.io.foreign_files import Losses
 
 MOST_NODES = 1_000_000
 """Of a model whose functions stand where they are called: thirty functions that call each other twice are a billion."""

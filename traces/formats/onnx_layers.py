@@ -8,9 +8,9 @@ from math import prod
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.formats.building import NOT_RECORDED
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, call, transposed
+from opgrip.traces.schema.arguments import TensorSpec
 
 Lower = Callable[[Node], list[Call]]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.tensor_specs import contiguous
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.tensor_specs import contiguous
 
 
 class NoOperator(ValueError):

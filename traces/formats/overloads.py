@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import GeneratorSpec, TensorSpec
-from opgrip.traces.foreign import Losses
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
 
 NAME = re.compile(r"([A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 """`aten::add`, `aten::add.Tensor`, `aten.add.default`."""

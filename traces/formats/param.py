@@ -6,7 +6,7 @@
         {"type": "tensor", "dtype": "float", "shape": [256, 256]}]}]}]}}
 
 Iterators, which expand macros, and generators, which make arguments, are found by their names; see
-`opgrip.traces.configurations`. Cases are numbered, and each is computed by its number when it is asked for.
+`opgrip.traces.formats.configurations`. Cases are numbered, and each is computed by its number when it is asked for.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from opgrip.errors import FormatError
-from opgrip.traces.configurations.choices import Choices
-from opgrip.traces.configurations.generators import Arguments, Draw, Generate
-from opgrip.traces.configurations.modules import Recorded, Recording
-from opgrip.traces.configurations.plan import Case, Entry, UnreadableCase, plan_of, reasons
-from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
+from opgrip.traces.formats.configurations.choices import Choices
+from opgrip.traces.formats.configurations.generators import Arguments, Draw, Generate
+from opgrip.traces.formats.configurations.modules import Recorded, Recording
+from opgrip.traces.formats.configurations.plan import Case, Entry, UnreadableCase, plan_of, reasons
 from opgrip.traces.formats.param_calls import calls_of
 from opgrip.traces.formats.param_writing import write
-from opgrip.traces.names import device_name
-from opgrip.traces.records import Record, Scope
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.schema.records import Record, Scope
+from opgrip.traces.schema.torch_names import device_name
 
 NAME = "param"
 MOST_CASES = 20_000

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.configurations.generators import Arguments
-from opgrip.traces.configurations.modules import Recorded, Recording, is_function, module_names
-from opgrip.traces.configurations.schema_text import SchemaText, parse_schema
+from opgrip.traces.formats.configurations.generators import Arguments
+from opgrip.traces.formats.configurations.modules import Recorded, Recording, is_function, module_names
+from opgrip.traces.formats.configurations.schema_text import SchemaText, parse_schema
 from opgrip.traces.formats.overloads import Bound, NoOverload, bind, schemas_of
-from opgrip.traces.names import MEMORY_FORMATS
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.torch_names import MEMORY_FORMATS
 
 SPACES = ("special", "linalg", "fft")
 """Modules of torch whose functions are operators with the module's name before theirs."""

@@ -10,16 +10,16 @@ from typing import IO, Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.configurations.generators.default import DTYPE_OF
-from opgrip.traces.configurations.plan import GENERATOR
-from opgrip.traces.configurations.schema_text import SchemaText, parse_schema
-from opgrip.traces.foreign import Losses
+from opgrip.traces.formats.configurations.generators.default import DTYPE_OF
+from opgrip.traces.formats.configurations.plan import GENERATOR
+from opgrip.traces.formats.configurations.schema_text import SchemaText, parse_schema
 from opgrip.traces.formats.overloads import schemas_of
 from opgrip.traces.formats.param_calls import CODES
-from opgrip.traces.records import OPERATOR, Signature
-from opgrip.traces.tensor_specs import contiguous
-from opgrip.traces.trace import Trace
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.tensor_specs import contiguous
+from opgrip.traces.table.trace import Trace
 
 NAME_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 ALIAS = re.compile(r"(?<=Tensor)\([^)]*\)")

@@ -8,9 +8,9 @@ from typing import Any
 
 from opgrip.cli.extras import needed
 from opgrip.errors import one_line
-from opgrip.traces.foreign import MOST_BYTES, ForeignFile
 from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
-from opgrip.traces.limits import DECOMPRESSED, Allowance
+from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile
+from opgrip.traces.schema.limits import DECOMPRESSED, Allowance
 
 MAGIC = b"PAR1"
 MARK = b"opgrip.trace"

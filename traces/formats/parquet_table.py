@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.cli.extras import needed
-from opgrip.traces.call_blocks import CallBlock, block_of, perturbed_flags, record_of
+from opgrip.traces.codec.call_blocks import CallBlock, block_of, perturbed_flags, record_of
+from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.parquet_files import EXTRA, MARK
 from opgrip.traces.formats.signature_outline import outline
-from opgrip.traces.record_forms import to_json
-from opgrip.traces.records import Calls, Header, Record, Scope, Signature, Thread
-from opgrip.traces.step_starts import StepStarts
+from opgrip.traces.schema.records import Calls, Header, Record, Scope, Signature, Thread
+from opgrip.traces.table.step_starts import StepStarts
 
 ALONE = b"opgrip.records"
 """Key of the note that has the records of a trace without calls."""

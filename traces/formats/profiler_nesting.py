@@ -17,7 +17,7 @@ import torch
 
 from opgrip.traces.formats.overloads import NAME, schemas_of
 from opgrip.traces.formats.profiler_events import FRAME, MODULE, RANGE, DeviceWork, Event
-from opgrip.traces.records import Scope
+from opgrip.traces.schema.records import Scope
 
 BACKWARD = "autograd::engine::evaluate_function: "
 STEP = "Optimizer.step#"

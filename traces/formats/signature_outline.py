@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec, encode
-from opgrip.traces.names import plain_name, tensor_outline
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import TensorSpec, encode
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.torch_names import plain_name, tensor_outline
 
 MOST_OUTLINE = 1000
 """Characters of the arguments of a call."""

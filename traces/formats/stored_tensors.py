@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.limits import check_nesting
+from opgrip.traces.schema.limits import check_nesting
 
 HEADER_BYTES = 4 << 20
 TENSOR_BYTES = 256 << 20

@@ -16,15 +16,15 @@ from typing import IO, Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
-from opgrip.traces.limits import check_hashes
-from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, plain_name
-from opgrip.traces.records import OPERATOR, Record, Signature
-from opgrip.traces.tensor_specs import contiguous
-from opgrip.traces.trace import Trace
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.limits import check_hashes
+from opgrip.traces.schema.records import OPERATOR, Record, Signature
+from opgrip.traces.schema.tensor_specs import contiguous
+from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS, plain_name
+from opgrip.traces.table.trace import Trace
 
 DTYPE_OF = {
     "f16": torch.float16,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from opgrip.errors import UserError
-from opgrip.traces.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, GeneratorSpec, TensorSpec
-from opgrip.traces.names import plain_name
+from opgrip.traces.schema.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, GeneratorSpec, TensorSpec
+from opgrip.traces.schema.torch_names import plain_name
 
 DEVICE = "device"
 """The variable of a script that has the device it runs on."""

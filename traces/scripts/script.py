@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from opgrip.errors import UserError
-from opgrip.traces.accelerators import device_of
-from opgrip.traces.arguments import DTYPES, TensorSpec, leaves, tensors
 from opgrip.traces.formats.overloads import NAME
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import DTYPES, TensorSpec, leaves, tensors
+from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.scripts.functions import FUNCTIONS, MAIN
 from opgrip.traces.scripts.literals import Literals, comment, plain, plain_tuple, shape
 from opgrip.traces.scripts.tensors import tensor_lines
 from opgrip.traces.scripts.values import ValueSource
+from opgrip.traces.table.accelerators import device_of
 from opgrip.traces.values import Drawable
 
 STANDARD = ("argparse", "base64", "math", "statistics", "time", "zlib")

@@ -8,10 +8,10 @@ from math import prod
 import torch
 
 from opgrip.errors import UserError
+from opgrip.traces.schema.tensor_specs import TensorSpec
 from opgrip.traces.scripts.literals import Literals
 from opgrip.traces.scripts.literals import shape as sizes
 from opgrip.traces.scripts.values import FEW, ValueSource
-from opgrip.traces.tensor_specs import TensorSpec
 from opgrip.traces.values import Drawable
 
 ADDRESSES = 1 << 62

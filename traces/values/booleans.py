@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from opgrip.traces.arguments import FormatError
-from opgrip.traces.tensor_arrays import array_of
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import exactly, in_runs, runs_of, scaled
 from opgrip.traces.values.model import PIECES, value_models
+from opgrip.traces.values.tensor_arrays import array_of
 
 
 @value_models.register("booleans")

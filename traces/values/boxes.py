@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from opgrip.traces.arguments import FormatError
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.box_layout import copies, draw_separate_boxes, overlapping
 from opgrip.traces.values.drawing import at_quantiles

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from opgrip.traces.arguments import FormatError
+from opgrip.traces.schema.arguments import FormatError
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 """What a torch integer of 64 bits holds."""

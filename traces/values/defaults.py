@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.schemas import schema_arguments
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.operator_schemas import schema_arguments
+from opgrip.traces.schema.value_model import ValueModel
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular
-from opgrip.traces.values.model import ValueModel
 from opgrip.traces.values.needs import refine_model
 from opgrip.traces.values.offsets import Offsets
 

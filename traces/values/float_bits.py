@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.traces.tensor_arrays import array_of
+from opgrip.traces.values.tensor_arrays import array_of
 
 Floats1D = NDArray[np.floating[Any]]
 """Real numbers (N,) of four or eight bytes."""

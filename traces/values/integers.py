@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from opgrip.traces.arguments import FormatError
-from opgrip.traces.tensor_arrays import array_of
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import between, distinct, parts, scaled, shuffled
 from opgrip.traces.values.model import PIECES, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 from opgrip.traces.values.tally import SORTED, Integers1D, estimate, is_narrow, tally
+from opgrip.traces.values.tensor_arrays import array_of
 
 FREQUENT = 64
 """How many distinct values are kept with their counts."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from opgrip.traces.arguments import FormatError
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.model import value_models
 

@@ -5,51 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 
 from opgrip.cli.plugins import Registry
-from opgrip.traces.arguments import FormatError, Json, decode, encode
+from opgrip.traces.schema.arguments import FormatError, Json, decode, encode
+from opgrip.traces.schema.value_model import ValueModel
 from opgrip.traces.values.pieces import MOST, pieces, rows_of
 
 ALL, PIECES, ROWS = "all", "pieces", "rows"
 """What a kind of model sees of a large tensor of whose elements none decides for itself: all, pieces, whole rows."""
-
-
-class Drawable(Protocol):
-    """What values can be drawn from."""
-
-    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """New values on the generator's device, contiguous but where dimensions are expanded.
-
-        Of any shape and dtype, in memory that these bound.
-        """
-
-
-class ValueModel(Drawable, Protocol):
-    """A frozen dataclass whose fields are plain values, as JSON and `encode` know them.
-
-    A field that came later has a default: older traces do not have it, and newer ones leave it out where it is that.
-
-    Attributes
-    ----------
-    priority : models are tried in rising order; the first whose `fit` gives one is kept
-    """
-
-    priority: ClassVar[int]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @classmethod
-    def fit(cls, tensor: torch.Tensor) -> ValueModel | None:
-        """The model of this tensor's values; None where this kind of model is not for them.
-
-        Draws no random numbers and leaves the tensor, which is not empty, as it is.
-        """
-
-    def check(self) -> None:
-        """Raise `FormatError` where the fields, which may come from a stranger's file, cannot be drawn from."""
 
 
 value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opgrip.value_models")

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import tensors
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.value_model import ValueModel
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
-from opgrip.traces.values.model import ValueModel, fit
+from opgrip.traces.values.model import fit
 
 Refine = Callable[[Any, Any], ValueModel]
 """The model with what the outputs, a tree of `TensorSpec`, tell."""

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from opgrip.traces.arguments import FormatError
-from opgrip.traces.tensor_arrays import array_of
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import at_quantiles, scaled, shuffled
 from opgrip.traces.values.model import leading, value_models
 from opgrip.traces.values.tally import tally
+from opgrip.traces.values.tensor_arrays import array_of
 
 DISTINCT = 64
 """So many different lengths are kept with their counts; of more, quantiles."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.traces.arguments import FormatError
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import exactly, shuffled
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import distinct
 from opgrip.traces.values.model import value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 from opgrip.traces.values.pieces import MOST, pieces
+from opgrip.traces.values.tensor_arrays import array_of
 
 
 @value_models.register("permutation")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.traces.tensor_arrays import array_of
+from opgrip.traces.values.tensor_arrays import array_of
 
 Number = TypeVar("Number", bound=np.generic)
 

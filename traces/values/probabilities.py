@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from opgrip.traces.arguments import FormatError
+from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import exactly
 from opgrip.traces.values.float_bits import as_floats, draw_denormals, kinds_of

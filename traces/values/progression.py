@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.values import checks
 from opgrip.traces.values.model import leading, value_models
 from opgrip.traces.values.pieces import taken
+from opgrip.traces.values.tensor_arrays import array_of
 
 HEADS = (64, 1 << 12)
 """So many elements, the first ones, are looked at before others are, until two of them differ."""

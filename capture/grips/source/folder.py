@@ -21,7 +21,7 @@ from opgrip.capture.grips.source.proof import check_import, check_names
 from opgrip.capture.grips.source.reference import reference_text
 from opgrip.capture.grips.source.tags import source_tags, tags_of
 from opgrip.errors import UserError
-from opgrip.traces.sample_folder import SAMPLE
+from opgrip.traces.io.sample_folder import SAMPLE
 
 _parts = count()
 

@@ -29,7 +29,7 @@ import torch
 
 from opgrip.capture.grips.source.packages import is_imported
 from opgrip.capture.grips.source.resolve import is_bound
-from opgrip.traces.tensor_arrays import array_of
+from opgrip.traces.values.tensor_arrays import array_of
 
 MOST_ELEMENTS = 256
 """Tensors and arrays of more elements are no constants that belong in a source file."""

@@ -12,7 +12,7 @@ from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.measuring.results import Result
 
 if TYPE_CHECKING:
-    from opgrip.traces.ceilings.ceilings import Ceilings
+    from opgrip.traces.analysis.ceilings.ceilings import Ceilings
 
 
 @titled("the machine's limits")
@@ -45,7 +45,7 @@ class RooflineAnalysis(Analysis):
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         """The rows with the columns of `LimitColumns`."""
         from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
-        from opgrip.traces.ceilings.ceilings import to_json
+        from opgrip.traces.analysis.ceilings.ceilings import to_json
 
         ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
@@ -60,7 +60,7 @@ class RooflineAnalysis(Analysis):
     def _ceilings(self) -> Ceilings:
         """What the machine gives at most; measured the first time, when no process is forked any more."""
         from opgrip.replay.analyses.roofline.measuring import measure
-        from opgrip.traces.ceilings.ceilings import keep, read_cached_ceilings
+        from opgrip.traces.analysis.ceilings.ceilings import keep, read_cached_ceilings
 
         device, reporter = self.session.device, self.session.reporter
         ceilings = read_cached_ceilings(device)

@@ -16,7 +16,7 @@ from opgrip.replay.timing.methods import GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Loaded
-    from opgrip.traces.ceilings.ceilings import Ceilings
+    from opgrip.traces.analysis.ceilings.ceilings import Ceilings
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
@@ -104,7 +104,7 @@ def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
     """What tells of a row what it computes in: float32 as TF32 where the settings that its case runs under allow it."""
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.tf32 import KINDS
-    from opgrip.traces.ceilings.ceilings import TF32
+    from opgrip.traces.analysis.ceilings.ceilings import TF32
 
     context_of_case = {case.number: case.context for case in loaded.cases}
 

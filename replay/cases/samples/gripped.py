@@ -19,9 +19,9 @@ from opgrip.replay.cases.cases import Case, contexts_of, matches, no_match
 from opgrip.replay.cases.functions import NOT_KNOWN, function_case
 from opgrip.replay.cases.selection import Selection
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import Opaque, TensorSpec
-from opgrip.traces.live_calls import LiveArguments
-from opgrip.traces.objects import (
+from opgrip.traces.io.sample_folder import CALLS, SAMPLE, OpenSample, SampleFolder, open_sample, read_sample
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from opgrip.traces.schema.python_objects import (
     ArraySpec,
     ModuleSpec,
     NamedSpec,
@@ -31,8 +31,8 @@ from opgrip.traces.objects import (
     SharedSpec,
     with_children,
 )
-from opgrip.traces.records import FUNCTION, HIGHER_ORDER, Signature
-from opgrip.traces.sample_folder import CALLS, SAMPLE, OpenSample, SampleFolder, open_sample, read_sample
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, Signature
+from opgrip.traces.table.live_calls import LiveArguments
 
 
 def folders_in(target: Path) -> list[Path]:

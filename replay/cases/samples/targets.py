@@ -18,8 +18,8 @@ from opgrip.replay.cases.cases import Case, matches
 from opgrip.replay.cases.samples.gripped import folders_in, gripped_samples, hash_of
 from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, samples_named, shipped_case
 from opgrip.samples import samples
-from opgrip.traces.foreign import format_of
-from opgrip.traces.sample_folder import CALLS
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.io.sample_folder import CALLS
 
 JOINED = "; opgrip trace merge joins several"
 LOOKED_AT = 20

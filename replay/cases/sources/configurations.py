@@ -11,8 +11,8 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import CALL, Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.traces import TraceReader, load
-from opgrip.traces.foreign import format_of
 from opgrip.traces.formats.param import NAME
+from opgrip.traces.io.foreign_files import format_of
 
 
 class ConfigurationSource:

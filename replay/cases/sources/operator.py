@@ -18,12 +18,12 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
 from opgrip.replay.operators.lookup import mutates
-from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.formats.overloads import NoOverload, bind, op_of, schemas_of
 from opgrip.traces.formats.param_calls import operator_name
-from opgrip.traces.limits import NESTING
-from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.limits import NESTING
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
 
 PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000

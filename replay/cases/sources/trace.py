@@ -14,7 +14,7 @@ from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.units import make_units
 from opgrip.traces import load
 from opgrip.traces.corpus.distill import chosen_numbers
-from opgrip.traces.shipped import trace_file
+from opgrip.traces.io.shipped_traces import trace_file
 
 
 class TraceSource:

@@ -10,11 +10,11 @@ import torch
 from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.cases.traits import sizes_vary
 from opgrip.replay.operators.lookup import Unsupported, find_operator
-from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
-from opgrip.traces.interfaces import Interface, interface_of
-from opgrip.traces.objects import NamedSpec
-from opgrip.traces.records import OPERATOR, Signature
-from opgrip.traces.written import written
+from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
+from opgrip.traces.schema.mutated_arguments import written
+from opgrip.traces.schema.python_objects import NamedSpec
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.signature_tensors import Interface, interface_of
 
 
 @dataclass(frozen=True, slots=True)

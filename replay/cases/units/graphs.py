@@ -14,8 +14,8 @@ from opgrip.replay.cases.units.facts import is_setting
 from opgrip.replay.cases.units.links import Links, Outside, ResultOf, Source
 from opgrip.replay.operators.bounds import bounding
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.records import Signature
 
 
 class UnitOperator(Operator):

@@ -10,8 +10,8 @@ from opgrip.replay.cases.cases import matches
 from opgrip.replay.cases.selection import MODULE, Selection
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.traces import Trace
-from opgrip.traces.records import Scope
-from opgrip.traces.runs import OUTSIDE, Place, frames_of, origins
+from opgrip.traces.analysis.module_runs import OUTSIDE, Place, frames_of, origins
+from opgrip.traces.schema.records import Scope
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Place]:

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from opgrip.replay.cases.units.facts import Facts
 from opgrip.traces import Trace
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import NO_STORAGE
-from opgrip.traces.runs import Place, runs_of
+from opgrip.traces.analysis.module_runs import Place, runs_of
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import NO_STORAGE
 
 DETACH = "aten.detach.default"
 

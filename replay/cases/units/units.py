@@ -29,9 +29,9 @@ from opgrip.replay.cases.units.places import make_places, module_types, names_of
 from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.traces import Trace
-from opgrip.traces.records import Scope, Signature
-from opgrip.traces.runs import origins
-from opgrip.traces.unconverted import no_calls
+from opgrip.traces.analysis.module_runs import origins
+from opgrip.traces.schema.records import Scope, Signature
+from opgrip.traces.table.unconverted import no_calls
 from opgrip.traces.values import Drawable
 
 UNIT = "unit"

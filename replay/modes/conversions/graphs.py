@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opgrip.replay.modes.mode import Results, Task
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.calling import Arguments, tensors_in
-from opgrip.traces.arguments import map_leaves
+from opgrip.traces.schema.arguments import map_leaves
 
 
 class TensorCall(nn.Module):

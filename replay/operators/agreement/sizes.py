@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec
 
 Call: TypeAlias = Mapping[str, Any]
 """What a call takes, by the names of the operator's schema: tensors, or what a trace says of them."""

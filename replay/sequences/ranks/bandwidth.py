@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from opgrip.traces.ranks.operators import (
+from opgrip.traces.analysis.ranks.operators import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

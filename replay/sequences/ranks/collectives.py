@@ -8,8 +8,7 @@ from math import prod
 from typing import Any
 
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import GroupSpec, ReductionSpec, TensorSpec, leaves, tensors
-from opgrip.traces.ranks.operators import (
+from opgrip.traces.analysis.ranks.operators import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -32,7 +31,8 @@ from opgrip.traces.ranks.operators import (
     namespace_of,
     peer_of,
 )
-from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec, leaves, tensors
+from opgrip.traces.schema.records import OPERATOR, Signature
 
 NAMESPACES = ("c10d", "_c10d_functional")
 """Of the operators that ranks run."""

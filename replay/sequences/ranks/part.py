@@ -10,11 +10,11 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow
 from opgrip.replay.sequences.ranks.collectives import LOCAL, MOST_MEMBERS, is_exchange
 from opgrip.traces import Trace
-from opgrip.traces.call_blocks import CallBlock
-from opgrip.traces.call_source import CallSource
-from opgrip.traces.call_table import all_storages, calls_table
-from opgrip.traces.reader import read_header
-from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.io.reader import read_header
+from opgrip.traces.schema.records import NO_STORAGE
+from opgrip.traces.table.call_source import CallSource
+from opgrip.traces.table.call_table import all_storages, calls_table
 
 HINT = "merge those of all ranks: opgrip trace merge step.rank*.jsonl -o step.jsonl"
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from opgrip.replay.sequences.ranks.bandwidth import SEND_RECV, size_of
 from opgrip.replay.sequences.ranks.collectives import Collective
-from opgrip.traces.ranks.operators import ALL_TO_ALL, MESSAGES, SEND
+from opgrip.traces.analysis.ranks.operators import ALL_TO_ALL, MESSAGES, SEND
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str]
 """The recorded ranks of a group, and its name."""

@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 
 from opgrip.errors import UserError, one_line
 from opgrip.replay.sequences.ranks.collectives import SUM, Collective
-from opgrip.traces.ranks.operators import (
+from opgrip.traces.analysis.ranks.operators import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

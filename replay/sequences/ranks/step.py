@@ -46,7 +46,7 @@ from opgrip.replay.sequences.watches import HostWatch
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.records import Signature
 
 
 @dataclass(frozen=True, slots=True)

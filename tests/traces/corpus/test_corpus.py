@@ -16,14 +16,14 @@ from programs import train_tiny_net
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.arguments import TensorSpec, map_leaves
+from opgrip.traces.codec.case_identity import key_of_case
 from opgrip.traces.corpus import Corpus, members_of, read_corpus, summarize
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.corpus import weighted
 from opgrip.traces.corpus.files import write_summary, write_table
 from opgrip.traces.corpus.rows import MOST_ELEMENTS, contexts_of, rows_of, signature_facts
 from opgrip.traces.corpus.summaries import ALL
-from opgrip.traces.identity import key_of_case
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 
 DLOP = {"input": [[2, 3], [4, 3]], "min": [[0], [0]], "max": [[6], [6]]}
 

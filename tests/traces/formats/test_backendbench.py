@@ -16,8 +16,8 @@ from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.foreign import format_of
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.schema.arguments import TensorSpec
 
 ROWS = [
     ("aten.add.Tensor", "((T([2, 3], f16), T([2, 3], f16, stride=(0, 1))), {'alpha': -2})", 3),

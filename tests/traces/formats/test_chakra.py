@@ -17,9 +17,9 @@ from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.foreign import format_of
+from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.formats.nodes.wire import bytes_field, framed, number_field
-from opgrip.traces.graph import make_graph
+from opgrip.traces.io.foreign_files import format_of
 
 RELU = "aten::relu(Tensor self) -> Tensor"
 X, Y, Z = (tensor(number, number + 1, [2, 2], [2, 1]) for number in (10, 20, 30))

@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.formats.json_members import members
-from opgrip.traces.records import Kernels
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Kernels
 
 
 class Model(nn.Module):

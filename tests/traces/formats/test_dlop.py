@@ -16,9 +16,9 @@ from programs import run_command
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.foreign import format_of
 from opgrip.traces.formats.dlop import MOST_BYTES
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import fit
 
 

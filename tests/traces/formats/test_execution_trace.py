@@ -28,8 +28,8 @@ from programs import SHIPPED_TRACES, run_command
 
 from opgrip.errors import UserError
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.arguments import Opaque, TensorSpec
-from opgrip.traces.graph import make_graph
+from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.integers import Integers
 

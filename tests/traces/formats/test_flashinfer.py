@@ -18,9 +18,9 @@ from programs import SHIPPED_TRACES, run_command
 
 from opgrip.errors import FormatError
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.arguments import TensorSpec, leaves
-from opgrip.traces.foreign import Losses, format_of, formats
 from opgrip.traces.formats.stored_tensors import read_tensor, write_tensors
+from opgrip.traces.io.foreign_files import Losses, format_of, formats
+from opgrip.traces.schema.arguments import TensorSpec, leaves
 from opgrip.traces.values import fit
 
 GEMM = {

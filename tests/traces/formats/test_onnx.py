@@ -21,11 +21,11 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import leaves, map_leaves, tensors
 from opgrip.traces.formats.nodes.wire import bytes_field
 from opgrip.traces.formats.onnx_operators import TABLE
-from opgrip.traces.records import Signature
-from opgrip.traces.tensor_specs import TensorSpec
+from opgrip.traces.schema.arguments import leaves, map_leaves, tensors
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.tensor_specs import TensorSpec
 
 onnx = optional("onnx")
 optional("onnxscript")

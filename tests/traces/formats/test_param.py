@@ -14,10 +14,10 @@ from param_configs import entry, number, operator, read, reasons, shapes, tensor
 from programs import SHIPPED_TRACES, run_command
 
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.foreign import format_of
 from opgrip.traces.formats.param import NAME
-from opgrip.traces.records import Signature
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.records import Signature
 
 FAST = ("--iterations", "1", "--warmup", "0", "--device", "cpu")
 

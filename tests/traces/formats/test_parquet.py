@@ -20,13 +20,13 @@ from pyarrow import parquet
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.nodes.wire import varint
 from opgrip.traces.formats.parquet_files import batches_of, open_parquet
 from opgrip.traces.formats.parquet_pages import chunks_of
-from opgrip.traces.merge import merge
-from opgrip.traces.record_forms import to_json
-from opgrip.traces.records import Calls, End, Header, Record, Thread
+from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats
+from opgrip.traces.schema.records import Calls, End, Header, Record, Thread
 
 
 def write(records: Iterable[Record], path: Path) -> Path:

@@ -13,7 +13,7 @@ from programs import ROOT
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.foreign import format_of
+from opgrip.traces.io.foreign_files import format_of
 
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 

@@ -12,9 +12,9 @@ from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.formats.tritonbench import MOST_CALLS, parse_call
-from opgrip.traces.records import Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Signature
 
 BASE = """\
 Operator: aten.add.Tensor

@@ -9,9 +9,9 @@ from example_trace import write
 from made_ranks import VECTOR
 
 from opgrip.errors import UserError
-from opgrip.traces.arguments import GroupSpec, ReductionSpec
-from opgrip.traces.ranks.waits import Waits, find_waits
-from opgrip.traces.records import Calls, End, Record, Scope, Signature, Thread
+from opgrip.traces.analysis.ranks.waits import Waits, find_waits
+from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec
+from opgrip.traces.schema.records import Calls, End, Record, Scope, Signature, Thread
 
 SUM = ReductionSpec("SUM")
 KINDS = ("all_reduce", "broadcast", "reduce")

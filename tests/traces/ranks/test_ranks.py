@@ -14,16 +14,16 @@ from programs import run_command
 
 from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.arguments import GroupSpec, ReductionSpec
-from opgrip.traces.block_lines import encode_block
-from opgrip.traces.call_blocks import CallBlock, block_of
-from opgrip.traces.merge import merge
-from opgrip.traces.ranks.alignment import thinned
-from opgrip.traces.ranks.collectives import collective_of
-from opgrip.traces.ranks.scan import UNKNOWN, Scan, SignatureKinds
-from opgrip.traces.ranks.waits import find_waits
-from opgrip.traces.records import NO_STORAGE, Calls, Signature
-from opgrip.traces.writer import encode_line
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.analysis.ranks.alignment import thinned
+from opgrip.traces.analysis.ranks.collectives import collective_of
+from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
+from opgrip.traces.analysis.ranks.waits import find_waits
+from opgrip.traces.codec.block_lines import encode_block
+from opgrip.traces.codec.call_blocks import CallBlock, block_of
+from opgrip.traces.io.writer import encode_line
+from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec
+from opgrip.traces.schema.records import NO_STORAGE, Calls, Signature
 
 GROUP = GroupSpec("0", "gloo", (4, 5), 1)
 SUM = ReductionSpec("SUM")

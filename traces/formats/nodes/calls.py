@@ -9,8 +9,6 @@ from typing import Any
 
 from opgrip.cli.plural import counted
 from opgrip.errors import FormatError
-from opgrip.traces.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
 from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
 from opgrip.traces.formats.nodes.decoding import NO_STRIDES, KnownStrides, Values, decode_port, with_sharing
@@ -20,9 +18,11 @@ from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
 from opgrip.traces.formats.nodes.schema_text import Parameter, SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
 from opgrip.traces.formats.overloads import registered
-from opgrip.traces.labels import ENTER, EXIT
-from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
-from opgrip.traces.written import schema_of
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
+from opgrip.traces.schema.mutated_arguments import schema_of
+from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
+from opgrip.traces.table.profiler_labels import ENTER, EXIT
 
 NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"
 NO_GENERATORS = "generators: the file does not tell them, so calls take the default one"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opgrip.traces.names import DTYPES
+from opgrip.traces.schema.torch_names import DTYPES
 
 # in the order of c10::ScalarType, which only grows at its end
 _SCALAR_TYPES = (

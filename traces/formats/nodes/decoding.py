@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, DTYPE_OF_ELEMENT, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
 from opgrip.traces.formats.nodes.node import NONE, Port
 from opgrip.traces.formats.nodes.schema_text import pieces
-from opgrip.traces.names import DTYPES, LIMIT, device_name, sizes
-from opgrip.traces.tensor_specs import contiguous
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, map_leaves
+from opgrip.traces.schema.tensor_specs import contiguous
+from opgrip.traces.schema.torch_names import DTYPES, LIMIT, device_name, sizes
 
 NO_STRIDES = "strides: files before schema 1.1.1 have none but those of views, so other tensors are contiguous"
 PLACEHOLDER = re.compile(r"<(\w+)>")

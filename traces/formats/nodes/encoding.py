@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
-from opgrip.traces.arguments import GeneratorSpec, TensorSpec
 from opgrip.traces.formats.nodes.codes import DTYPE_CODES, ELEMENT_NAMES, LAYOUT_CODES, MEMORY_FORMAT_CODES
 from opgrip.traces.formats.nodes.decoding import UNDEFINED
 from opgrip.traces.formats.nodes.node import NONE, Port
-from opgrip.traces.names import plain_name
+from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
+from opgrip.traces.schema.torch_names import plain_name
 
 Range = tuple[int | float, int | float]
 

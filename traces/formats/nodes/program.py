@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from opgrip.traces.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.nodes.encoding import Encoder
 from opgrip.traces.formats.nodes.node import (
     BACKWARD_LABEL,
@@ -27,10 +25,12 @@ from opgrip.traces.formats.nodes.node import (
 from opgrip.traces.formats.nodes.ranges import range_of
 from opgrip.traces.formats.nodes.schema_text import SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import BACKWARD, OPTIMIZER
-from opgrip.traces.labels import ENTER, EXIT, is_mark, label_of
-from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
-from opgrip.traces.trace import Trace
-from opgrip.traces.written import schema_of
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
+from opgrip.traces.schema.mutated_arguments import schema_of
+from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.table.profiler_labels import ENTER, EXIT, is_mark, label_of
+from opgrip.traces.table.trace import Trace
 
 ROOT = 1
 EMPTY = Port([], [], [], [])

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.limits import check_nesting
-from opgrip.traces.names import LIMIT
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.limits import check_nesting
+from opgrip.traces.schema.torch_names import LIMIT
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.exact import Exact

@@ -21,7 +21,7 @@ from opgrip.traces.formats.nodes.node import (
     Node,
 )
 from opgrip.traces.formats.nodes.schema_text import parse_schema
-from opgrip.traces.labels import AUTOGRAD
+from opgrip.traces.table.profiler_labels import AUTOGRAD
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")

@@ -1,0 +1,1 @@
+"""What a trace says: dataflow, differences, parts, faults, long-tail functions, ranks."""

@@ -1,0 +1,239 @@
+"""What depends on what in a trace, a call at a time: which call made what another one took.
+
+The calls are gone through twice: to see which call mentions each memory last, and to follow it from call to call. What
+is kept is 8 bytes for each piece of memory, and more of the memory that is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
+from opgrip.traces.schema.mutated_arguments import written
+from opgrip.traces.schema.records import NO_STORAGE, Signature
+from opgrip.traces.table.memory_numbers import UNKNOWN, MemoryNumbers
+from opgrip.traces.table.profiler_labels import own_calls
+from opgrip.traces.table.trace import Trace
+
+COLUMNS = (
+    *("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "device_ns", "time_ns", "host_ns"),
+    *("tensors", "first_storage"),
+)
+
+
+@dataclass(slots=True)
+class Step:
+    """One call of a graph.
+
+    Attributes
+    ----------
+    number : place of the call in the trace's table
+    duration_ns : on the host
+    device_ns : how long it kept an accelerator busy; None for a call on the host alone
+    time_ns : on the device where the call worked on one, else on the host; of a call that the capture perturbed there,
+        as the trace has it
+    host_ns : the same on the host, of all calls
+    after : the calls that made or last wrote the memory that this one takes
+    takes, gives : storages of its arguments and of its results
+    writes : storages of arguments that it writes into
+    """
+
+    number: int
+    op: str
+    module: str
+    phase: str
+    thread: str
+    start_ns: int
+    duration_ns: int
+    device_ns: int | None
+    time_ns: int
+    host_ns: int
+    takes: list[int]
+    gives: list[int]
+    writes: list[int]
+    after: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Memory that tensors live in.
+
+    Attributes
+    ----------
+    bytes : from its start to the end of the last tensor that a call took in it; of those given, where none was taken
+    made_by : the call that gave it first; None for what was there before, such as parameters
+    first, last : the calls that mention it first and last
+    """
+
+    number: int
+    bytes: int
+    made_by: int | None
+    first: int
+    last: int
+
+
+class Dataflow:
+    """The calls of a trace that stand for themselves, with those that they come after. It can be gone through again.
+
+    Attributes
+    ----------
+    has_memory : whether the trace tells of its calls' memory
+    writers : while it is gone through, by the memory that is alive, the call that made it or wrote it last
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._shapes = _Shapes(trace.signatures)
+        self._last, self._extents = MemoryNumbers(), MemoryNumbers()
+        self.has_memory = False
+        self.writers: dict[int, int] = {}
+        for calls, memory in trace.call_parts():
+            self.has_memory |= len(memory) > 0
+            self._note(own_calls(calls), memory)
+
+    def __iter__(self) -> Iterator[tuple[Step, list[Storage]]]:
+        """Each call in the order in which they started, with the memory that it mentions first."""
+        writers: dict[int, int] = {}
+        self.writers = writers
+        last_of_alive: dict[int, int] = {}
+        for step in self._steps():
+            step.after = sorted({writers[number] for number in step.takes if number in writers})
+            new: list[Storage] = []
+            mentioned, taken = dict.fromkeys((*step.takes, *step.gives)), {*step.takes}
+            for number in mentioned:
+                if number in last_of_alive:
+                    continue
+                made_by = None if number in taken else step.number
+                last = last_of_alive[number] = self._last.get(number)
+                new.append(Storage(number, self._shapes.extent(self._extents.get(number)), made_by, step.number, last))
+                if made_by is not None:
+                    writers[number] = step.number
+            writers.update(dict.fromkeys(step.writes, step.number))
+            yield step, new
+            for number in mentioned:
+                if last_of_alive[number] == step.number:
+                    del last_of_alive[number]
+                    writers.pop(number, None)
+
+    def _note(self, own: pd.DataFrame, memory: Integers) -> None:
+        """Take note of what calls mention."""
+        counts = own["tensors"].to_numpy(dtype=np.int64)
+        before = np.cumsum(counts) - counts
+        place = np.arange(counts.sum()) - np.repeat(before, counts)
+        storages = memory[np.repeat(own["first_storage"].to_numpy(dtype=np.int64), counts) + place]
+        numbers = np.repeat(own.index.to_numpy(dtype=np.int64), counts)
+        extents = self._shapes.extents(own["signature"].to_numpy(dtype=np.int64), counts, place)
+        self._last.raise_to(storages[storages != NO_STORAGE], numbers[storages != NO_STORAGE])
+        is_told = (storages != NO_STORAGE) & (extents != UNKNOWN)
+        self._extents.raise_to(storages[is_told], extents[is_told])
+
+    def _steps(self) -> Iterator[Step]:
+        for calls, memory in self._trace.call_parts():
+            own, numbers = own_calls(calls), memory.tolist()
+            for number, *values in zip(own.index.tolist(), *(own[name].tolist() for name in COLUMNS), strict=True):
+                signature, op, module, phase, thread, start, duration, device, time, host, count, first = values
+                shape = self._shapes.of(signature, count)
+                takes = numbers[first : first + shape.argument_count]
+                yield Step(
+                    *(number, str(op), str(module), str(phase), str(thread), start, duration),
+                    device_ns=None if device != device else round(device),
+                    time_ns=round(time),
+                    host_ns=round(host),
+                    takes=_distinct_storages(takes),
+                    gives=_distinct_storages(numbers[first + shape.argument_count : first + count]),
+                    writes=_distinct_storages([takes[place] for place in shape.written]),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a signature says of so many tensors: how many it takes, how far each reaches, places of those it writes.
+
+    Attributes
+    ----------
+    extents : numbers of extents, `UNKNOWN` for a tensor that the signature does not tell
+    """
+
+    argument_count: int
+    extents: list[int]
+    written: list[int]
+
+
+class _Shapes:
+    """What the signatures of a trace say of their tensors.
+
+    How far a tensor reaches, in bytes, has a number, which is larger for one that reaches farther. Those of arguments
+    are larger than those of all results: what a signature tells of results is of its first call, and other calls may
+    give others; arguments are told by all.
+    """
+
+    def __init__(self, signatures: Sequence[Signature]) -> None:
+        self._signatures = {signature.number: signature for signature in signatures}
+        specs = {number: _specs(item) for number, item in self._signatures.items()}
+        self._sizes = sorted({spec.extent for both in specs.values() for side in both for spec in side})
+        place = {size: number for number, size in enumerate(self._sizes)}
+        self._numbers = {
+            number: ([place[spec.extent] + len(place) for spec in taken], [place[spec.extent] for spec in given])
+            for number, (taken, given) in specs.items()
+        }
+        self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._written: dict[int, list[int]] = {}
+
+    def of(self, signature: int, count: int) -> _Shape:
+        """The shape of a call with so many tensors."""
+        shape = self._shapes.get((signature, count))
+        if shape is None:
+            shape = self._shapes[signature, count] = self._make(signature, count)
+        return shape
+
+    def _make(self, signature: int, count: int) -> _Shape:
+        record = self._signatures.get(signature)
+        if record is None:
+            return _Shape(0, [UNKNOWN] * count, [])
+        taken, given = self._numbers[signature]
+        extents = [*taken[:count], *given[: max(count - len(taken), 0)]]
+        number = min(len(taken), count)
+        places = [place for place in self._written_in(record) if place < number]
+        return _Shape(number, extents + [UNKNOWN] * (count - len(extents)), places)
+
+    def _written_in(self, record: Signature) -> list[int]:
+        """The places of tensors that calls of a signature may write into."""
+        places = self._written.get(record.number)
+        if places is None:
+            places = [place for place, is_written in enumerate(written(record)) if is_written]
+            self._written[record.number] = places
+        return places
+
+    def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
+        """Numbers of extents of the tensors of calls.
+
+        Parameters
+        ----------
+        signatures, counts : of each call, and how many tensors it has, (N,)
+        place : of each tensor among those of its call, (sum of `counts`,)
+        """
+        pairs, of_call = np.unique(np.column_stack([signatures, counts]), axis=0, return_inverse=True)
+        pieces = [self.of(signature, count).extents for signature, count in pairs.tolist()]
+        table = np.array([number for piece in pieces for number in piece], dtype=np.int64)
+        firsts = np.cumsum([0, *map(len, pieces)])[of_call.reshape(-1)]
+        numbers: Integers = table[np.repeat(firsts, counts) + place]
+        return numbers
+
+    def extent(self, number: int) -> int:
+        """Bytes of a number, 0 where nothing is known."""
+        return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
+
+
+def _specs(signature: Signature) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """The tensors of its arguments and of its results."""
+    results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
+    return list(tensors([signature.args, signature.kwargs])), results
+
+
+def _distinct_storages(numbers: Iterable[int]) -> list[int]:
+    return [number for number in dict.fromkeys(numbers) if number != NO_STORAGE]

@@ -1,0 +1,27 @@
+"""What differs between two traces, whatever numbers each gives its signatures."""
+
+from opgrip.traces.analysis.differences.compare import (
+    KINDS,
+    Difference,
+    OperatorRow,
+    Row,
+    Tolerances,
+    compare_sides,
+    compare_traces,
+)
+from opgrip.traces.analysis.differences.files import check_form, write_difference
+from opgrip.traces.analysis.differences.sides import load_side, paths_of
+
+__all__ = [
+    "KINDS",
+    "Difference",
+    "OperatorRow",
+    "Row",
+    "Tolerances",
+    "check_form",
+    "compare_sides",
+    "compare_traces",
+    "load_side",
+    "paths_of",
+    "write_difference",
+]

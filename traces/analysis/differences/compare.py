@@ -1,0 +1,235 @@
+"""Compares two traces: signatures that came and went, how often they are called, their shares, their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opgrip.traces.analysis.differences.side import TRACE, Cases, Side, unit_of
+from opgrip.traces.analysis.differences.statistics import changed_statistics, statistics_of
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.table.trace import Trace
+from opgrip.traces.values import ValueModel, value_models
+
+CAME, WENT, COUNTS, SHARES, VALUES = "came", "went", "counts", "shares", "values"
+KINDS = (CAME, WENT, COUNTS, SHARES, VALUES)
+"""Ways in which signatures differ."""
+FACTS = ("opgrip", "torch", "python", "model", "run", "device", "devices", "seed", "steps", "command")
+"""Of headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """Differences that do not count.
+
+    Attributes
+    ----------
+    counts : as a part of the larger of two numbers of calls, in a step where steps are told
+    shares : of the whole time, 0 to 1
+    values : of the values' spread, or, of shares of zeros, nan and infinities, of all values
+    least : share of the time from which on a signature is told of that came, went, or is called more or less often
+    """
+
+    counts: float = 0.0
+    shares: float = 0.05
+    values: float = 0.1
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A signature that one of the traces has, or both.
+
+    Attributes
+    ----------
+    key : what it is called in any trace
+    call : in short, with its arguments
+    counts : calls in each
+    shares : of the time of each trace, 0 to 1
+    median_us : of a call in each; None where it has none
+    values : what changed of the values of its tensors: the tensor's place, what, before, after
+    kinds : in which ways it differs
+    """
+
+    key: str
+    op: str
+    call: str
+    counts: tuple[int, int]
+    shares: tuple[float, float]
+    median_us: tuple[float | None, float | None]
+    values: tuple[tuple[int, str, Any, Any], ...] = ()
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """An operator whose share moved, whatever the shapes were that it was called with.
+
+    Attributes
+    ----------
+    shares : of the time of each side, 0 to 1
+    call_shares : of its calls
+    """
+
+    op: str
+    shares: tuple[float, float]
+    call_shares: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs between two traces, or several on a side.
+
+    Attributes
+    ----------
+    names : of the two
+    facts : of their headers that differ: the name, and what each says
+    rows : all signatures, those first that changed by most of the time
+    unit, units : what calls are counted by, `step`, `trace` or `call`, and how many of these each side has
+    operators : those whose share moved
+    """
+
+    names: tuple[str, str]
+    facts: list[tuple[str, Any, Any]]
+    rows: list[Row]
+    unit: str = TRACE
+    units: tuple[float, float] = (1, 1)
+    operators: list[OperatorRow] = field(default_factory=list)
+
+    def of_kind(self, kind: str) -> list[Row]:
+        """The rows that differ so."""
+        return [row for row in self.rows if kind in row.kinds]
+
+    @property
+    def changed(self) -> list[Row]:
+        """The rows that differ in any way."""
+        return [row for row in self.rows if row.kinds]
+
+    def as_json(self) -> dict[str, Any]:
+        """What a file of a difference holds."""
+        return {
+            "traces": list(self.names),
+            "facts": [{"name": name, "a": one, "b": other} for name, one, other in self.facts],
+            "per": {"unit": self.unit, "a": self.units[0], "b": self.units[1]},
+            "operators": [
+                {"op": row.op, "shares": list(row.shares), "call_shares": list(row.call_shares)}
+                for row in self.operators
+            ],
+            "counts": {kind: len(self.of_kind(kind)) for kind in KINDS},
+            "signatures": [
+                {
+                    "key": row.key,
+                    "op": row.op,
+                    "call": row.call,
+                    "kinds": list(row.kinds),
+                    "counts": list(row.counts),
+                    "shares": list(row.shares),
+                    "median_us": list(row.median_us),
+                    "values": [
+                        {"tensor": place, "statistic": name, "a": one, "b": other}
+                        for place, name, one, other in row.values
+                    ],
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def compare_traces(
+    before: Trace | Sequence[Trace],
+    after: Trace | Sequence[Trace],
+    names: tuple[str, str],
+    tolerances: Tolerances = Tolerances(),
+) -> Difference:
+    """What differs between two traces, or several on a side."""
+    sides = [_side_of([side] if isinstance(side, Trace) else side) for side in (before, after)]
+    return compare_sides(sides[0], sides[1], names, tolerances)
+
+
+def compare_sides(
+    before: Side, after: Side, names: tuple[str, str], tolerances: Tolerances = Tolerances()
+) -> Difference:
+    """What differs between the traces of two sides."""
+    unit = unit_of(before, after)
+    keys = dict.fromkeys((*before.cases, *after.cases))
+    rows = [_row(key, before, after, unit, tolerances) for key in keys]
+    rows.sort(key=lambda row: (not row.kinds, -abs(row.shares[1] - row.shares[0]), -max(row.shares), row.key))
+    facts = list(_facts(before.header, after.header))
+    units = before.units(unit), after.units(unit)
+    return Difference(names, facts, rows, unit, units, list(_operators(rows, tolerances)))
+
+
+def _side_of(traces: Iterable[Trace]) -> Side:
+    side = Side()
+    for trace in traces:
+        side.add(trace)
+    return side
+
+
+def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name in FACTS:
+        if before.get(name) != after.get(name):
+            yield name, before.get(name), after.get(name)
+
+
+def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:
+    """The operators whose share of the time, or of the calls, moved by more than is allowed."""
+    by_op: dict[str, list[Row]] = {}
+    for row in rows:
+        by_op.setdefault(row.op, []).append(row)
+    calls = [max(1, sum(row.counts[side] for own in by_op.values() for row in own)) for side in (0, 1)]
+    changed = []
+    for op, own in by_op.items():
+        before, after = (sum(row.shares[side] for row in own) for side in (0, 1))
+        of_before, of_after = (sum(row.counts[side] for row in own) / calls[side] for side in (0, 1))
+        if max(abs(after - before), abs(of_after - of_before)) > tolerances.shares:
+            changed.append(OperatorRow(op, (before, after), (of_before, of_after)))
+    yield from sorted(changed, key=lambda row: (-abs(row.shares[1] - row.shares[0]), row.op))
+
+
+def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances) -> Row:
+    """A signature of both sides."""
+    one, other = (side.cases.get(key, Cases()) for side in (before, after))
+    shares = one.time_ns / max(before.time_ns, 1e-9), other.time_ns / max(after.time_ns, 1e-9)
+    values: tuple[tuple[int, str, Any, Any], ...] = ()
+    kinds: list[str] = []
+    if not one.count or not other.count:
+        if max(shares) >= tolerances.least:
+            kinds.append(WENT if one.count else CAME)
+    else:
+        rates = one.count / before.units(unit), other.count / after.units(unit)
+        # beyond what rounding makes of a rate
+        moved = abs(rates[1] - rates[0]) > (tolerances.counts + 1e-9) * max(rates)
+        if moved and max(shares) >= tolerances.least:
+            kinds.append(COUNTS)
+        if abs(shares[1] - shares[0]) > tolerances.shares:
+            kinds.append(SHARES)
+        values = tuple(_changed_values(one.models, other.models, tolerances.values))
+        if values:
+            kinds.append(VALUES)
+    first = one if one.count else other
+    return Row(
+        *(key, first.op, first.call, (one.count, other.count), shares, (one.median_us, other.median_us), values),
+        tuple(kinds),
+    )
+
+
+def _changed_values(
+    before: Sequence[tuple[TensorSpec, ValueModel | None]],
+    after: Sequence[tuple[TensorSpec, ValueModel | None]],
+    tolerance: float,
+) -> Iterator[tuple[int, str, Any, Any]]:
+    for place, ((spec, one), (_, other)) in enumerate(zip(before, after, strict=False)):
+        if one == other:
+            continue
+        if one is None or other is None:
+            yield place, "model", _name(one), _name(other)
+            continue
+        statistics = statistics_of(one, spec), statistics_of(other, spec)
+        for name, (first, second) in changed_statistics(*statistics, tolerance).items():
+            yield place, name, first, second
+
+
+def _name(model: ValueModel | None) -> str | None:
+    return next((name for name, kind in value_models.items() if kind is type(model)), None)

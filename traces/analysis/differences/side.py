@@ -1,0 +1,139 @@
+"""One side of a comparison: what one trace, or several together, call and how long that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opgrip.traces.analysis.listing import call_outline
+from opgrip.traces.codec.case_identity import key_of_case
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.table.profiler_labels import STEP_LABEL, own_calls
+from opgrip.traces.table.step_starts import reported_starts
+from opgrip.traces.table.trace import Trace
+from opgrip.traces.table.weighted_quantiles import COUNT, quantiles
+from opgrip.traces.values import ValueModel
+
+STEP, TRACE, CALL = "step", "trace", "call"
+"""What calls are counted by: steps where all traces tell them, else traces where there is one a side, else calls."""
+
+
+@dataclass(slots=True)
+class Cases:
+    """Calls of one side that have the same key.
+
+    Attributes
+    ----------
+    time_ns : of all, where each counts with the median of its signature
+    models : of the first signature, its tensors with their value models
+    """
+
+    op: str = ""
+    call: str = ""
+    count: int = 0
+    time_ns: float = 0.0
+    models: list[tuple[TensorSpec, ValueModel | None]] = field(default_factory=list)
+    times_us: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def median_us(self) -> float | None:
+        """Of a call; of several signatures, that of the one with most calls."""
+        return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
+
+
+@dataclass(slots=True)
+class Side:
+    """What traces call, taken together one by one: none of them is kept.
+
+    Attributes
+    ----------
+    header : of the first
+    steps : of all; None where one does not tell its own
+    """
+
+    cases: dict[str, Cases] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
+    traces: int = 0
+    calls: int = 0
+    time_ns: float = 0.0
+    steps: int | None = 0
+
+    def add(self, trace: Trace) -> None:
+        """Count a trace in."""
+        calls = trace.own_distinct_calls
+        counts = calls.groupby("signature")[COUNT].sum()
+        medians = quantiles(calls["time_ns"], calls["signature"], calls[COUNT])
+        totals = counts * medians if medians.any() else counts.astype(float)
+        contexts = _contexts(trace)
+        for signature in trace.signatures:
+            number = signature.number
+            if number not in counts.index:
+                continue
+            cases = self.cases.setdefault(key_of_case(signature, contexts.get(number, {})), Cases())
+            if not cases.count:
+                cases.op, cases.call = signature.op, call_outline(signature)
+                cases.models = list(_models(signature, trace.values))
+            cases.count += int(counts[number])
+            cases.time_ns += float(totals[number])
+            cases.times_us.append((float(medians[number]) / 1e3, int(counts[number])))
+        self.header = self.header or trace.header
+        steps = _steps(trace)
+        self.steps = self.steps + steps if self.steps is not None and steps else None
+        self.traces += 1
+        self.calls += int(counts.sum())
+        self.time_ns += float(totals.sum())
+
+    def include(self, other: Side) -> None:
+        """Count in what another side has, without its models."""
+        for key, cases in other.cases.items():
+            own = self.cases.setdefault(key, Cases(cases.op, cases.call))
+            own.count += cases.count
+            own.time_ns += cases.time_ns
+            own.times_us += cases.times_us
+        if not self.traces:
+            self.header = other.header
+        self.steps = None if self.steps is None or other.steps is None else self.steps + other.steps
+        self.traces += other.traces
+        self.calls += other.calls
+        self.time_ns += other.time_ns
+
+    def units(self, unit: str) -> float:
+        """How many steps, traces or calls there are."""
+        return max(1, {STEP: self.steps or 0, TRACE: self.traces, CALL: self.calls}[unit])
+
+
+def unit_of(before: Side, after: Side) -> str:
+    """What calls of two sides are counted by."""
+    if before.steps and after.steps:
+        return STEP
+    return TRACE if before.traces == after.traces == 1 else CALL
+
+
+def _steps(trace: Trace) -> int:
+    """The steps that a trace says it has; 0 where it says nothing."""
+    steps = trace.header.get("steps")
+    if type(steps) is int:
+        return max(steps, 0)
+    if "on_demand" not in trace.header:
+        if trace.end is None or not trace.end.step_starts_ns:
+            return 0
+        last_ns = max(
+            (int(own["start_ns"].max()) for calls, _ in trace.call_parts() if len(own := own_calls(calls))), default=-1
+        )
+        return len(reported_starts(trace.end, last_ns))
+    return sum(1 for label in trace.labels.index if STEP_LABEL.fullmatch(str(label)))
+
+
+def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:
+    """By signature, the settings of its first call."""
+    context_of = {scope.number: scope.context for scope in trace.scopes}
+    first = trace.own_distinct_calls.drop_duplicates("signature")
+    pairs = zip(first["signature"].tolist(), first["scope"].tolist(), strict=True)
+    return {signature: trace.contexts.get(context_of.get(scope) or 0, {}) for signature, scope in pairs}
+
+
+def _models(signature: Signature, values: Mapping[int, ValueModel]) -> Iterator[tuple[TensorSpec, ValueModel | None]]:
+    for spec in tensors([signature.args, signature.kwargs]):
+        yield spec, None if spec.values is None else values.get(spec.values)

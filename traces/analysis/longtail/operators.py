@@ -1,0 +1,95 @@
+"""What is asked of a signature: its tensors and their bytes, whether it moves any, whether its kernel is dense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from opgrip.traces.analysis.ranks.operators import namespace_of
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.mutated_arguments import schema_of, written
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.signature_tensors import Interface, interface_of
+
+PRODUCTS = frozenset(
+    {"mm", "addmm", "addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "int_mm"}
+)
+"""Products of matrices and vectors."""
+DENSE_PARTS = (
+    *("convolution", "conv_depthwise", "thnn_conv", "attention", "lstm", "gru", "rnn_", "embedding", "fft_"),
+    *("batch_norm", "layer_norm", "group_norm", "rms_norm"),
+    *("max_pool", "avg_pool", "upsample_", "grid_sampler"),
+)
+"""What stands in the names of other operators with kernels for much work, those of their backward passes included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A signature as the analysis sees it.
+
+    Attributes
+    ----------
+    argument_bytes, result_bytes : of each tensor among arguments or results; elements that a stride of 0 repeats count
+        once
+    writes : whether it may write into each of the arguments
+    shapes : what tells apart two arguments in the same memory
+    extents : bytes of each argument from the start of its memory to its end
+    moves : whether it reads or writes elements; a view does not
+    dense : whether it has a kernel of its own for much work: see `is_dense`
+    exchanges : whether it works with other processes, or waits for them, in whose time no kernel can do anything
+    """
+
+    op: str
+    interface: Interface
+    argument_bytes: tuple[int, ...]
+    result_bytes: tuple[int, ...]
+    writes: tuple[bool, ...]
+    shapes: tuple[tuple[object, ...], ...]
+    extents: tuple[int, ...]
+    moves: bool
+    dense: bool
+    exchanges: bool
+
+
+def operation_of(signature: Signature) -> Operation:
+    """What follows from a signature."""
+    interface = interface_of(signature)
+    takes = interface.takes
+    return Operation(
+        signature.op,
+        interface,
+        tuple(map(bytes_of, takes)),
+        tuple(map(bytes_of, interface.gives)),
+        tuple(written(signature)),
+        tuple((spec.shape, spec.stride, spec.offset, spec.dtype) for spec in takes),
+        tuple(spec.extent for spec in takes),
+        not _is_view(signature),
+        is_dense(signature),
+        namespace_of(signature) is not None,
+    )
+
+
+def is_dense(signature: Signature) -> bool:
+    """Whether a call is one kernel that does much work: a convolution, a matrix product, attention, a recurrent layer,
+    normalization, pooling, resampling, a lookup in an embedding, a function of an extension, a compiled region.
+    """
+    if signature.kind != OPERATOR:
+        return True
+    name = signature.op.partition(".")[2].rpartition(".")[0].lstrip("_")
+    return name in PRODUCTS or any(part in name for part in DENSE_PARTS)
+
+
+def bytes_of(spec: TensorSpec) -> int:
+    """Bytes of a tensor's elements."""
+    if spec.stride is None:
+        return sum(map(bytes_of, spec.parts))
+    sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if step or not size)
+    return prod(sizes) * spec.dtype.itemsize
+
+
+def _is_view(signature: Signature) -> bool:
+    """Whether a call gives its argument's memory under another shape, or the argument itself, and writes nothing."""
+    schema = schema_of(signature)
+    if schema is None or any(written(signature)):
+        return False
+    return any(item.alias_info is not None for item in schema.returns)

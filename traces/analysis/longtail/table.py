@@ -1,0 +1,128 @@
+"""Long-tail functions as a table of text, and as a file of rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from opgrip.cli.command import printable
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plural import DEVICE_TIME, counted
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
+from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction
+
+NUMBERS = {
+    "saves ms": 0,
+    "share": 1,
+    "calls": 1,
+    "ops/call": 1,
+    "ops ms": 2,
+    "between ms": 2,
+    "host ms": 2,
+    "backward": 4,
+    "in+out MB": 3,
+    "fused ms": 3,
+}
+"""Columns of numbers with their ranks, as in `TableColumn`; the function and the command that grips it follow."""
+WRITTEN = (".json", ".csv")
+MOST_OMITTED = 5
+"""Functions that are named although they are not recommended."""
+
+
+def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
+    """Print one line of totals, then a table of functions, by falling saving.
+
+    Parameters
+    ----------
+    top : rows at most
+    """
+    ranked = longtail.functions
+    saving = sum(item.saving_ns for item in ranked)
+    head = (
+        f"{counted(len(ranked), 'long-tail function')} in {counted(longtail.traces, 'trace')} of "
+        f"{counted(longtail.launches, 'call')}: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
+        f"{longtail.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
+    )
+    print_line(head, file)
+    if longtail.device_launches:
+        print_line(f"{DEVICE_TIME}: {longtail.device_launches:,} of them; host ms is the host's time beside it", file)
+    shown = ranked[:top]
+    cells = zip(*(_cells(item, longtail.wall_ns) for item in shown), strict=True) if shown else [()] * len(NUMBERS)
+    columns = [
+        TableColumn(name, list(column), rank=rank)
+        for (name, rank), column in zip(NUMBERS.items(), cells, strict=True)
+        if name != "host ms" or longtail.device_launches
+    ]
+    commands = [item.command for item in shown]
+    columns += [
+        TableColumn("function", [item.name for item in shown], is_number=False, least=24),
+        # to be pasted into a shell
+        TableColumn("grip it with", commands, is_number=False, least=60, below=True, joint=" \\", most=1000),
+    ]
+    print_table(columns, file)
+    if longtail.omitted:
+        names = [f"{pattern} ({reason})" for pattern, reason in longtail.omitted.items()]
+        more = f" and {len(names) - MOST_OMITTED} more" if len(names) > MOST_OMITTED else ""
+        print_line(f"left out, as not worth gripping: {', '.join(names[:MOST_OMITTED])}{more}", file)
+
+
+def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
+    calls = max(item.calls, 1)
+    backward = f"+{item.backward_launches / calls:.0f}" if item.backward_launches else ""
+    return (
+        f"{item.saving_ns / 1e6:,.2f}",
+        f"{item.saving_ns / max(wall_ns, 1):.2%}",
+        f"{item.calls:,}",
+        f"{item.launches / calls:.0f}{backward}",
+        f"{item.operator_ns / 1e6:,.2f}",
+        f"{item.between_ns / 1e6:,.2f}",
+        f"{item.host_ns / 1e6:,.2f}",
+        f"{item.backward_ns / max(item.wall_ns, 1):.0%}",
+        f"{item.bytes / 1e6:,.2f}",
+        f"{item.fused_ns / 1e6:,.3f}",
+    )
+
+
+def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
+    """Write all functions with all their numbers, one row or object each.
+
+    Raises
+    ------
+    UserError : for another form than `.json` and `.csv`, and where the file is there and `force` is false
+    """
+    check_form(path)
+    rows = [row_of(item) for item in longtail.functions]
+    text = io.StringIO()
+    if path.suffix == ".json":
+        facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}
+        facts["device_calls"] = longtail.device_launches
+        json.dump({**facts, "bandwidths": longtail.bandwidths, "functions": rows}, text, indent=1)
+    else:
+        names = list(row_of(_NOTHING))
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
+        )
+    with whole_file(path, force) as file:
+        file.write(text.getvalue().encode(errors="backslashreplace"))
+
+
+def check_form(path: Path) -> None:
+    """Refuse a file of another form than those that rows are written in."""
+    if path.suffix not in WRITTEN:
+        raise UserError(f"{path} is neither .json nor .csv", "name one of these")
+
+
+def row_of(item: LongTailFunction) -> dict[str, Any]:
+    """All that is known of a function, by name."""
+    return {**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns}
+
+
+_NOTHING = LongTailFunction("", "", "", 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, "")

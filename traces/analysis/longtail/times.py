@@ -1,0 +1,190 @@
+"""The time of operators and between two of them, without what the capture and the system did there.
+
+Recording a call that was met before costs some microseconds, which `CaptureCost` tells. Recording one that was not (its
+arguments are described, values fitted) takes many times as long, and falls into the time between two calls. So does
+looking again at the values of some later calls. What happens again and again is therefore taken to last as long as it
+typically does; calls that are marked as perturbed by such work, and what is before them, tell nothing of that where
+there are others.
+
+A call that worked on an accelerator counts with the time that it kept that busy, and the time on the host beside it not
+at all: the host runs ahead there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from opgrip.traces.analysis.longtail.calls import MadeCall, MadeCalls
+from opgrip.traces.analysis.module_runs import in_runs
+from opgrip.traces.table.weighted_quantiles import COUNT
+
+Step: TypeAlias = tuple[int, str, int, str]
+"""From one call to the next: scope and operator of both."""
+Gaps: TypeAlias = NDArray[np.int64 | np.uint32]
+LONGEST_NS = (1 << 32) - 1
+
+FEWEST = 20
+"""Gaps without a call that was new, from which on their typical one stands for those never seen without one."""
+SETTLED = 8
+"""Calls of a signature after which the capture looks at its values but rarely."""
+LOW = 0.25
+"""Quantile of times that is typical: what the capture and the system did in some of them only makes those longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCost:
+    """What recording one call adds to its own time and to the time before the next call, in ns."""
+
+    operator_ns: float = 0.0
+    between_ns: float = 0.0
+
+
+@dataclass(slots=True)
+class Times:
+    """What is known of the time that a trace's calls took, in ns.
+
+    Attributes
+    ----------
+    cost : of the capture, taken off
+    calls : by signature and scope, the typical time of a call on the host
+    device_calls : the same on an accelerator
+    clean : by step, a typical gap in which the capture had nothing new to record
+    typical : stands for those gaps of which none is known
+    """
+
+    cost: CaptureCost
+    calls: dict[tuple[int, int], float]
+    device_calls: dict[tuple[int, int], float]
+    clean: dict[Step, int]
+    typical: int
+
+    def between_ns(self, before: MadeCall, after: MadeCall) -> float:
+        """Time between two calls of a run that follow each other, of those that worked on the host."""
+        if before.device_ns is not None or after.device_ns is not None:
+            return 0.0
+        return self.gap_ns(before, after)
+
+    def operator_ns(self, call: MadeCall) -> float:
+        """Time in a call, on the device where it has one there."""
+        return self.host_ns(call) if call.device_ns is None else self._on_device(call)
+
+    def host_ns(self, call: MadeCall) -> float:
+        """The host's time in a call, launches included."""
+        return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
+
+    def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
+        """The host's time from a call to the next one of its run."""
+        typical_ns = self.clean.get(step_of(before, after), self.typical)
+        return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
+
+    def _on_device(self, call: MadeCall) -> float:
+        return min(call.device_ns or 0.0, self.device_calls[call.signature, call.scope])
+
+
+def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> Times:
+    """What all runs of a trace tell.
+
+    Parameters
+    ----------
+    looked_at : signatures of which the capture looked at the values of later calls
+    """
+    distinct = calls.distinct()
+    # those that were not perturbed; all, where all were
+    place = [distinct["signature"], distinct["scope"]]
+    is_quiet = ~distinct["perturbed"] | distinct["perturbed"].groupby(place).transform("all")
+    host_times = _low_by_place(distinct[is_quiet], "host_ns")
+    device_times = _low_by_place(distinct[distinct["device_ns"].notna()], "device_ns")
+    gaps = _Gaps(looked_at)
+    for thread in calls.threads:
+        for before, after in pairs_in_runs(calls.of(thread)):
+            gaps.note(before, after)
+    clean_by_step = {step: round(_low(np.array(items))) for step, items in gaps.clean.items()}
+    return Times(cost, host_times, device_times, clean_by_step, round(_low(gaps.typical())))
+
+
+def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
+    """The calls of a thread that follow each other in a run."""
+    before: MadeCall | None = None
+    for _, call, begins in in_runs(calls):
+        if before is not None and not begins:
+            yield before, call
+        before = call
+
+
+class _Gaps:
+    """Gaps within runs, as far as they tell what the program itself took: sorted by what was done in them.
+
+    Attributes
+    ----------
+    clean : by step, the gaps in which the capture had nothing to do but to record a call that was met before
+    """
+
+    def __init__(self, looked_at: Container[int]) -> None:
+        # a gap of seconds is above any low quantile, whatever it is cut to: four bytes do
+        self.clean: dict[Step, array[int]] = {}
+        self._looked_at = looked_at
+        self._earlier_pairs: set[tuple[int, int, int, int]] = set()
+        self._calls_by_signature: Counter[int] = Counter()
+        self._quiet: array[int] = array("q")
+        self._all: array[int] = array("q")
+        self._clean_count = 0
+
+    def note(self, before: MadeCall, after: MadeCall) -> None:
+        """Take note of two calls that follow each other in a run."""
+        gap_ns = gap(before, after)
+        pair = (before.signature, before.scope, after.signature, after.scope)
+        new = pair not in self._earlier_pairs or any(
+            number in self._looked_at and self._calls_by_signature[number] <= SETTLED for number in pair[::2]
+        )
+        if not new and not after.perturbed:
+            self.clean.setdefault(step_of(before, after), array("I")).append(min(gap_ns, LONGEST_NS))
+            self._clean_count += 1
+        self._earlier_pairs.add(pair)
+        self._calls_by_signature[after.signature] += 1
+        if self._clean_count < FEWEST:
+            self._all.append(gap_ns)
+            if not after.perturbed:
+                self._quiet.append(gap_ns)
+
+    def typical(self) -> Gaps:
+        """The gaps that stand for those of which no clean one is known."""
+        if self._clean_count < FEWEST:
+            return np.array(self._quiet or self._all)
+        return np.concatenate([np.asarray(items) for items in self.clean.values()])
+
+
+def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
+    """By signature and scope, the low quantile of a time of distinct calls."""
+    own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
+    groups = own.groupby(["signature", "scope"])[COUNT]
+    is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
+    firsts = own[is_there].drop_duplicates(["signature", "scope"])
+    keys = zip(firsts["signature"].tolist(), firsts["scope"].tolist(), strict=True)
+    return dict(zip(keys, firsts[column].tolist(), strict=True))
+
+
+def gap(before: MadeCall, after: MadeCall) -> int:
+    """Time from the end of a call to the start of the next, in ns."""
+    return max(0, after.start_ns - before.start_ns - before.duration_ns)
+
+
+def step_of(before: MadeCall, after: MadeCall) -> Step:
+    """What a gap is between."""
+    return (before.scope, before.operation.op, after.scope, after.operation.op)
+
+
+def _low(times: Gaps) -> float:
+    """The low quantile of times, whose order it changes: there are as many as calls."""
+    if not len(times):
+        return 0
+    place = int(LOW * len(times))
+    times.partition(place)
+    return float(times[place])

@@ -1,0 +1,345 @@
+"""Joins the traces of several processes to one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opgrip.errors import UserError
+from opgrip.traces.analysis.ranks.alignment import measure_clocks, rank_of
+from opgrip.traces.codec.block_lines import encode_block
+from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.codec.json_values import LATEST_NS
+from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.io.reader import TraceReader, read_header
+from opgrip.traces.io.shipped_traces import trace_file
+from opgrip.traces.io.tensor_file import HEADER_FIELD
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.records import (
+    NO_STORAGE,
+    Context,
+    DeviceTimes,
+    Dropped,
+    Effects,
+    End,
+    Entered,
+    Header,
+    Kernels,
+    Observed,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+    listed,
+)
+from opgrip.traces.schema.tensor_specs import map_values
+from opgrip.traces.table.accelerators import merge_facts
+
+
+def merge(
+    paths: Sequence[Path],
+    output: Path,
+    force: bool = False,
+    partial: bool = False,
+    unbounded: bool = False,
+    align: bool = True,
+) -> End:
+    """Write one trace with the calls of all, on one clock, and give its end. What several have alike, it has once.
+
+    Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
+
+    Parameters
+    ----------
+    align : correct the clocks of ranks by the collectives that they took part in together; the header's `clocks` says
+        how
+    force : replace an existing file
+    partial : take what there is of cut and damaged traces
+    unbounded : as `TraceReader` has it
+
+    Raises
+    ------
+    UserError : for a file that is no trace, is merged already, is named twice or has a copy among the others, or is
+        cut and `partial` is false; nothing is written then
+    """
+    _check_once(paths)
+    headers = [read_header(path, unbounded).fields for path in paths]
+    for path, header in zip(paths, headers, strict=True):
+        if "processes" in header:
+            raise UserError(f"{path} is merged already", "merge the traces of all processes at once")
+    _check_recorded_once(paths, headers)
+    starts = [_started(header) for header in headers]
+    known_starts = [start for start in starts if start is not None]
+    merged = headers[0] | {"processes": headers}
+    if known_starts:
+        merged["started_unix_ns"] = min(known_starts)
+    shifts = [0 if start is None else start - min(known_starts) for start in starts]
+    if align and sum(rank is not None for rank in map(rank_of, headers)) > 1:
+        clocks = measure_clocks(paths, headers, shifts, unbounded)
+        shifts = [shift + clock.offset_ns for shift, clock in zip(shifts, clocks, strict=True)]
+        if any(clock.collectives for clock in clocks):
+            merged["clocks"] = {"by": "collectives", "processes": [clock.as_json() for clock in clocks]}
+    writer = TraceWriter(output, Header({name: value for name, value in merged.items() if name not in _OWN}), force)
+    try:
+        join = _Join(writer)
+        for process, (path, shift_ns) in enumerate(zip(paths, shifts, strict=True)):
+            join.add(TraceReader(path, unbounded), process, shift_ns, partial)
+        end = join.end()
+        writer.write(end)
+        writer.close()
+    except KeyError as error:
+        writer.discard()
+        raise UserError("a trace refers to a record that it does not hold", "capture it again") from error
+    except BaseException:
+        writer.discard()
+        raise
+    return end
+
+
+def _started(header: Mapping[str, Any]) -> int | None:
+    """When a capture began, in ns since 1970; None where its header does not tell."""
+    start = header.get("started_unix_ns")
+    return start if type(start) is int and 0 <= start < LATEST_NS else None
+
+
+def _check_once(paths: Sequence[Path]) -> None:
+    """Raise `UserError` where a file is named twice, by whatever path."""
+    path_of_file: dict[Path, Path] = {}
+    for path in paths:
+        file = trace_file(path).resolve()
+        if file in path_of_file:
+            same = "" if path_of_file[file] == path else f", as {path_of_file[file]} too"
+            raise UserError(f"{path} is named twice{same}", "name each trace once: its calls would count twice")
+        path_of_file[file] = path
+
+
+def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `UserError` where two files are of one recording: by one process, begun in the same nanosecond."""
+    path_of_recording: dict[tuple[int, int], Path] = {}
+    for path, header in zip(paths, headers, strict=True):
+        start, process = _started(header), header.get("pid")
+        if start is None or type(process) is not int:
+            continue
+        first = path_of_recording.setdefault((start, process), path)
+        if first != path:
+            raise UserError(f"{path} is of the same recording as {first}", "name one: its calls would count twice")
+
+
+_OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
+"""Fields of a header that are not those of the whole: `distilled` tells signatures by their numbers in one trace."""
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The new numbers of one file's records."""
+
+    signatures: dict[int, int] = field(default_factory=dict)
+    scopes: dict[int, int] = field(default_factory=dict)
+    contexts: dict[int, int] = field(default_factory=dict)
+    values: dict[int, int] = field(default_factory=dict)
+    threads: dict[int, int] = field(default_factory=dict)
+
+
+class _Join:
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer = writer
+        self._number_by_record: dict[bytes, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._newest = -1
+        self._end = End(0, 0, 0)
+        self._running: list[tuple[Entered, _Numbers]] = []
+
+    def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
+        """Write the records of one file, whose threads are of a process of their own."""
+        numbers, first_storage = _Numbers(), self._newest + 1
+        for record in reader.columns():
+            match record:
+                case Signature():
+                    numbers.signatures[record.number] = self._once("signature", self._renumber(record, numbers))
+                case Scope():
+                    context, forward = record.context, record.forward
+                    moved = replace(
+                        record,
+                        context=None if context is None else numbers.contexts.get(context),
+                        forward=None if forward is None else numbers.scopes.get(forward),
+                    )
+                    numbers.scopes[record.number] = self._once("scope", moved)
+                case Context():
+                    numbers.contexts[record.number] = self._once("context", record)
+                case Observed():
+                    self._observed(record, numbers, first_storage, shift_ns)
+                case Effects():
+                    self._effects(record, numbers)
+                case Values():
+                    if record.number in numbers.values:
+                        self.writer.write(replace(record, number=numbers.values[record.number]))
+                    else:
+                        numbers.values[record.number] = self._once("values", record)
+                case Thread():
+                    self._thread(record.number, numbers, process, record.name)
+                case CallBlock():
+                    thread = self._thread(record.thread, numbers, process)
+                    self._calls(replace(record, thread=thread), numbers, first_storage, shift_ns, reader.path)
+                case DeviceTimes():
+                    self.writer.write(replace(record, thread=self._thread(record.thread, numbers, process)))
+                case Kernels():
+                    self.writer.write(replace(record, signature=numbers.signatures[record.signature]))
+                case Entered():
+                    self._entered(record, numbers, process, shift_ns)
+                case End():
+                    self._add_end(record, shift_ns)
+                case Header():
+                    pass
+        if reader.missing and not partial:
+            raise UserError(reader.missing, "merge what there is with --partial")
+
+    def end(self) -> End:
+        """Write the calls that were running, and return the closing record of the whole."""
+        self._write_running()
+        return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
+
+    def _once(self, kind: str, record: Any) -> int:
+        """The number of a record that is written only where none like it was."""
+        text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
+        # the texts themselves would take half a gigabyte for some tens of ranks
+        digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
+        number = self._number_by_record.get(digest)
+        if number is None:
+            number = self._number_by_record[digest] = self._counts[kind]
+            self._counts[kind] += 1
+            self.writer.write(replace(record, number=number))
+        return number
+
+    def _thread(self, number: int, numbers: _Numbers, process: int, name: str = "") -> int:
+        """The new number of a thread; one of whom the file says nothing is of the file's process too."""
+        if number not in numbers.threads:
+            numbers.threads[number] = self._counts["thread"]
+            self.writer.write(Thread(self._counts["thread"], name, process))
+            self._counts["thread"] += 1
+        return numbers.threads[number]
+
+    def _renumber(self, record: Signature, numbers: _Numbers) -> Signature:
+        move = self._mover(numbers)
+        moved = (map_leaves(move, tree) for tree in (record.args, record.kwargs, record.outputs))
+        return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
+
+    def _mover(self, numbers: _Numbers) -> Callable[[Any], Any]:
+        """Gives a leaf with the new numbers of its value models."""
+
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorSpec):
+                return leaf
+            return map_values(lambda number: self._value_number(number, numbers), leaf)
+
+        return move
+
+    def _value_number(self, number: int | None, numbers: _Numbers) -> int | None:
+        if number is not None and number not in numbers.values:
+            # values that were on a device come later
+            numbers.values[number] = self._counts["values"]
+            self._counts["values"] += 1
+        return None if number is None else numbers.values[number]
+
+    def _observed(self, record: Observed, numbers: _Numbers, first_storage: int, shift_ns: int) -> None:
+        values = [self._value_number(number, numbers) for number in record.values]
+        if record.signature in numbers.signatures:
+            since_ns = None if record.since_ns is None else record.since_ns + shift_ns
+            storage = None if record.storage is None else record.storage + first_storage
+            number = numbers.signatures[record.signature]
+            self.writer.write(replace(record, signature=number, values=values, since_ns=since_ns, storage=storage))
+
+    def _effects(self, record: Effects, numbers: _Numbers) -> None:
+        move = self._mover(numbers)
+        moved = replace(
+            record,
+            signature=numbers.signatures[record.signature],
+            after=map_leaves(move, record.after),
+            random_state=map_leaves(move, record.random_state),
+        )
+        self.writer.write(moved)
+
+    def _calls(self, block: CallBlock, numbers: _Numbers, first_storage: int, shift_ns: int, path: Path) -> None:
+        if len(block) and max(abs(int(block.start_ns.min())), _latest_ns(block)) + abs(shift_ns) > LATEST_NS:
+            raise UserError(f"{path} has calls that are centuries away from the others", "capture it again")
+        storages = block.storages
+        if len(storages) and int(storages.max()) + first_storage >= LATEST_NS:
+            raise UserError(f"{path} has more storages than 62 bits count", "capture it again")
+        storages = np.where(storages == NO_STORAGE, storages, storages + first_storage)
+        moved = replace(
+            block,
+            signature=_renumbered(block.signature, numbers.signatures),
+            scope=_renumbered(block.scope, numbers.scopes),
+            start_ns=block.start_ns + shift_ns,
+            storages=storages,
+            newest=self._newest,
+        )
+        self.writer.write_lines(encode_block(moved))
+        self._newest = max(self._newest, int(storages.max(initial=NO_STORAGE)))
+        self._counts["calls"] += len(block)
+
+    def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
+        """Keep the record of a running call until all signatures have their numbers.
+
+        Its signature is written when a call of it ends, which can be after this record, or never.
+        """
+        moved = replace(
+            record,
+            thread=self._thread(record.thread, numbers, process),
+            start_ns=record.start_ns + shift_ns,
+            scope=numbers.scopes[record.scope],
+            opened=None if record.opened is None else self._renumber(record.opened, numbers),
+        )
+        self._running.append((moved, numbers))
+
+    def _write_running(self) -> None:
+        """Write the records of running calls; a signature of which no call ended gets a number after all others."""
+        unused = count(self._counts["signature"])
+        for record, numbers in self._running:
+            if record.signature not in numbers.signatures:
+                if record.opened is None:
+                    continue
+                numbers.signatures[record.signature] = next(unused)
+            number = numbers.signatures[record.signature]
+            opened = None if record.opened is None else replace(record.opened, number=number)
+            self.writer.write(replace(record, signature=number, opened=opened))
+
+    def _add_end(self, record: End, shift_ns: int) -> None:
+        end = self._end
+        self._end = replace(
+            end,
+            duration_ns=max(end.duration_ns, record.duration_ns + shift_ns),
+            dropped=_sum(end.dropped, record.dropped),
+            passed_by=_sum(end.passed_by, record.passed_by),
+            without_values=_sum(end.without_values, record.without_values),
+            stopped=end.stopped or record.stopped,
+            devices=end.devices | record.devices,
+            accelerator=merge_facts(end.accelerator, record.accelerator),
+            thinned=dict(Counter(end.thinned) + Counter(record.thinned)),
+            contended=max(end.contended, record.contended),
+            before=end.before if record.before is None else (end.before or 0) + record.before,
+        )
+
+
+def _renumbered(numbers: NDArray[np.int64], new: Mapping[int, int]) -> NDArray[np.int64]:
+    unique, inverse = np.unique(numbers, return_inverse=True)
+    return np.array([new[number] for number in unique.tolist()], dtype=np.int64)[inverse.reshape(-1)]
+
+
+def _latest_ns(block: CallBlock) -> int:
+    return int((block.start_ns + block.duration_ns).max())
+
+
+def _sum(*lists: list[Dropped]) -> list[Dropped]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for item in (item for items in lists for item in items):
+        counts[item.op, item.reason] += item.count
+    return listed(counts)

@@ -1,0 +1,131 @@
+"""The operators by which processes exchange tensors, and what their arguments say: the same for all that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opgrip.traces.schema.arguments import GroupSpec, leaves
+from opgrip.traces.schema.records import Signature
+
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL = "all_reduce", "reduce_scatter", "all_gather", "all_to_all"
+BROADCAST, REDUCE, GATHER, SCATTER = "broadcast", "reduce", "gather", "scatter"
+SEND, RECV, BARRIER = "send", "recv", "barrier"
+FROM_ROOT = (BROADCAST, SCATTER)
+"""Kinds in which the others wait for the root alone."""
+TO_ROOT = (REDUCE, GATHER)
+"""Kinds in which the root alone waits, for the others."""
+MESSAGES = (SEND, RECV)
+"""Kinds that have two sides, and are no collectives of a group."""
+
+FLAT, LISTS, OTHER = "flat", "lists", "other"
+"""How tensors stand for the members' parts: one tensor that all lie in, in their order; a list with a tensor for each
+member; in some way that is not replayed. Empty where they are no parts."""
+WAIT = "wait_tensor"
+"""The functional operator that waits for a collective's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How an operator says what it exchanges.
+
+    Attributes
+    ----------
+    count : of its first arguments hold tensors
+    form : how these stand for the members' parts
+    has_peer : whether an argument is the root, or the other side of a message
+    """
+
+    kind: str
+    count: int
+    form: str = ""
+    has_peer: bool = False
+
+
+_C10D = {
+    "allreduce_": Exchange(ALL_REDUCE, 1),
+    "allreduce_coalesced_": Exchange(ALL_REDUCE, 1),
+    "allgather_": Exchange(ALL_GATHER, 2, LISTS),
+    "allgather_coalesced_": Exchange(ALL_GATHER, 2, OTHER),
+    "_allgather_base_": Exchange(ALL_GATHER, 2, FLAT),
+    "allgather_into_tensor_coalesced_": Exchange(ALL_GATHER, 2, FLAT),
+    "reduce_scatter_": Exchange(REDUCE_SCATTER, 2, LISTS),
+    "_reduce_scatter_base_": Exchange(REDUCE_SCATTER, 2, FLAT),
+    "reduce_scatter_tensor_coalesced_": Exchange(REDUCE_SCATTER, 2, FLAT),
+    "alltoall_": Exchange(ALL_TO_ALL, 2, LISTS),
+    "alltoall_base_": Exchange(ALL_TO_ALL, 2, FLAT),
+    "broadcast_": Exchange(BROADCAST, 1, has_peer=True),
+    "reduce_": Exchange(REDUCE, 1, has_peer=True),
+    "gather_": Exchange(GATHER, 2, LISTS, has_peer=True),
+    "scatter_": Exchange(SCATTER, 2, LISTS, has_peer=True),
+    "send": Exchange(SEND, 1, has_peer=True),
+    "recv_": Exchange(RECV, 1, has_peer=True),
+    "barrier": Exchange(BARRIER, 1),
+    "monitored_barrier_": Exchange(BARRIER, 1, OTHER),
+}
+_FUNCTIONAL = {
+    **dict.fromkeys(("all_reduce", "all_reduce_"), Exchange(ALL_REDUCE, 1)),
+    **dict.fromkeys(("all_reduce_coalesced", "all_reduce_coalesced_"), Exchange(ALL_REDUCE, 1)),
+    **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced"), Exchange(ALL_GATHER, 1, FLAT)),
+    "all_gather_into_tensor_out": Exchange(ALL_GATHER, 1, OTHER),
+    **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), Exchange(REDUCE_SCATTER, 1, FLAT)),
+    "reduce_scatter_tensor_out": Exchange(REDUCE_SCATTER, 1, OTHER),
+    "all_to_all_single": Exchange(ALL_TO_ALL, 1, FLAT),
+    **dict.fromkeys(("broadcast", "broadcast_"), Exchange(BROADCAST, 1, has_peer=True)),
+}
+_EXCHANGES: Mapping[str, Mapping[str, Exchange]] = {
+    "c10d": _C10D,
+    "_c10d_functional": _FUNCTIONAL,
+    "_c10d_functional_autograd": _FUNCTIONAL,
+    # as older versions of torch had it
+    "c10d_functional": _FUNCTIONAL,
+}
+"""By the namespace and name of an operator."""
+
+
+def namespace_of(signature: Signature) -> str | None:
+    """The namespace of an operator on process groups; None for any other."""
+    namespace = signature.op.partition(".")[0]
+    return namespace if namespace in _EXCHANGES else None
+
+
+def name_of(signature: Signature) -> str:
+    """The name of an operator, without namespace and overload."""
+    return signature.op.split(".")[1] if "." in signature.op else ""
+
+
+def exchange_of(signature: Signature) -> Exchange | None:
+    """What a signature's operator exchanges; None for one that is not known to."""
+    namespace = namespace_of(signature)
+    return None if namespace is None else _EXCHANGES[namespace].get(name_of(signature))
+
+
+def is_functional(signature: Signature) -> bool:
+    """Whether an operator on process groups gives its result at once, and `wait_tensor` waits for it."""
+    return namespace_of(signature) != "c10d"
+
+
+def is_wait(signature: Signature) -> bool:
+    """Whether a call waits for a collective's result."""
+    return namespace_of(signature) is not None and name_of(signature) == WAIT
+
+
+def group_of(signature: Signature) -> GroupSpec | None:
+    """The group of a collective, where the trace tells it."""
+    return next((leaf for leaf in leaves([signature.args, signature.kwargs]) if isinstance(leaf, GroupSpec)), None)
+
+
+def peer_of(signature: Signature, exchange: Exchange) -> int | None:
+    """The root or the other side by its place in the group; None where there is none, or the trace does not tell."""
+    if not exchange.has_peer:
+        return None
+    return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)
+
+
+def is_async(signature: Signature, exchange: Exchange) -> bool:
+    """Whether the program went on before a collective was done.
+
+    A signature lacks arguments at their default, and older torch the argument: where nothing says it, it is so.
+    """
+    others = (*signature.args[exchange.count :], *signature.kwargs.values())
+    return next((leaf for leaf in others if type(leaf) is bool), True)

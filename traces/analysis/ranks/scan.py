@@ -1,0 +1,219 @@
+"""Reads when a rank was in which collective, in memory that grows with its collectives and not with its calls.
+
+A collective begins with its call. When it ended, a trace tells in one of three ways: a program that waits at once goes
+on with its next call after it; `wait_tensor` says so; and else the first call that takes what the collective gave began
+after it, so that at most the time right before that call was spent waiting.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opgrip.traces.analysis.ranks.collectives import Collective, collective_of
+from opgrip.traces.analysis.ranks.operators import is_wait
+from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.table.number_set import NumberSet
+
+Integers = NDArray[np.int64]
+COLUMNS = ("signature", "start_ns", "launched_ns", "wait_ns", "end_ns")
+UNKNOWN = int(np.iinfo(np.int64).min)
+"""Where a time should stand that the trace does not tell: others may be below 0."""
+MOST_PENDING = 1 << 12
+"""Collectives whose results nothing has taken yet."""
+_VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view", "_unsafe_view", "as_strided", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "t"),
+        *("detach", "alias", "narrow", "transpose", "permute", "expand", "unsqueeze", "squeeze", "reshape", "flatten"),
+        *("_reshape_alias", "set_", "resize_"),
+    )
+)
+"""Operators that take a tensor and touch none of its values: they need not wait for it."""
+
+
+@dataclass(slots=True)
+class Events:
+    """The collectives of one rank, in the order of their calls.
+
+    Attributes
+    ----------
+    signature : the number of each
+    ordinal : how many of its group came before it
+    start_ns, launched_ns : when its call began and returned
+    wait_ns, end_ns : when the program began to wait for it, and went on; the latter `UNKNOWN` where the trace does not
+        tell
+    """
+
+    signature: Integers
+    ordinal: Integers
+    start_ns: Integers
+    launched_ns: Integers
+    wait_ns: Integers
+    end_ns: Integers
+
+    def __len__(self) -> int:
+        return len(self.signature)
+
+
+@dataclass(slots=True)
+class _Thread:
+    """A thread of a rank, as far as the blocks that came tell."""
+
+    last_end_ns: int = UNKNOWN
+    """Of the last call that is no view."""
+    open_event: int | None = None
+    """The collective that the program waits for, until the thread's next call."""
+
+
+@dataclass(slots=True)
+class SignatureKinds:
+    """What the signatures of a trace are to a scan."""
+
+    collectives: dict[int, Collective] = field(default_factory=dict)
+    numbers: NumberSet = field(default_factory=NumberSet)
+    """Those of the collectives."""
+    waits: NumberSet = field(default_factory=NumberSet)
+    views: NumberSet = field(default_factory=NumberSet)
+
+    def add(self, record: Signature) -> None:
+        """Note a signature."""
+        collective = collective_of(record)
+        if collective is not None:
+            self.collectives[record.number] = collective
+            self.numbers.put(record.number)
+        elif is_wait(record):
+            self.waits.put(record.number)
+        elif record.op.rpartition(".")[0] in _VIEWS:
+            self.views.put(record.number)
+
+
+class Scan:
+    """Takes the blocks of one rank and keeps its collectives."""
+
+    def __init__(self, kinds: SignatureKinds) -> None:
+        self._kinds = kinds
+        self._columns = {name: array("q") for name in COLUMNS}
+        self._threads: dict[int, _Thread] = {}
+        # storage of a collective's results: its place among the events; and the other way round
+        self._pending: dict[int, int] = {}
+        self._storages_of: dict[int, list[int]] = {}
+
+    def add(self, block: CallBlock) -> None:
+        """Add calls of one thread, in the order of the trace."""
+        if not len(block):
+            return
+        thread = self._threads.setdefault(block.thread, _Thread())
+        if thread.open_event is not None:
+            launched = self._columns["launched_ns"][thread.open_event]
+            self._columns["end_ns"][thread.open_event] = _resumed_ns(block, 0, launched)
+            thread.open_event = None
+        firsts = np.cumsum(block.tensors) - block.tensors if len(block.tensors) else None
+        places = np.flatnonzero(self._kinds.numbers.flags(block.signature)).tolist()
+        for before, place in zip([0, *(place + 1 for place in places)], [*places, len(block)], strict=True):
+            # a collective may take what one before it gave
+            self._settle(block, before, min(place + 1, len(block)), firsts, thread)
+            if place < len(block):
+                self._begin(block, place, firsts, thread)
+        thread.last_end_ns = self._idle_since(block, len(block), thread, UNKNOWN)
+
+    def events(self) -> Events:
+        """What was kept, by start: threads of a rank take turns at a group."""
+        columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
+        order = np.argsort(columns["start_ns"], kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
+        numbers: dict[str, int] = {}
+        group_of = {
+            number: numbers.setdefault(item.group, len(numbers)) for number, item in self._kinds.collectives.items()
+        }
+        group = np.array([group_of[number] for number in columns["signature"].tolist()], dtype=np.int64)
+        ordinal = np.empty_like(group)
+        by_group = np.argsort(group, kind="stable")
+        sizes = np.bincount(group, minlength=len(numbers))
+        ordinal[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return Events(ordinal=ordinal, **columns)
+
+    def _begin(self, block: CallBlock, place: int, firsts: Integers | None, thread: _Thread) -> None:
+        number = int(block.signature[place])
+        collective = self._kinds.collectives[number]
+        event = len(self._columns["signature"])
+        start = int(block.start_ns[place])
+        launched = start + int(block.duration_ns[place])
+        wait, end = UNKNOWN, UNKNOWN
+        if collective.waits:
+            wait = launched
+            if place + 1 < len(block):
+                end = _resumed_ns(block, place + 1, launched)
+            else:
+                thread.open_event = event
+        elif firsts is not None:
+            taken = block.storages[firsts[place] : firsts[place] + block.tensors[place]]
+            for storage in taken[taken >= 0].tolist():
+                self._pending[storage] = event
+                self._storages_of.setdefault(event, []).append(storage)
+            while len(self._pending) > MOST_PENDING:
+                self._forget(self._pending[next(iter(self._pending))])
+        for name, value in zip(COLUMNS, (number, start, launched, wait, end), strict=True):
+            self._columns[name].append(value)
+
+    def _settle(self, block: CallBlock, before: int, stop: int, firsts: Integers | None, thread: _Thread) -> None:
+        """Tell when collectives ended whose results the calls of a part of a block take."""
+        if not self._pending or firsts is None or before >= stop:
+            return
+        first = int(firsts[before])
+        hits = self._hits(block.storages[first : int(firsts[stop - 1] + block.tensors[stop - 1])])
+        idle_place = idle_ns = UNKNOWN
+        for place, storage in self._takers(block, before, stop, firsts, first, hits):
+            event = self._pending.get(storage)
+            start = int(block.start_ns[place])
+            if event is None or start < self._columns["start_ns"][event]:
+                continue
+            launched = self._columns["launched_ns"][event]
+            if int(block.signature[place]) in self._kinds.waits:
+                wait, end = start, start + int(block.duration_ns[place])
+            else:
+                if place != idle_place:
+                    idle_place, idle_ns = place, self._idle_since(block, place, thread, start)
+                wait, end = min(idle_ns, start), start
+            self._columns["wait_ns"][event] = max(wait, launched)
+            self._columns["end_ns"][event] = max(end, launched)
+            self._forget(event)
+
+    def _hits(self, storages: Integers) -> Integers:
+        """The places of results that are pending among storages; collectives may stand close, and many be pending."""
+        if len(storages) < len(self._pending):
+            return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
+        return np.flatnonzero(np.isin(storages, list(self._pending)))
+
+    def _takers(
+        self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
+    ) -> Iterator[tuple[int, int]]:
+        """The calls that take memory of collectives' results, views aside, and which."""
+        calls = np.searchsorted(firsts[before:stop], hits + first, side="right") - 1 + before
+        for place, hit in zip(calls.tolist(), hits.tolist(), strict=True):
+            if int(block.signature[place]) not in self._kinds.views:
+                yield place, int(block.storages[first + hit])
+
+    def _idle_since(self, block: CallBlock, place: int, thread: _Thread, start_ns: int) -> int:
+        """When the calls before one ended, views aside: DDP waits, makes views of what came, and copies these."""
+        for before in range(place - 1, -1, -1):
+            if int(block.signature[before]) not in self._kinds.views:
+                return int(block.start_ns[before] + block.duration_ns[before])
+        return start_ns if thread.last_end_ns == UNKNOWN else thread.last_end_ns
+
+    def _forget(self, event: int) -> None:
+        for storage in self._storages_of.pop(event):
+            # another collective may have given it since
+            if self._pending.get(storage) == event:
+                del self._pending[storage]
+
+
+def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
+    """When a thread went on after a call, by the next one that ended: its start, or its end where it began before."""
+    start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
+    return start if start >= launched_ns else max(start + duration, launched_ns)

@@ -1,0 +1,6 @@
+"""Traces without what tells whose they are: names, paths, texts, numbers and values of the program."""
+
+from opgrip.traces.analysis.redaction.policy import KINDS, Policy, check_kept, salt_of
+from opgrip.traces.analysis.redaction.redaction import Redaction
+
+__all__ = ["KINDS", "Policy", "Redaction", "check_kept", "salt_of"]

@@ -1,0 +1,193 @@
+"""A trace as events of the Chrome trace format, which Perfetto and chrome://tracing open.
+
+A track for each thread, on which calls stand inside their modules, and those inside their phases. Where calls have
+times of a device, a second one has what the thread gave it. Format:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from opgrip.errors import shortened
+from opgrip.traces.schema.arguments import TensorSpec, leaves
+from opgrip.traces.schema.records import FUNCTION
+from opgrip.traces.schema.torch_names import tensor_outline
+from opgrip.traces.table.trace import Trace
+
+MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
+"""Categories of events."""
+PROCESS = 1
+"""Number of the process of a trace that holds one only."""
+
+DEEPEST, LONGEST = 64, 400
+"""Modules inside of each other that are told apart, and characters of a name: a stranger's file may repeat any."""
+BATCH = 1 << 15
+"""Calls whose events are made at a time."""
+
+ROW = [
+    *("op", "signature", "module", "phase", "function", "file", "line", "inside"),
+    *("start_ns", "duration_ns", "device_ns"),
+]
+"""Columns that events tell of."""
+
+Event = dict[str, Any]
+
+
+def timeline(trace: Trace) -> Iterator[Event]:
+    """The events, by thread and time, with times in microseconds since the capture began."""
+    shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
+    processes: dict[str, int] = {}
+    for key, has_device in _threads(trace.distinct_calls).items():
+        name, thread = key
+        pid = processes.setdefault(name, PROCESS + len(processes))
+        nesting = _Nesting(pid, 0)
+        for calls in _calls_of(trace, key):
+            if not nesting.tid:
+                nesting.tid = int(calls.index[0]) + 1
+                yield _name_event("process_name", pid, nesting.tid, name or _program(trace.header))
+                yield _name_event("thread_name", pid, nesting.tid, thread)
+            yield from _host_track(calls, nesting, shapes)
+        yield from nesting.move_to((), 0, 0)
+        if has_device:
+            parts = _calls_of(trace, key)
+            yield from _device_track(parts, pid, trace.call_count + nesting.tid, thread, shapes)
+
+
+def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
+    """The processes and threads of calls in the order of their first ones, and whether some worked on a device."""
+    names = _names_of_threads(calls)
+    has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
+    keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]
+    return dict(zip(keys, has_device.tolist(), strict=True))
+
+
+def _names_of_threads(calls: pd.DataFrame) -> pd.DataFrame:
+    names = calls[["process", "thread"]].astype({"process": "object", "thread": "object"})
+    return names.fillna({"process": "", "thread": ""}).astype(str)
+
+
+def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
+    """The calls of a thread in their order, a part at a time."""
+    for part, _ in trace.call_parts():
+        for first in range(0, len(part), BATCH):
+            calls = part.iloc[first : first + BATCH]
+            names = _names_of_threads(calls)
+            own = calls[(names["process"] == key[0]) & (names["thread"] == key[1])]
+            if len(own):
+                yield own
+
+
+def _host_track(calls: pd.DataFrame, nesting: _Nesting, shapes: dict[int, str]) -> Iterator[Event]:
+    """Calls on the host, with the modules and phases that they are in."""
+    pid, tid = nesting.pid, nesting.tid
+    for row in _rows(calls):
+        if pd.isna(row["inside"]):
+            yield from nesting.move_to(_path(row), row["start_ns"], row["start_ns"] + row["duration_ns"])
+        yield _slice(str(row["op"]), CALL, row["start_ns"], row["duration_ns"], pid, tid, _facts(row, shapes))
+
+
+def _rows(calls: pd.DataFrame) -> list[dict[Any, Any]]:
+    return calls[ROW].to_dict("records")
+
+
+def timeline_lines(trace: Trace) -> Iterator[str]:
+    """A file of them: one JSON object, an event a line."""
+    comma = ""
+    yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
+    for event in timeline(trace):
+        yield f"{comma}{json.dumps(event)}"
+        comma = ",\n"
+    yield "\n]}\n"
+
+
+def _device_track(
+    parts: Iterable[pd.DataFrame], pid: int, tid: int, thread: str, shapes: dict[int, str]
+) -> Iterator[Event]:
+    """What a thread gave a device. When that began is not known: at the earliest, when the call did and the last ended.
+
+    What extension functions call is in the time of these; that of a function of the program is of the calls in it.
+    """
+    end_ns: float | None = None
+    for calls in parts:
+        on_device = calls[calls["device_ns"].notna() & (calls["kind"] != FUNCTION)]
+        on_device = on_device[on_device["inside"].isna() | on_device["gripped"]]
+        for row in _rows(on_device):
+            if end_ns is None:
+                end_ns = 0.0
+                yield _name_event("thread_name", pid, tid, f"device, by {thread} (calls as early as they can be)")
+            start_ns = max(end_ns, row["start_ns"])
+            end_ns = start_ns + row["device_ns"]
+            yield _slice(str(row["op"]), ON_DEVICE, start_ns, row["device_ns"], pid, tid, _facts(row, shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A phase or module that calls are in."""
+
+    name: str
+    start_ns: int
+
+
+class _Nesting:
+    """The phase and modules that a thread is in; from one call to the next some are left and others entered."""
+
+    def __init__(self, pid: int, tid: int) -> None:
+        self.pid, self.tid = pid, tid
+        self._stack: list[_Open] = []
+        self._end_ns = 0
+
+    def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
+        """The events of what is left for a call that is in `path`."""
+        shared = 0
+        while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
+            shared += 1
+        while len(self._stack) > shared:
+            scope = self._stack.pop()
+            name = scope.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), scope.name])
+            kind = MODULE if self._stack else PHASE
+            yield _slice(
+                shortened(name, LONGEST), kind, scope.start_ns, self._end_ns - scope.start_ns, self.pid, self.tid, {}
+            )
+        self._stack += [_Open(name, start_ns) for name in path[shared:]]
+        self._end_ns = max(self._end_ns, end_ns)
+
+
+def _path(row: dict[Any, Any]) -> tuple[str, ...]:
+    module = "" if pd.isna(row["module"]) else str(row["module"])
+    return (str(row["phase"]), *(module.split(".", DEEPEST) if module else ()))
+
+
+def _facts(row: dict[Any, Any], shapes: dict[int, str]) -> dict[str, Any]:
+    facts = {"shapes": shapes.get(row["signature"], ""), "signature": int(row["signature"])}
+    if not pd.isna(row["function"]):
+        facts["at"] = f"{row['function']}, {row['file']}:{row['line']}"
+    if not pd.isna(row["device_ns"]):
+        facts |= {"device_us": row["device_ns"] / 1e3, "host_us": row["duration_ns"] / 1e3}
+    return facts
+
+
+def _shapes(arguments: Any) -> str:
+    return " ".join(
+        tensor_outline(leaf.dtype, leaf.shape) for leaf in leaves(arguments) if isinstance(leaf, TensorSpec)
+    )
+
+
+def _slice(name: str, category: str, start_ns: float, duration_ns: float, pid: int, tid: int, facts: Event) -> Event:
+    times = {"ts": int(start_ns) / 1e3, "dur": int(duration_ns) / 1e3}
+    return {"name": name, "cat": category, "ph": "X", **times, "pid": pid, "tid": tid, "args": facts}
+
+
+def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _program(header: Mapping[str, Any]) -> str:
+    """The name of what was captured; headers come from strangers."""
+    model = header.get("model")
+    return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

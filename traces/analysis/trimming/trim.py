@@ -1,0 +1,335 @@
+"""Writes a part of a trace: the calls that are selected, and the records that they refer to, as they are.
+
+Records keep their numbers, so that a signature is called alike in the whole and in the part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import compress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from opgrip.traces.analysis.trimming.flow import Flow
+from opgrip.traces.analysis.trimming.outline import Outline, read_outline
+from opgrip.traces.analysis.trimming.selection import Flags, Part, selected_calls, with_inner_calls
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.io.tensor_file import HEADER_FIELD
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import (
+    FUNCTION,
+    NO_STORAGE,
+    Calls,
+    Context,
+    DeviceTimes,
+    Effects,
+    End,
+    Entered,
+    Header,
+    Kernels,
+    Observed,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
+from opgrip.traces.table.profiler_labels import is_mark
+from opgrip.traces.table.step_starts import StepStarts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What a part holds of a trace.
+
+    Attributes
+    ----------
+    calls, of_calls : of the part, of the whole, without gripped functions and marks, as opgrip trace info counts them
+    signatures, of_signatures : likewise
+    producers : calls that were added since others read what they made
+    cut_edges : how many times a call reads what one made that is left out
+    losses : what another tool's file had that a trace has not
+    """
+
+    calls: int
+    of_calls: int
+    signatures: int
+    of_signatures: int
+    producers: int
+    cut_edges: int
+    losses: Losses
+
+
+def trim(
+    path: str | Path,
+    output: Path,
+    part: Part,
+    with_producers: bool = False,
+    force: bool = False,
+    partial: bool = False,
+    unbounded: bool = False,
+) -> Trimmed:
+    """Write the part of a trace; the file is read twice, and its calls are kept in memory in a few numbers each.
+
+    Parameters
+    ----------
+    with_producers : add the calls that made what the selected ones read, and what these read, and so on
+    force : replace an existing file
+    partial : take what there is of a cut or damaged trace
+    unbounded : as `TraceReader` has it
+
+    Raises
+    ------
+    UserError : where no call is selected, or the trace cannot be read; nothing is written then
+    """
+    outline = read_outline(TraceReader(path, unbounded), partial)
+    flags = selected_calls(outline, part)
+    flow = Flow(outline)
+    counted = np.isin(outline.signature, _counted_signatures(outline.signatures, outline))
+    asked = int((flags & counted).sum())
+    if with_producers:
+        flags = with_inner_calls(outline, flow.with_producers(flags))
+    reader = TraceReader(path, unbounded)
+    writing = _Writing(outline, flags)
+    calls = int((flags & counted).sum())
+    signatures, of_signatures = (_counted_signatures(of, outline) for of in (writing.signatures, outline.signatures))
+    trimmed = Trimmed(
+        calls=calls,
+        of_calls=int(counted.sum()),
+        signatures=len(signatures),
+        of_signatures=len(of_signatures),
+        producers=calls - asked,
+        cut_edges=flow.cut_edges(flags),
+        losses=reader.losses,
+    )
+    header = _header(outline, part, trimmed, beside=reader.path.resolve().parent == output.resolve().parent)
+    writer = TraceWriter(output, header, force)
+    try:
+        for record in reader:
+            changed = writing.of(record)
+            if changed is not None:
+                writer.write(changed)
+        writer.write(writing.end)
+        writer.close()
+    except BaseException:
+        writer.discard()
+        raise
+    return replace(trimmed, losses=reader.losses)
+
+
+def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
+    """Return which signatures are of operators, not of gripped functions or marks of `record_function`."""
+    items = ((number, outline.signatures[number]) for number in numbers)
+    return [number for number, item in items if item.kind != FUNCTION and not is_mark(item.op)]
+
+
+def _header(outline: Outline, part: Part, trimmed: Trimmed, beside: bool) -> Header:
+    fields = {name: value for name, value in outline.header.items() if name not in ("format", "version")}
+    if not beside:
+        # the file of whole values is looked for beside the trace
+        fields.pop(HEADER_FIELD, None)
+    if part.steps is not None and "steps" in fields:
+        first, end = part.steps
+        fields["steps"] = min(fields["steps"], fields["steps"] if end is None else end) - first
+    facts = {"calls": trimmed.of_calls, "signatures": trimmed.of_signatures, "cut_edges": trimmed.cut_edges}
+    earlier = [fields["trimmed"]] if isinstance(fields.get("trimmed"), dict) else []
+    return Header({**fields, "trimmed": {**part.as_json(), **facts, **({"before": earlier[0]} if earlier else {})}})
+
+
+class _Writing:
+    """What becomes of each record."""
+
+    def __init__(self, outline: Outline, flags: Flags) -> None:
+        self._outline, self._flags = outline, flags
+        self.signatures = set(outline.signature[flags].tolist()) & outline.signatures.keys()
+        self._scopes = _scopes(outline, set(outline.scope[flags].tolist()))
+        self._contexts = {outline.scopes[number].context for number in self._scopes}
+        self._threads = set(outline.thread[flags].tolist())
+        self._observed = _observed(outline, flags, self.signatures)
+        self._values = self._used_values()
+        self._all, self._selected = Counter(outline.signature.tolist()), Counter(outline.signature[flags].tolist())
+        self._place = 0
+        self._observed_place = 0
+        self._newest = -1
+        self._last_ns = 0
+        self._written: Counter[int] = Counter()
+        self._flags_of_thread: dict[int, Flags] = {}
+        self._end = End(0, 0, 0)
+
+    @property
+    def end(self) -> End:
+        """The closing record: totals of the part; what was dropped is that of the whole."""
+        duration = self._end.duration_ns or self._last_ns
+        return replace(
+            self._end,
+            calls=int(self._flags.sum()),
+            signatures=len(self.signatures),
+            duration_ns=duration,
+            step_starts_ns=self._step_starts_ns(),
+        )
+
+    def _step_starts_ns(self) -> list[int]:
+        """Return when the steps began that the part has calls of."""
+        starts = self._outline.step_starts_ns
+        if not len(starts):
+            return []
+        steps = StepStarts({None: starts}).steps_of(None, self._outline.start_ns[self._flags])
+        kept: list[int] = starts[np.unique(steps)].tolist()
+        return kept
+
+    def of(self, record: Record) -> Record | None:
+        """A record as the part has it; None where it has none."""
+        match record:
+            case Signature() | Scope() | Context() | Thread() | Values():
+                numbers = self._numbers_of(type(record))
+                return record if record.number in numbers else None
+            case Observed():
+                self._observed_place += 1
+                return record if self._observed_place - 1 in self._observed else None
+            case Effects():
+                return record if record.signature in self.signatures else None
+            case Kernels():
+                return self._kernels(record)
+            case Calls():
+                return self._calls(record)
+            case DeviceTimes():
+                return self._device_times(record)
+            case End():
+                self._end = record
+            case Header() | Entered():
+                # calls that began and did not end are told by those around them, which may be left out
+                pass
+        return None
+
+    def _numbers_of(self, kind: type) -> set[Any]:
+        numbers: dict[type, set[Any]] = {
+            Signature: self.signatures,
+            Scope: self._scopes,
+            Context: self._contexts,
+            Thread: self._threads,
+            Values: self._values,
+        }
+        return numbers[kind]
+
+    def _used_values(self) -> set[int]:
+        outline = self._outline
+        used = {number for item in self.signatures for number in outline.signatures[item].values}
+        used |= {number for item in self.signatures for number in outline.effects.get(item, ())}
+        for place in self._observed:
+            used |= {number for number in outline.observed[place].values if number is not None}
+        return used
+
+    def _calls(self, block: Calls) -> Calls | None:
+        count = len(block.signature)
+        flags = self._flags[self._place : self._place + count].tolist()
+        self._place += count
+        if block.start_ns:
+            self._last_ns = max(self._last_ns, max(map(int.__add__, block.start_ns, block.duration_ns)))
+        if not any(flags):
+            return None
+        # of each call, its place in the part's block
+        places = np.cumsum(flags) - 1
+
+        def of_part(column: list[T]) -> list[T]:
+            return list(compress(column, flags))
+
+        storages = of_part(_by_call(block)) if block.tensors else []
+        flat = [number for numbers in storages for number in numbers]
+        newest, self._newest = self._newest, max([self._newest, *flat])
+        perturbed = [at for place, length in block.perturbed for at in range(place, min(place + length, count))]
+        return replace(
+            block,
+            signature=of_part(block.signature),
+            scope=of_part(block.scope),
+            start_ns=of_part(block.start_ns),
+            duration_ns=of_part(block.duration_ns),
+            tensors=of_part(block.tensors),
+            storages=flat,
+            newest=newest,
+            device_ns=of_part(block.device_ns),
+            page_faults=[(int(places[place]), pages) for place, pages in block.page_faults if flags[place]],
+            streams=of_part(block.streams),
+            perturbed=_runs([int(places[place]) for place in perturbed if flags[place]]),
+            slow_memory=[(int(places[place]), excess) for place, excess in block.slow_memory if flags[place]],
+        )
+
+    def _device_times(self, record: DeviceTimes) -> DeviceTimes | None:
+        thread = record.thread
+        if thread not in self._flags_of_thread:
+            self._flags_of_thread[thread] = self._flags[self._outline.thread == thread]
+        of_thread = self._flags_of_thread[thread]
+        flags = of_thread[record.first : record.first + len(record.device_ns)].tolist()
+        times = list(compress(record.device_ns, flags))
+        first = int(np.count_nonzero(of_thread[: record.first]))
+        return DeviceTimes(thread, first, times) if times else None
+
+    def _kernels(self, record: Kernels) -> Kernels | None:
+        """The kernels of a signature, of which a record tells the sum over all calls, in proportion."""
+        selected, total = self._selected[record.signature], self._all[record.signature]
+        if record.signature not in self.signatures:
+            return None
+        if selected == total:
+            return record
+
+        def part(numbers: list[int]) -> list[int]:
+            return [-(-number * selected // total) for number in numbers]
+
+        return replace(record, launches=part(record.launches), device_ns=part(record.device_ns))
+
+
+def _scopes(outline: Outline, used: set[int]) -> set[int]:
+    """Scopes that are used, and those that caused them."""
+    level = used & outline.scopes.keys()
+    scopes = set(level)
+    while level:
+        causes = (outline.scopes[number].forward for number in level)
+        level = {number for number in causes if number is not None and number in outline.scopes} - scopes
+        scopes |= level
+    return scopes
+
+
+def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
+    """Which records of later calls stay: those of a place stay with the call that they were made of."""
+    memory = _first_memory(outline)
+    places = set()
+    for place, record in enumerate(outline.observed):
+        if record.signature not in signatures:
+            continue
+        if record.since_ns is None:
+            places.add(place)
+            continue
+        candidates = (outline.signature == record.signature) & (outline.start_ns >= record.since_ns)
+        if record.storage is not None:
+            candidates &= memory == record.storage
+        rows = np.nonzero(candidates)[0]
+        if len(rows) and flags[rows[outline.start_ns[rows].argmin()]]:
+            places.add(place)
+    return places
+
+
+def _first_memory(outline: Outline) -> np.ndarray[Any, np.dtype[np.int64]]:
+    padded = np.append(outline.storages, NO_STORAGE)
+    return np.where(outline.tensors > 0, padded[outline.first_storage], NO_STORAGE)
+
+
+def _by_call(block: Calls) -> list[list[int]]:
+    ends = np.cumsum(block.tensors).tolist()
+    return [block.storages[end - count : end] for end, count in zip(ends, block.tensors, strict=True)]
+
+
+def _runs(places: list[int]) -> list[tuple[int, int]]:
+    """Places as pairs of the first of a run and its length."""
+    runs: list[tuple[int, int]] = []
+    for place in sorted(set(places)):
+        if runs and sum(runs[-1]) == place:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((place, 1))
+    return runs

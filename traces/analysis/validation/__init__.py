@@ -1,0 +1,6 @@
+"""What is wrong in a trace: its form, numbers that refer to nothing, times that cross, totals."""
+
+from opgrip.traces.analysis.validation.findings import Finding, Validation
+from opgrip.traces.analysis.validation.validate import validate
+
+__all__ = ["Finding", "Validation", "validate"]

@@ -1,0 +1,269 @@
+"""Which operators a module or function of torch calls, seen by running it on tensors that have no memory.
+
+What may run is a list of torch's own: classes of `torch.nn`, functions of tensors that torch lets be overridden, and
+the models of `models.py`. A file chooses of these by name and gives their arguments; nothing else is called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import get_overridable_functions
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.errors import one_line
+from opgrip.traces.formats.configurations.generators import Arguments
+from opgrip.traces.formats.configurations.models import MODELS
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, leaves, map_leaves
+
+OF_CASE = 20_000
+"""Calls that building and running one module may make: a file could ask for a billion layers."""
+OF_FILE = 1_000_000
+"""Calls of all modules and functions of one file."""
+PIECES = 100_000
+"""Length of a dimension that an operator may take a tensor apart along."""
+MADE_BYTES = 1 << 20
+"""Of a tensor that has memory: numbers that torch makes tensors of; arguments that a file describes have none."""
+CUTTING = re.compile(r".*(split|chunk)|torch\.combinations")
+"""Functions that make room for as many results as a number says, before they call an operator."""
+PREFIX = "torch.nn."
+OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A call of an operator.
+
+    Attributes
+    ----------
+    op : its name in a trace, `aten.add.Tensor`
+    args, kwargs : values and `TensorSpec`
+    module, module_type : path and class of the module that made it; empty outside of all
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    module: str = ""
+    module_type: str = ""
+
+
+class TooManyCalls(ValueError):
+    """That what a configuration describes does more than a stranger's may."""
+
+
+class Recording:
+    """Runs modules and functions, and gives their calls.
+
+    Parameters
+    ----------
+    device : that the tensors of these calls are said to be on
+    unbounded : whether they may call as much as they want
+    """
+
+    def __init__(self, device: str, unbounded: bool = False) -> None:
+        self._device = device
+        self._unbounded = unbounded
+        self._calls = 0
+
+    def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
+        """The calls of a module that is made for one forward pass; raises `ValueError` where there is none."""
+        watch = self._watch()
+        with self._running(watch):
+            args, kwargs = _on_meta((build.args, build.kwargs))
+            module = module_names()[name](*args, **kwargs)
+            with watch.paths(name, module):
+                args, kwargs = _on_meta((arguments.args, arguments.kwargs))
+                watch.record = True
+                module(*args, **kwargs)
+        yield from watch.calls
+
+    def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
+        """The calls of a function; raises `ValueError` where there is none."""
+        watch = self._watch()
+        with self._running(watch):
+            args, kwargs = _on_meta((arguments.args, arguments.kwargs))
+            if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves((args, kwargs))):
+                raise ValueError(f"it asks for more than {PIECES:,} pieces")
+            watch.record = True
+            function_names()[name](*args, **kwargs)
+        yield from watch.calls
+
+    def _watch(self) -> _Watch:
+        if self._calls > OF_FILE and not self._unbounded:
+            raise TooManyCalls(f"modules that make more than {OF_FILE:,} calls in all")
+        return _Watch(self._device, None if self._unbounded else OF_CASE)
+
+    def _running(self, watch: _Watch) -> ExitStack:
+        stack = ExitStack()
+        stack.push(_as_value_error)
+        stack.callback(self._count, watch)
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(watch)
+        return stack
+
+    def _count(self, watch: _Watch) -> None:
+        self._calls += watch.seen
+
+
+def _as_value_error(kind: Any, error: BaseException | None, traceback: Any) -> bool:
+    """Whatever torch says of arguments that it does not take is a reason; what ends the program is not."""
+    if isinstance(error, Exception) and not isinstance(error, ValueError):
+        raise ValueError(one_line(error)) from error
+    return False
+
+
+class _Watch(TorchDispatchMode):
+    """Sees calls, and keeps them while `record` is set."""
+
+    def __init__(self, device: str, most: int | None) -> None:
+        super().__init__()
+        self.calls: list[Recorded] = []
+        self.record = False
+        self.seen = 0
+        self._device = device
+        self._most = most
+        self._stack = [("", "")]
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        if self._most is not None and self.seen > self._most:
+            raise TooManyCalls(f"a module that makes more than {self._most:,} calls")
+        tree = (args, kwargs or {})
+        taken = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+        if any(value.type.kind() == "ListType" for value in function._schema.returns):
+            _check_pieces(taken)
+        if self.record:
+            counts = Counter(tensor.untyped_storage()._cdata for tensor in taken)
+            shared = [storage for storage, count in counts.items() if count > 1]
+            spec_args, spec_kwargs = map_leaves(lambda leaf: self._told(leaf, shared), tree)
+            self.calls.append(Recorded(str(function), spec_args, spec_kwargs, *self._stack[-1]))
+        if _has_memory(function, tree, taken):
+            _check_made(function, args, kwargs or {})
+        return function(*args, **kwargs or {})
+
+    def paths(self, name: str, module: nn.Module) -> ExitStack:
+        """Keeps the path of the module that runs, below the name that the file has for the whole."""
+        stack = ExitStack()
+        for path, inner in module.named_modules():
+            place = (f"{name}.{path}" if path else name, type(inner).__name__)
+            enter = inner.register_forward_pre_hook(lambda *_, place=place: self._stack.append(place))
+            leave = inner.register_forward_hook(lambda *_: self._leave())
+            stack.callback(enter.remove)
+            stack.callback(leave.remove)
+        return stack
+
+    def _leave(self) -> None:
+        self._stack.pop()
+
+    def _told(self, leaf: Any, shared: list[int]) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            leaf = torch.device(self._device) if leaf == torch.device("meta") else leaf
+            try:
+                encode(leaf)
+            except TypeError:
+                return Opaque(type(leaf).__qualname__)
+            return leaf
+        if leaf.layout is not torch.strided:
+            raise ValueError("it makes a sparse tensor")
+        storage = leaf.untyped_storage()._cdata
+        return TensorSpec(
+            tuple(leaf.shape),
+            leaf.stride(),
+            leaf.dtype,
+            self._device,
+            offset=int(leaf.storage_offset()),
+            requires_grad=leaf.requires_grad,
+            storage=shared.index(storage) if storage in shared else None,
+            conj=leaf.is_conj(),
+            neg=leaf.is_neg(),
+        )
+
+
+def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise `ValueError` for tensors that an operator could take apart into more pieces than memory has room for."""
+    if any(size > PIECES for tensor in tensors for size in tensor.shape):
+        raise ValueError(f"it takes a tensor apart that is longer than {PIECES:,}")
+
+
+def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
+    """Whether what a call makes has memory: a device that it names, or a tensor that it takes, has some."""
+    if any(not tensor.is_meta for tensor in taken):
+        return True
+    devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
+    makes = not taken and any(argument.name == "device" for argument in function._schema.arguments)
+    return any(device.type != "meta" for device in devices) or (makes and not devices)
+
+
+def _check_made(function: Any, args: Any, kwargs: Any) -> None:
+    """Raise `ValueError` for a call that would take memory, as its results without memory tell."""
+
+    def without_memory(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to("meta")
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+    args, kwargs = map_leaves(without_memory, (tuple(args), dict(kwargs)))
+    if any(argument.name == "device" for argument in function._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    results = function(*args, **kwargs)
+    if any(leaf.nbytes > MADE_BYTES for leaf in leaves(results) if isinstance(leaf, torch.Tensor)):
+        raise ValueError("it makes a tensor that takes memory, which reading a file does not")
+
+
+def _on_meta(tree: Any) -> Any:
+    """Arguments as tensors without memory; devices that a file names, as texts too, are that of these."""
+
+    def made(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device) or (isinstance(leaf, str) and _is_device(leaf)):
+            return torch.device("meta")
+        if not isinstance(leaf, TensorSpec):
+            return leaf
+        assert leaf.stride is not None, "a configuration has strided tensors alone"
+        tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
+        return tensor.requires_grad_(leaf.requires_grad)
+
+    return map_leaves(made, tree)
+
+
+def _is_device(text: str) -> bool:
+    try:
+        return bool(torch.device(text))
+    except RuntimeError:
+        return False
+
+
+@lru_cache
+def module_names() -> Mapping[str, Callable[..., nn.Module]]:
+    """What makes modules, by the names that a file may have for it."""
+    classes = {
+        f"{PREFIX}{name}": item
+        for name, item in vars(nn).items()
+        if isinstance(item, type) and issubclass(item, nn.Module) and item.__module__.startswith("torch.nn.modules.")
+    }
+    return {**classes, **MODELS}
+
+
+def is_function(name: str) -> bool:
+    """Whether this is the name of a function of tensors."""
+    return name.startswith("torch.") and name in function_names()
+
+
+@lru_cache
+def function_names() -> Mapping[str, Callable[..., Any]]:
+    """Functions of tensors, by the names that a file may have for them."""
+    by_space = get_overridable_functions()
+    return {
+        f"{prefix}{function.__name__}": function
+        for prefix, space in OF_FUNCTIONS.items()
+        for function in by_space.get(space, ())
+        if not getattr(function, "__name__", "_").startswith("_")
+    }

@@ -1,0 +1,339 @@
+"""Reads a trace as a stream of records, up to wherever it is whole.
+
+Reading executes, imports and evaluates nothing that the file names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from opgrip.cli.case_slices import Cut
+from opgrip.cli.compressed_files import Damage
+from opgrip.errors import UserError
+from opgrip.traces.codec.call_blocks import (
+    CallBlock,
+    Fields,
+    block_fields,
+    block_of,
+    exact_sum,
+    parse_block,
+    parse_blocks,
+    record_of,
+)
+from opgrip.traces.codec.json_values import LIMIT
+from opgrip.traces.codec.record_forms import from_json, unknown_fields
+from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats
+from opgrip.traces.io.shipped_traces import read_trace_chunks, trace_file
+from opgrip.traces.schema.arguments import FormatError
+from opgrip.traces.schema.limits import UNKNOWN_NAMES, Meter, check_nesting
+from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that is half of a pair."""
+BATCH_BYTES = 1 << 17
+"""Of lines with calls that are decoded at once: as much as the nearest caches of a processor hold."""
+
+
+class TraceReader:
+    """Iterates over the records of a trace file, in memory that does not grow with it.
+
+    A file of another tool is read as the trace that it is, by the first format of `formats` that takes it.
+
+    Parameters
+    ----------
+    unbounded : read a file that goes beyond the bounds of `limits.py`, for one whose origin is trusted
+    format_name : read it as a file of this format, whatever it looks like
+    cut : which cases are read of a file that stands for more than it holds
+
+    Attributes
+    ----------
+    missing : after the iteration, what the file lacks, in words; None where it is whole
+    unknown : names of record types and fields that were passed over, with their counts
+    records : how many records were read, those passed over included
+    losses : what another tool's file has that a trace has not, and what it lacks
+    """
+
+    def __init__(
+        self, path: str | Path, unbounded: bool = False, format_name: str | None = None, cut: Cut = Cut()
+    ) -> None:
+        self.path = trace_file(path)
+        self.losses = Losses()
+        self._unbounded = unbounded
+        self._format_name = format_name
+        self._cut = cut
+        self._meter: Meter | None = None
+        self.missing: str | None = None
+        self.unknown: Counter[str] = Counter()
+        self.records = 0
+        self._unknown_records = 0
+        self._counts: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Record]:
+        for item in self._items():
+            yield record_of(item) if isinstance(item, CallBlock) else item
+
+    def columns(self) -> Iterator[Record | CallBlock]:
+        """The same records, with a `CallBlock` in place of each `Calls`: some 2 to 4 million calls a second."""
+        for item in self._items():
+            yield block_of(item) if isinstance(item, Calls) else item
+
+    def again(self) -> TraceReader:
+        """A reader of the same file, read in the same way."""
+        return TraceReader(self.path, self._unbounded, self._format_name, self._cut)
+
+    def blocks(self) -> Iterator[CallBlock]:
+        """The calls alone, of a file that was read before: up to where it is damaged, without saying so."""
+        if (self._format_name or format_of(self.path)) is not None:
+            yield from (item for item in self.columns() if isinstance(item, CallBlock))
+            return
+        self.records = 1
+        # an escape can stand for any letter of the type
+        lines = (line for line in self.lines() if b'"calls"' in line or b"\\" in line)
+        with suppress(Damage):
+            yield from (item for item in self._records(lines) if isinstance(item, CallBlock))
+
+    def _items(self) -> Iterator[Record | CallBlock]:
+        """Blocks of calls as they come from the file: as columns from one of ours, else as records."""
+        self.missing, self.records = None, 0
+        self._counts.clear()
+        self.unknown.clear()
+        self._unknown_records = 0
+        name = self._format_name or format_of(self.path)
+        self._check_cut(name)
+        if name is not None:
+            yield from self._foreign(name)
+            return
+        ended = False
+        try:
+            for record in self._records(self.lines()):
+                self.records += 1
+                if record is not None:
+                    self._count(record)
+                    ended = isinstance(record, End)
+                    yield record
+        except Damage as damage:
+            if not self.records:
+                raise self._not_a_trace(str(damage)) from damage
+            self.missing = f"{self.path} is damaged after record {self.records}: {damage}"
+            return
+        if not self.records:
+            state = "is cut before its first record" if self.path.stat().st_size else "is empty"
+            raise UserError(f"{self.path} {state}", "capture it again")
+        if not ended:
+            self.missing = f"{self.path} is cut after record {self.records}"
+
+    def _check_cut(self, name: str | None) -> None:
+        format_ = formats.get(name) if name else None
+        if not self._cut.takes_all and not (format_ and format_.has_cases):
+            flags = "--start, --stop and --sample"
+            raise UserError(f"{self.path} stands for no cases that {flags} choose from", "leave them out")
+
+    def _foreign(self, name: str) -> Iterator[Record | CallBlock]:
+        format_ = formats.get(name)
+        if format_ is None or format_.read is None:
+            raise UserError(f"{name} is no format that is read", f"choose one of {', '.join(readable_formats())}")
+        self.losses = Losses(defaults=list(format_.defaults))
+        try:
+            for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded, self._cut)):
+                self.records += 1
+                yield record
+        except Damage as damage:
+            # a format that reads what there is of a cut file says so after its last record
+            self.missing = f"{self.path} is damaged: {damage}"
+
+    def _count(self, record: Record | CallBlock) -> None:
+        if isinstance(record, CallBlock):
+            self._counts["calls"] += len(record)
+            self._counts["duration_ns"] += exact_sum(record.duration_ns)
+            if self._counts["duration_ns"] >= LIMIT:
+                raise Damage("its calls took more ns in all than 64 bits count")
+        elif isinstance(record, Signature):
+            self._counts["signatures"] += 1
+        elif isinstance(record, Header) and self.records > 1:
+            raise Damage("a second header: two traces were joined")
+        elif isinstance(record, End):
+            expected = {"calls": record.calls, "signatures": record.signatures}
+            lost = [
+                f"{self._counts[name]} of {count} {name}"
+                for name, count in expected.items()
+                if self._counts[name] < count
+            ]
+            if lost:
+                raise Damage(f"it holds {' and '.join(lost)}")
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of a trace of ours, within the bounds, each as it stands in the file.
+
+        Raises
+        ------
+        UserError : where the file cannot be opened, or is beyond a bound
+        Damage : after the last line, where the file is damaged behind it
+        """
+        pieces: list[bytes] = []
+        length = 0
+        meter = self._meter = None if self._unbounded else Meter(self.path)
+        for chunk in read_trace_chunks(self.path):
+            *whole, rest = chunk.split(b"\n")
+            for line in whole:
+                line = b"".join((*pieces, line)) if pieces else line
+                pieces.clear()
+                if meter is not None:
+                    meter.check_line(line)
+                yield line
+            if whole:
+                length = 0
+            pieces.append(rest)
+            length += len(rest)
+            if meter is not None:
+                meter.check_pending(length)
+        if last := b"".join(pieces):
+            if meter is not None:
+                meter.check_line(last)
+            yield last
+
+    def _records(self, lines: Iterator[bytes]) -> Iterator[Record | CallBlock | None]:
+        """The record of each line, None of a type that is passed over; neighbouring blocks are decoded at once."""
+        batch: list[tuple[bytes, Fields]] = []
+        size = 0
+        damage: Damage | None = None
+        while True:
+            try:
+                line = next(lines, None)
+            except Damage as error:
+                # what stands before it is whole
+                line, damage = None, error
+            fields = block_fields(line) if line is not None and self.records else None
+            if line is not None and fields is not None:
+                batch.append((line, fields))
+                size += len(line)
+            if batch and (fields is None or size > BATCH_BYTES):
+                yield from self._blocks(batch)
+                batch, size = [], 0
+            if damage is not None:
+                raise damage
+            if line is None:
+                return
+            if fields is None:
+                yield self._record(line)
+
+    def _blocks(self, batch: Sequence[tuple[bytes, Fields]]) -> Iterator[Record | CallBlock | None]:
+        lines = [line for line, _ in batch]
+        blocks = parse_blocks([fields for _, fields in batch])
+        if blocks is not None:
+            yield from blocks
+            return
+        for line in lines:
+            block = parse_block(line)
+            yield self._record(line) if block is None else block
+
+    def _record(self, line: bytes) -> Record | CallBlock | None:
+        try:
+            form = _parse(line)
+        except (ValueError, RecursionError) as error:
+            raise Damage("a line is cut or is not JSON") from error
+        if not isinstance(form, dict) or not isinstance(form.get("type"), str):
+            raise Damage("a line is not a record")
+        if not self.records:
+            self._check_header(form)
+        try:
+            if self._meter is not None:
+                check_nesting(line, form)
+            record = from_json(form)
+        except (FormatError, RecursionError) as error:
+            raise Damage(str(error)) from error
+        if record is None:
+            self._unknown_records += 1
+            self._count_unknown(form["type"])
+            if self._meter is not None:
+                self._meter.check_unknown(self._unknown_records)
+        else:
+            for name in unknown_fields(form):
+                self._count_unknown(f"{form['type']}.{name}")
+        return block_of(record) if isinstance(record, Calls) else record
+
+    def _count_unknown(self, name: str) -> None:
+        self.unknown[name if name in self.unknown or len(self.unknown) < UNKNOWN_NAMES else "others"] += 1
+
+    def _check_header(self, form: dict[str, object]) -> None:
+        if form["type"] != "header" or form.get("format") != FORMAT:
+            raise self._not_a_trace("its first line is not the header of one")
+        version = str(form.get("version"))
+        major = version.partition(".")[0]
+        if not major.isdecimal() or len(major) > 9:
+            raise self._not_a_trace(f"its version is {version!r}")
+        if int(major) > MAJOR:
+            raise UserError(
+                f"{self.path} has format version {version}, newer than the {MAJOR}.x that this opgrip reads",
+                "pip install --upgrade opgrip",
+            )
+
+    def _not_a_trace(self, reason: str) -> UserError:
+        if _is_pickle(self.path):
+            return UserError(
+                f"{self.path} is no program of torch.export, and pickles of torch.save are never read",
+                "export the model with torch.export.save, or record a run of it with opcapture",
+            )
+        hint = "make one with opcapture; opgrip trace convert --formats lists which files of other tools are read"
+        return UserError(f"{self.path} is not a trace ({reason})", hint)
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file is what torch saves: an archive with a pickle in it, or a pickle as older versions wrote it."""
+    with suppress(OSError), path.open("rb") as file:
+        start = file.read(4)
+        return start.startswith((b"PK\x03\x04", b"\x80\x02\x8a"))
+    return False
+
+
+def readable_formats() -> list[str]:
+    """The names of the formats of other tools that are read."""
+    return [name for name, format_ in formats.items() if format_.read is not None]
+
+
+def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
+    """The records of a trace, one after the other; ends early and quietly where the file is cut.
+
+    Use `TraceReader` to learn what is missing.
+
+    Parameters
+    ----------
+    unbounded : as `TraceReader` has it
+
+    Raises
+    ------
+    UserError : where the file is not there, empty, of another kind or of a newer major version, or beyond a bound
+    """
+    return iter(TraceReader(path, unbounded))
+
+
+def read_columns(path: str | Path, unbounded: bool = False) -> Iterator[Record | CallBlock]:
+    """What `read` gives, with the calls as columns of numpy: see `TraceReader.columns`."""
+    return TraceReader(path, unbounded).columns()
+
+
+def read_header(path: str | Path, unbounded: bool = False) -> Header:
+    """The first record of a trace."""
+    for record in TraceReader(path, unbounded):
+        assert isinstance(record, Header)
+        return record
+    raise AssertionError("a reader that yields nothing raises")
+
+
+def refuse_constant(name: str) -> None:
+    """Raise for NaN and the infinities, which Python's JSON reader takes and JSON has not."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parse(line: bytes) -> Any:
+    """What a line holds; halves of surrogate pairs that stand alone are marks of what no table can hold."""
+    form = json.loads(line, parse_constant=refuse_constant)
+    if _SURROGATE.search(line) is None:
+        return form
+    text = json.dumps(form, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.loads(text)

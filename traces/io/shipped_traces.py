@@ -1,0 +1,68 @@
+"""The traces that ship: named `trace:NAME`, or `zoo:NAME` for those of the zoo, wherever a file of a trace can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from opgrip.cli.compressed_files import ADDRESS, read_chunks
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import MissingFileError
+from opgrip.traces.zoo import PREFIX as ZOO_PREFIX
+from opgrip.traces.zoo import read_manifest, zoo_file
+
+PREFIX = "trace:"
+
+
+def shipped_traces() -> dict[str, Path]:
+    """Their files by their names, without those of the zoo."""
+    files = sorted(Path(__file__).parents[1].glob("*.jsonl*"))
+    return {file.name.partition(".")[0]: file for file in files}
+
+
+def trace_file(path: str | Path) -> Path:
+    """The file that a path, or the name of a trace that ships, stands for.
+
+    Raises
+    ------
+    MissingFileError : where none of that name ships
+    """
+    text = str(path)
+    if not text.startswith((PREFIX, ZOO_PREFIX)) or Path(path).exists():
+        return Path(path)
+    if text.startswith(ZOO_PREFIX):
+        return _zoo_file(text.removeprefix(ZOO_PREFIX))
+    traces = shipped_traces()
+    name = text.removeprefix(PREFIX)
+    if name not in traces:
+        raise MissingFileError(f"no trace {name!r} ships", did_you_mean(name, traces, f"there is {', '.join(traces)}"))
+    return traces[name]
+
+
+def _zoo_file(name: str) -> Path:
+    traces = {trace.name: trace for trace in read_manifest()}
+    if name not in traces:
+        raise MissingFileError(f"the zoo has no trace {name!r}", did_you_mean(name, traces, "see opgrip zoo list"))
+    return zoo_file(traces[name])
+
+
+def read_trace_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a trace file, as `read_chunks` does; name shipped traces if it is missing."""
+    try:
+        yield from read_chunks(path)
+    except MissingFileError as error:
+        if not ADDRESS.match(str(path)):
+            error.hint += hint_for_missing(path)
+        raise
+
+
+def hint_for_missing(path: Path) -> str:
+    """What to say of a file that is not there: the trace that ships under its name, or of standard input."""
+    if str(path) == "-":
+        return ", and standard input is not read"
+    name = path.name.partition(".")[0]
+    if name in shipped_traces():
+        return f", and {PREFIX}{name} is one that ships"
+    models = (trace.name for trace in read_manifest() if path.name in (trace.model, trace.name))
+    first = next(models, None)
+    return f", and {ZOO_PREFIX}{first} is one of the zoo" if first is not None else ""

@@ -1,0 +1,108 @@
+"""Writes a trace, record by record."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, cast
+
+from opgrip.cli.compressed_files import ByteSink, compress_to
+from opgrip.cli.output_files import abandon, create, discard, give_name
+from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.schema.records import Header, Record
+
+
+def encode_line(record: Record) -> bytes:
+    """A record as it stands in the file."""
+    line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    # lone surrogates, which file names can hold, are escaped: the file stays UTF-8
+    return line.encode("utf-8", "backslashreplace") + b"\n"
+
+
+class TraceWriter:
+    """A trace file being written. Records reach the file at `flush`.
+
+    While it is open, its file stands beside its final place with `.part` and the process's number in its name, and can
+    be read as a trace that was cut. `close` gives it its name.
+
+    Parameters
+    ----------
+    path : where the trace goes, compressed as its suffix says; `-` for standard output
+    force : replace an existing file
+    """
+
+    def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
+        self.path = None if str(path) == "-" else Path(path)
+        self._force = force
+        # where a link that is there by now points to, and not one that comes
+        self._target = None if self.path is None else self.path.resolve()
+        self._file: IO[bytes] | None = None
+        self._sink: ByteSink
+        if self.path is not None:
+            self._file = create(self.path, force)
+            # what `discard` closes where the one below cannot be made
+            self._sink = self._file
+        else:
+            # not sys.stdout: a command that writes a trace there sends all else to stderr
+            self._sink = cast(ByteSink, sys.__stdout__.buffer)  # type: ignore[union-attr]
+        self.bytes_written = 0
+        try:
+            if self._file is not None and self.path is not None:
+                self._sink = compress_to(self._file, self.path.name)
+            self.write(header)
+            self.flush()
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def unfinished(self) -> Path | None:
+        """Where what was written is while the file does not have its name; None where nothing is."""
+        path = None if self._file is None else Path(self._file.name)
+        return path if path is not None and path.exists() else None
+
+    def write(self, record: Record) -> None:
+        """Add a record."""
+        self.write_lines(encode_line(record))
+
+    def write_lines(self, lines: bytes) -> None:
+        """Add records that `encode_line` made."""
+        self._sink.write(lines)
+        self.bytes_written += len(lines)
+
+    def flush(self) -> None:
+        """Let all that was written reach the file."""
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Finish the file and give it its name."""
+        if self.path is None:
+            self._sink.flush()
+            return
+        self._sink.close()
+        assert self._file is not None
+        assert self._target is not None
+        give_name(Path(self._file.name), self._target, self._force)
+
+    def discard(self) -> None:
+        """Leave no file."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._sink.close()
+            discard(self._file)
+
+    def abandon(self) -> None:
+        """Let nothing that this process still holds of the file reach it: after a fork, it is the parent's."""
+        if self._file is not None:
+            abandon(self._file)
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

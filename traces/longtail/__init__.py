@@ -1,7 +1,0 @@
-"""Long-tail functions: Python functions that break into many small operators."""
-
-from opgrip.traces.longtail.functions import LongTail, LongTailFunction, find_longtail
-from opgrip.traces.longtail.table import check_form, print_longtail, write_rows
-from opgrip.traces.longtail.times import CaptureCost
-
-__all__ = ["CaptureCost", "LongTail", "LongTailFunction", "check_form", "find_longtail", "print_longtail", "write_rows"]

@@ -1,0 +1,1 @@
+"""Live arguments made of what a trace holds."""

@@ -1,0 +1,274 @@
+"""Makes live arguments of what a trace holds, of classes that the caller gives.
+
+Nothing is imported, and no code of a class runs: an object is made without its constructor, and given its fields.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from opgrip.errors import UserError, one_line
+from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec
+from opgrip.traces.schema.python_objects import (
+    ArraySpec,
+    ModuleSpec,
+    NamedSpec,
+    ObjectSpec,
+    SameSpec,
+    ScalarSpec,
+    SharedSpec,
+)
+from opgrip.traces.schema.tensor_specs import TensorSpec
+
+_BUILTINS = ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set", "frozenset", "object")
+
+_NOT_OF_TENSORS = ("_", "assert_", "boolean_", "handle_", "has_")
+"""How the names of those functions begin that torch.nn.functional has for its own use."""
+
+
+def _safe_objects() -> Iterator[tuple[str, Any]]:
+    for name in _BUILTINS:
+        yield f"builtins:{name}", getattr(builtins, name)
+    for cls in (OrderedDict, defaultdict, deque, SimpleNamespace, nn.Parameter, torch.Tensor, torch.Generator):
+        yield name_of(cls), cls
+    for value in vars(torch.return_types).values():
+        if isinstance(value, type):
+            yield name_of(value), value
+    for value in vars(nn).values():
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            yield name_of(value), value
+    for name, function in vars(nn.functional).items():
+        if isinstance(function, FunctionType | BuiltinFunctionType) and not name.startswith(_NOT_OF_TENSORS):
+            yield f"torch.nn.functional:{name}", function
+    for value in vars(np).values():
+        if isinstance(value, type) and issubclass(value, np.generic):
+            yield name_of(value), value
+
+
+def name_of(definition: Any) -> str:
+    """The name of a class or function as a trace holds it."""
+    return f"{definition.__module__}:{definition.__qualname__}"
+
+
+SAFE_OBJECTS: dict[str, Any] = {}
+"""Classes and functions that a trace may name without anybody's leave: to have them as an argument does no harm."""
+SAFE_OBJECTS.update(_safe_objects())
+
+
+class CannotMake(Exception):
+    """An argument that cannot be made, by the reason."""
+
+
+def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    """The live arguments of a tree of specs.
+
+    A field of an object is left unset where a trace could not hold it, or its class is not given.
+
+    Parameters
+    ----------
+    classes : what the tree may name, by `module:qualname`, by the qualname alone, or by its first part
+    make_tensor : makes a tensor of a leaf that stands for one; each must be a tensor then
+
+    Raises
+    ------
+    UserError : where an argument is of a class that is not given, or can otherwise not be made
+    """
+    try:
+        return _Maker(classes, make_tensor).make(tree)
+    except CannotMake as error:
+        raise UserError(f"an argument cannot be made: {error}", "give its class, or grip the function again") from error
+    except (TypeError, ValueError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
+        # a trace may say of torch's and numpy's classes what is not so; a RecursionError is a RuntimeError
+        raise UserError(f"an argument cannot be made: {one_line(error)}", "grip the function again") from error
+
+
+class _Maker:
+    def __init__(self, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any]) -> None:
+        self._classes = classes
+        self._make_tensor = make_tensor
+        self._shared: dict[int, Any] = {}
+
+    def make(self, value: Any, shared: int | None = None) -> Any:
+        """The argument, known under that number before what stands in it is made."""
+        match value:
+            case torch.Size() | None | bool() | int() | float() | complex() | str():
+                return value
+            case list():
+                items = self._keep(shared, [])
+                items.extend(self.make(item) for item in value)
+                return items
+            case tuple():
+                return self._keep(shared, tuple(self.make(item) for item in value))
+            case dict():
+                entries = self._keep(shared, {})
+                entries.update((key, self.make(item)) for key, item in value.items())
+                return entries
+            case set():
+                return self._keep(shared, set(value))
+            case ObjectSpec():
+                return self._object(value, shared)
+            case ModuleSpec():
+                return self._module(value, shared)
+            case ArraySpec(tensor):
+                return self._keep(shared, self._make_tensor(tensor).numpy())
+            case ScalarSpec(dtype, number):
+                return self._scalar(dtype, number)
+            case NamedSpec(name):
+                return self._find(name)
+            case SharedSpec(number, inner):
+                return self.make(inner, number)
+            case SameSpec(number):
+                if number not in self._shared:
+                    raise CannotMake("it stands inside of itself in a way that nothing can be made")
+                return self._shared[number]
+            case Opaque(name) | GroupSpec(name) | ReductionSpec(name):
+                raise CannotMake(f"a trace does not hold what {name} needs")
+            case torch.Tensor() | TensorSpec():
+                return self._make_tensor(value)
+        return value
+
+    def _keep(self, number: int | None, value: Any) -> Any:
+        if number is not None:
+            self._shared[number] = value
+        return value
+
+    def _find(self, name: str) -> Any:
+        """What a name stands for, among the classes that were given."""
+        module, _, qualname = name.partition(":")
+        places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
+        definition = next((objects[key] for key, objects in places if key in objects), None)
+        if definition is None:
+            # what was made inside a function has a name of its own here
+            first, *rest = qualname.rpartition("<locals>.")[2].split(".")
+            definition = self._classes.get(first)
+            for part in rest:
+                # of classes alone: a module would give all that it has imported
+                definition = vars(definition).get(part) if isinstance(definition, type) else None
+        if not (isinstance(definition, type | FunctionType | Enum) or name in SAFE_OBJECTS):
+            raise CannotMake(f"{qualname} of {module} is not known here")
+        return definition
+
+    def _class(self, name: str) -> type:
+        definition = self._find(name)
+        if not isinstance(definition, type):
+            raise CannotMake(f"{name} is no class here")
+        return definition
+
+    def _object(self, spec: ObjectSpec, shared: int | None) -> Any:
+        cls = self._class(spec.cls)
+        if cls is torch.Generator:
+            return self._generator(spec)
+        instance, fill = _blank(cls, spec.content, self.make)
+        self._keep(shared, instance)
+        fill()
+        for name, field in self._make_fields(spec.fields):
+            _set_field(instance, name, field)
+        return instance
+
+    def _module(self, spec: ModuleSpec, shared: int | None) -> Any:
+        cls = self._class(spec.cls)
+        module = self._keep(shared, object.__new__(cls))
+        fields = dict(spec.fields)
+        if issubclass(cls, nn.Module):
+            nn.Module.__init__(module)
+            module._parameters.update(self._make_fields(spec.parameters))
+            module._buffers.update(self._make_fields(spec.buffers))
+            module._modules.update(self._make_fields(spec.modules))
+        else:
+            # where nothing that a module can is asked of it, a class with its fields will do
+            fields |= spec.parameters | spec.buffers | spec.modules
+        for name, field in self._make_fields(fields):
+            _set_field(module, name, field)
+        return module
+
+    def _make_fields(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, value in fields.items():
+            try:
+                argument = self.make(value)
+            except CannotMake:
+                # who asks for it is told that it is not there
+                continue
+            yield name, argument
+
+    def _generator(self, spec: ObjectSpec) -> torch.Generator:
+        state = self._make_tensor(spec.fields["state"])
+        generator = torch.Generator(spec.fields["device"])
+        generator.set_state(state)
+        return generator
+
+    def _scalar(self, dtype: str, number: bool | int | float | complex) -> Any:
+        try:
+            kind = np.dtype(dtype)
+        except TypeError as error:
+            raise CannotMake(f"numpy has no dtype {dtype[:60]}") from error
+        if kind.kind not in "biufc":
+            raise CannotMake(f"{dtype[:60]} is no number")
+        # NumPy before 2.0 wraps it around
+        if kind.kind in "iu" and isinstance(number, int) and not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
+            raise CannotMake(f"{dtype} holds no {number}")
+        return kind.type(number)
+
+
+def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
+    """An object of a class without its content, where it can be had without, and what fills that in."""
+    nothing = lambda: None  # noqa: E731
+    match content:
+        case None:
+            # SimpleNamespace is not made by object's own
+            new = SimpleNamespace.__new__ if issubclass(cls, SimpleNamespace) else object.__new__
+            return new(cls), nothing
+        case tuple() if cls.__module__ == "torch.return_types":
+            return cls(make(content)), nothing
+        case tuple() | frozenset() | str() | int() | float() | complex() | bytes() if issubclass(cls, type(content)):
+            builtin: Any = type(content)
+            return builtin.__new__(cls, make(content)), nothing
+        case list() if issubclass(cls, deque):
+            queue: deque[Any] = deque.__new__(cls)
+            return queue, lambda: deque.extend(queue, make(content))
+        case list() if issubclass(cls, list):
+            items: list[Any] = list.__new__(cls)
+            return items, lambda: list.extend(items, make(content))
+        case set() if issubclass(cls, set):
+            members: set[Any] = set.__new__(cls)
+            return members, lambda: set.update(members, content)
+        case dict() if issubclass(cls, dict):
+            kind = OrderedDict if issubclass(cls, OrderedDict) else dict
+            mapping = kind.__new__(cls)
+            return mapping, lambda: _fill_dict(kind, mapping, make(content))
+        case torch.Tensor() | TensorSpec() if issubclass(cls, torch.Tensor):
+            tensor = make(content)
+            return torch.Tensor._make_subclass(cls, tensor.detach(), tensor.requires_grad), nothing
+    raise CannotMake(f"{cls.__qualname__} is no {type(content).__name__} here")
+
+
+def _fill_dict(kind: type[dict[Any, Any]], mapping: dict[Any, Any], items: Mapping[Any, Any]) -> None:
+    # an ordered dictionary keeps its order beside
+    for key, item in items.items():
+        kind.__setitem__(mapping, key, item)
+
+
+def _set_field(instance: Any, name: str, value: Any) -> None:
+    """Set an attribute as it was, past properties and the class's own ways to set one."""
+    for cls in type(instance).__mro__:
+        slot = vars(cls).get(name)
+        if isinstance(slot, MemberDescriptorType):
+            slot.__set__(instance, value)
+            return
+    # not isinstance, which asks the object what it says it is
+    if issubclass(type(instance), defaultdict) and name == "default_factory":
+        instance.default_factory = value
+        return
+    try:
+        fields = object.__getattribute__(instance, "__dict__")
+    except AttributeError as error:
+        raise CannotMake(f"{type(instance).__qualname__} has no field {name}") from error
+    fields[name] = value

@@ -1,6 +1,0 @@
-"""Traces without what tells whose they are: names, paths, texts, numbers and values of the program."""
-
-from opgrip.traces.redaction.policy import KINDS, Policy, check_kept, salt_of
-from opgrip.traces.redaction.redaction import Redaction
-
-__all__ = ["KINDS", "Policy", "Redaction", "check_kept", "salt_of"]

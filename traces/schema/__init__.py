@@ -1,0 +1,1 @@
+"""Types of a trace: records, arguments, tensors and value models."""

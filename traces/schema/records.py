@@ -1,0 +1,333 @@
+"""The records of a trace, as Python values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from opgrip.traces.schema.value_model import ValueModel
+
+FORMAT = "opgrip-trace"
+MAJOR, MINOR = 1, 5
+
+OPERATOR = "operator"
+EXTENSION = "extension"
+COMPILED = "compiled"
+FUNCTION = "function"
+KINDS = (OPERATOR, EXTENSION, COMPILED, FUNCTION)
+PHASES = ("forward", "backward", "optimizer")
+"""Of a step, as captures name them."""
+
+HIGHER_ORDER = "torch.ops.higher_order:"
+"""What the names of operators that take functions begin with: their calls are those of a `function`."""
+
+NO_STORAGE = -1
+"""Number of the storage of a tensor that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first record: what wrote the trace, of what, where and when."""
+
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All that replaying a call needs.
+
+    Attributes
+    ----------
+    number : what calls refer to it by
+    kind : `operator` for the dispatcher's, `extension` for a function of an extension module or a Triton kernel,
+        `compiled` for a region that torch.compile made, `function` for a gripped function or an operator that takes
+        functions
+    op : `aten.addmm.default`; `mmcv._ext:nms` for an extension's function, and so for a Triton kernel and a gripped
+        function; in a sample its name
+    args, kwargs : trees of values and `TensorSpec`
+    outputs : what the first call returned, in the same form; `Opaque` where that is not known
+    raised : the error that the first call ended in, in one line; None where it returned
+    """
+
+    number: int
+    kind: str
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: Any = Opaque("not recorded")  # noqa: RUF009 - frozen
+    raised: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What another call of a signature met than its first, where values decide what a call costs or gives.
+
+    Where calls of a signature take other times in some places of the program than in others, a call in each of these.
+
+    Attributes
+    ----------
+    signature : its number
+    values : numbers of the value models of what the call took, in the order of the signature's tensors; None where
+        there is none
+    outputs : what the call returned, in a signature's form
+    since_ns : of a call that stands for its place: it is the signature's first to begin after this, counted from the
+        start of the capture
+    storage : of such a call, the memory of the first tensor that it took, as `Calls` has it: it is the first of those
+        in this memory, as another thread may have called meanwhile; None where it took no tensor
+    """
+
+    signature: int
+    values: list[int | None]
+    outputs: Any
+    since_ns: int | None = None
+    storage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where calls came from.
+
+    Attributes
+    ----------
+    module : path of the innermost running module from its root, which is itself the empty path
+    module_type : name of that module's class; empty outside all modules
+    phase : `forward`, `backward` or `optimizer`
+    inside : what made the call where the program did not: an extension function, a Triton kernel, an operator that
+        launches one, a gripped function, an operator that takes functions, a compiled region
+    gripped : whether `inside` is a gripped function, or an operator that takes functions: what it calls is recorded,
+        and stands for itself too
+    function, file, line : the innermost frame of the program, torch's own passed over; empty where there is none
+    callers : the frames around it, from the inside, each as `file:line function`
+    context : number of the settings that the calls ran under
+    forward : number of the scope of the forward calls that caused these calls of a backward pass
+    """
+
+    number: int
+    module: str
+    module_type: str
+    phase: str
+    inside: str | None = None
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    callers: tuple[str, ...] = ()
+    context: int | None = None
+    forward: int | None = None
+    gripped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What is known of a gripped call beyond its arguments and results, in the trace of a sample.
+
+    Attributes
+    ----------
+    signature : the call's
+    operators : how many it launched
+    operator_ns : their time
+    after : positional and named arguments after the call, where it wrote into them
+    random_state : torch's CPU generator before the call, (N,) uint8, where the call drew from it
+    """
+
+    signature: int
+    operators: int
+    operator_ns: int
+    after: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    random_state: TensorSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Settings that change how operators run: gradient and inference mode, autocast, threads and the like."""
+
+    number: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A value model under the number that tensors refer to it by.
+
+    Attributes
+    ----------
+    tensor : key of the values themselves in the file beside the trace, None where they were not kept
+    """
+
+    number: int
+    model: ValueModel
+    tensor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread that made calls.
+
+    Attributes
+    ----------
+    process : number of its process, in a trace that was merged from those of several; None in others
+    """
+
+    number: int
+    name: str
+    process: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of one thread, in the order in which they ended.
+
+    Attributes
+    ----------
+    signature, scope : numbers, one a call
+    start_ns : since the start of the capture, one a call
+    duration_ns : one a call
+    tensors : how many tensors a call took and gave, one a call
+    storages : the memory that these tensors live in, `sum(tensors)` numbers: of each call those of its arguments, in
+        their order, then those of its results. A number stands for the same memory in the whole trace.
+    newest : the largest number of a storage in the blocks before; numbers are written by their distance to it
+    device_ns : how long each call kept an accelerator busy, -1 for one that ran on the host alone; empty where none did
+    page_faults : (place in this block, pages that the system gave) of the calls that got fresh memory
+    streams : torch's number of the stream of its accelerator that each call gave work to; empty where that is 0, the
+        default one, for all
+    perturbed : (place in this block, how many calls from there on) of the calls that ran right after, or around, so
+        much of the capture's own work that they found other caches and memory, that met slow memory, or that may have
+        been interrupted because other processes used the processors
+    slow_memory : (place in this block, ns) of the calls whose page faults took much longer than is usual on the
+        machine, and an estimate of how much longer; they are among those that are perturbed
+    """
+
+    thread: int
+    signature: list[int]
+    scope: list[int]
+    start_ns: list[int]
+    duration_ns: list[int]
+    tensors: list[int] = field(default_factory=list)
+    storages: list[int] = field(default_factory=list)
+    newest: int = -1
+    device_ns: list[int] = field(default_factory=list)
+    page_faults: list[tuple[int, int]] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    perturbed: list[tuple[int, int]] = field(default_factory=list)
+    slow_memory: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """How long calls kept an accelerator busy, where that was known only after they were written.
+
+    Attributes
+    ----------
+    first : place of the first call among those of its thread, in the order in which the trace has them
+    device_ns : of this call and those that follow it, as `Calls` has it
+    """
+
+    thread: int
+    first: int
+    device_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What the calls of a signature ran on an accelerator: kernels, copies and fills. Several records of one add up.
+
+    Attributes
+    ----------
+    names : as the accelerator's driver has them
+    launches, device_ns : how often each ran, and for how long in all
+    """
+
+    signature: int
+    names: list[str]
+    launches: list[int]
+    device_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A call that had not ended when this was written. If it did end, the trace also has it among its calls.
+
+    Attributes
+    ----------
+    start_ns : since the start of the capture
+    signature : number of its signature, which the trace holds where a call of it has ended before
+    opened : what was known of the signature, where none had
+    """
+
+    thread: int
+    start_ns: int
+    scope: int
+    signature: int
+    opened: Signature | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What could not be recorded, by operator and reason."""
+
+    op: str
+    reason: str
+    count: int
+
+
+def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
+    """Counts by operator and reason as the last record holds them."""
+    return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
+
+
+THINNED = ("values", "scopes", "steps")
+"""What a capture leaves out to keep within its budget, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last record: totals, and what was not recorded.
+
+    Attributes
+    ----------
+    duration_ns : of the whole capture
+    dropped : calls that are not in the trace
+    passed_by : calls that are in the trace as those that they were made of
+    stopped : the limit that ended the recording while the program went on; None where none did
+    without_values : tensors that are, without a value model
+    devices : names of the accelerators that the program had started by then
+    accelerator : of these the properties, the libraries and their settings, as `describe_accelerators` gives them
+    before : of a trace that has the last calls alone, how many there were before these; None in others
+    thinned : how often a capture left out what, to keep within its budget: `values` of signatures, `scopes` of modules,
+        whole `steps`
+    contended : share of the recorded time in which other processes used the processors that the program waited for
+    step_starts_ns : when each recorded step began, since the start of the capture, where the program or its optimizer
+        showed that and the header does not say how many steps there are
+    """
+
+    calls: int
+    signatures: int
+    duration_ns: int
+    dropped: list[Dropped] = field(default_factory=list)
+    passed_by: list[Dropped] = field(default_factory=list)
+    without_values: list[Dropped] = field(default_factory=list)
+    stopped: str | None = None
+    devices: dict[str, str] = field(default_factory=dict)
+    accelerator: dict[str, Any] = field(default_factory=dict)
+    before: int | None = None
+    thinned: dict[str, int] = field(default_factory=dict)
+    contended: float = 0.0
+    step_starts_ns: list[int] = field(default_factory=list)
+
+
+Record: TypeAlias = (
+    Header
+    | Signature
+    | Observed
+    | Effects
+    | Scope
+    | Context
+    | Values
+    | Thread
+    | Calls
+    | DeviceTimes
+    | Kernels
+    | Entered
+    | End
+)

@@ -1,0 +1,1 @@
+"""A whole trace, and tables of its calls."""

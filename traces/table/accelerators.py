@@ -1,0 +1,232 @@
+"""What a reader of times on an accelerator needs to know: the devices, the libraries on them, and their settings.
+
+Nothing here starts an accelerator: those that are in use are asked, and what they do not tell is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from opgrip.platform.machine import lines
+from opgrip.platform.nvml import find_gpu
+from opgrip.platform.precisions import PLACES, allows_tf32, read_precision
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.records import Signature
+
+Facts = dict[str, Any]
+"""By name numbers, truths, texts, lists of texts, and facts again."""
+
+DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
+"""Files of the system that name the version of a driver."""
+
+PROPERTIES = {
+    "name": ("name",),
+    "architecture": ("gcnArchName",),
+    "memory_bytes": ("total_memory",),
+    "l2_bytes": ("L2_cache_size", "last_level_cache_size"),
+    "multiprocessors": ("multi_processor_count", "max_compute_units"),
+    "driver": ("driver_version",),
+}
+"""What the properties of a device are called, by kind."""
+
+ATTENTION = {
+    "flash": "flash_sdp_enabled",
+    "efficient": "mem_efficient_sdp_enabled",
+    "cudnn": "cudnn_sdp_enabled",
+    "math": "math_sdp_enabled",
+}
+"""Below `torch.backends.cuda`, whether scaled dot product attention may be computed so."""
+
+PRODUCTS = (
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
+"""Below `torch.backends.cuda.matmul`."""
+
+UNITS = {"w": "W", "mhz": "MHz"}
+"""By what the name of a fact ends in."""
+
+VARIABLES = (
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+    *("CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
+)
+"""Of the environment, which steer the allocator, and what libraries compute with."""
+
+
+HOST = ("cpu", "meta")
+"""Devices that are none."""
+
+
+def device_of(signature: Signature) -> str:
+    """Where a signature's tensors are: on the first accelerator among them, else on the host."""
+    devices = [spec.device for spec in tensors([signature.args, signature.kwargs, signature.outputs])]
+    return next((device for device in devices if device not in HOST), devices[0] if devices else "cpu")
+
+
+def describe_accelerators(devices: Sequence[str]) -> Facts:
+    """Facts under `devices` by device, `libraries` and `settings`; empty where there are no devices.
+
+    Parameters
+    ----------
+    devices : such as `cuda:0`, of kinds that this process has started or may start
+    """
+    if not devices:
+        return {}
+    kinds = {torch.device(device).type for device in devices}
+    versions: dict[str, str] = {}
+    facts_by_device: dict[str, Facts] = {}
+    # NVML is let go of after the last, since it takes long to come up again
+    with ExitStack() as stack:
+        for device in devices:
+            facts_by_device[device] = _properties(device)
+            gpu = _tell(partial(find_gpu, device))
+            if gpu is not None:
+                stack.callback(_tell, gpu.close)
+                facts_by_device[device] |= _tell(gpu.limits) or {}
+                versions |= _tell(gpu.versions) or {}
+    parts = {"devices": facts_by_device, "libraries": versions | _libraries(kinds), "settings": _settings(kinds)}
+    return {name: facts for name, facts in parts.items() if facts}
+
+
+def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
+    """The facts of both; where they differ, the second's."""
+    merged = dict(first)
+    for name, value in second.items():
+        before = merged.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            merged[name] = merge_facts(before, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
+    """Lines of a title and a text: the devices, those that are alike in one; the libraries; their settings.
+
+    Parameters
+    ----------
+    accelerator : what `describe_accelerators` gave, or what a file of a stranger has in its place
+    """
+    devices_of_text: dict[str, list[str]] = {}
+    for device, facts in _items(_items(accelerator).get("devices")).items():
+        text = _list_facts({name: value for name, value in _items(facts).items() if name != "name"})
+        devices_of_text.setdefault(text, []).append(device)
+    for text, devices in devices_of_text.items():
+        yield "hardware", f"{', '.join(devices)}: {text}"
+    for part in ("libraries", "settings"):
+        if facts := _items(_items(accelerator).get(part)):
+            yield part, _list_facts(facts)
+
+
+def _items(facts: object) -> Facts:
+    return facts if isinstance(facts, dict) else {}
+
+
+def _list_facts(facts: Facts) -> str:
+    return ", ".join(_in_words(name, value) for name, value in facts.items())
+
+
+def _in_words(name: str, value: object) -> str:
+    words = name.replace("_", " ") if name.islower() else name
+    match value:
+        case bool():
+            return words if value else f"no {words}"
+        case list():
+            return f"{words} {'/'.join(map(str, value)) or 'none'}"
+        case dict():
+            return f"{words} {' '.join(f'{key}:{item}' for key, item in value.items())}"
+    quantity, _, unit = words.rpartition(" ")
+    if unit == "bytes" and isinstance(value, int):
+        return f"{quantity} {_size(value)}"
+    if unit in UNITS and isinstance(value, int | float):
+        return f"{quantity} {value:,.0f} {UNITS[unit]}"
+    return f"{words} {value}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 1 << 30 else f"{count >> 20:,} MiB"
+
+
+def _properties(device: str) -> Facts:
+    """What torch tells of a device."""
+    module = getattr(torch, torch.device(device).type)
+    properties = _tell(lambda: module.get_device_properties(device))
+    facts: Facts = {}
+    for name, attributes in PROPERTIES.items():
+        value = next((value for item in attributes if (value := getattr(properties, item, None)) is not None), None)
+        # torch built for CUDA has the name for it
+        if isinstance(value, str | int) and not (name == "architecture" and torch.version.hip is None):
+            facts[name] = value
+    capability = _tell(lambda: module.get_device_capability(device))
+    # of some accelerators it is a dictionary of all that they can
+    if isinstance(capability, tuple):
+        facts["capability"] = ".".join(map(str, capability))
+    return facts
+
+
+def _libraries(kinds: Collection[str]) -> dict[str, str]:
+    """Versions; those of CUDA and its like are what torch was built with and runs on."""
+    readers: dict[str, Callable[[], Any]] = {
+        "driver": _driver,
+        "cuda": lambda: torch.version.cuda,
+        "hip": lambda: torch.version.hip,
+        "xpu": lambda: torch.version.xpu,
+    }
+    if "cuda" in kinds:
+        readers |= {"cudnn": _cudnn_version, "nccl": lambda: ".".join(map(str, torch.cuda.nccl.version()))}
+    return {name: value for name, read in readers.items() if isinstance(value := _tell(read), str)}
+
+
+def _driver() -> str | None:
+    for path in DRIVERS:
+        match = re.search(r"\d+\.\d+(\.\d+)*", " ".join(lines(path)[:1]))
+        if match is not None:
+            return match[0]
+    return None
+
+
+def _cudnn_version() -> str | None:
+    number = torch.backends.cudnn.version()
+    if number is None or torch.version.hip is not None:
+        return None if number is None else str(number)
+    # 8907 is 8.9.7, and 91002 is 9.10.2
+    major = 10_000 if number >= 90_000 else 1_000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def _settings(kinds: Collection[str]) -> Facts:
+    """What changes how operators run, for all of the process."""
+    matmul = torch.backends.cuda.matmul
+    products = {name: _tell(partial(getattr, matmul, name)) for name in PRODUCTS}
+    facts: Facts = {
+        "attention": [name for name, asks in ATTENTION.items() if _tell(getattr(torch.backends.cuda, asks, None))],
+        **{name: bool(value) for name, value in products.items() if value is not None},
+        "fp32_precision": dict(_precisions()),
+    }
+    allocator = _tell(torch.cuda.get_allocator_backend) if "cuda" in kinds else None
+    if isinstance(allocator, str):
+        facts["allocator"] = allocator
+    environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return facts | ({"environment": environment} if environment else {})
+
+
+def _precisions() -> Iterator[tuple[str, str]]:
+    """How exactly float32 is computed, by place; of torch before 2.9 whether TF32 is allowed."""
+    for place in PLACES:
+        if not place.startswith("mkldnn"):
+            yield place, read_precision(place) or ("tf32" if allows_tf32(place) else "ieee")
+
+
+def _tell(read: Callable[[], Any] | None) -> Any:
+    """What a function tells; None where there is none or it cannot."""
+    with suppress(Exception):
+        return None if read is None else read()
+    return None

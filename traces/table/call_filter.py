@@ -1,0 +1,107 @@
+"""Which calls of a trace are loaded: those of a phase, a module, an operator, or some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from opgrip.errors import UserError
+from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.schema.records import PHASES, Record, Scope, Signature, Thread
+from opgrip.traces.table.call_source import selected
+from opgrip.traces.table.number_set import NumberSet
+from opgrip.traces.table.step_starts import StepStarts, find_step_starts
+
+
+class Choice:
+    """The calls that have all of what is asked for.
+
+    Parameters
+    ----------
+    phase, module, op : names and patterns of which one must match; none are met by all
+    steps : counted from 0, and when those of each process began; None for all
+    """
+
+    def __init__(
+        self,
+        phase: Sequence[str],
+        module: Sequence[str],
+        op: Sequence[str],
+        steps: tuple[range, StepStarts] | None = None,
+    ) -> None:
+        self._phase, self._module, self._op, self._steps = phase, module, op, steps
+        self._modules: dict[int, str] = {}
+        self._processes: dict[int, int | None] = {}
+        self._scopes, self._signatures = NumberSet(), NumberSet()
+
+    def note(self, record: Record | CallBlock) -> None:
+        """Take note of what later calls refer to."""
+        if isinstance(record, Scope):
+            # as `Trace.calls` has it: a backward call is of the module that its forward call was of
+            of_forward = None if record.forward is None else self._modules.get(record.forward)
+            name = record.module if of_forward is None else of_forward
+            self._modules[record.number] = record.module
+            self._scopes.put(record.number, _matches(record.phase, self._phase) and _matches(name, self._module))
+        elif isinstance(record, Signature):
+            self._signatures.put(record.number, _matches(record.op, self._op))
+        elif isinstance(record, Thread):
+            self._processes[record.number] = record.process
+
+    def select(self, block: CallBlock) -> CallBlock:
+        """The calls of a block that are chosen."""
+        flags = np.ones(len(block), dtype=np.bool_)
+        if self._phase or self._module:
+            flags &= self._scopes.flags(block.scope)
+        if self._op:
+            flags &= self._signatures.flags(block.signature)
+        if self._steps is not None:
+            chosen, starts = self._steps
+            steps = starts.steps_of(self._processes.get(block.thread), block.start_ns)
+            flags &= (steps >= chosen.start) & (steps < chosen.stop)
+        return selected(block, flags)
+
+
+def choice_of(
+    reader: TraceReader,
+    phase: str | Sequence[str],
+    module: str | Sequence[str],
+    op: str | Sequence[str],
+    steps: range | int | None,
+) -> Choice | None:
+    """The choice of what is asked for, None for all calls; for steps, which a file does not mark, it is read before."""
+    phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
+    if phases and not any(_matches(name, phases) for name in PHASES):
+        raise UserError(f"there is no phase {', '.join(map(str, phases))}", f"there are {', '.join(PHASES)}")
+    if steps is not None:
+        if not isinstance(steps, int | range):
+            raise UserError(f"steps are {steps!r}", "give a number, or a range as in range(3, 5)")
+        chosen = range(steps, steps + 1) if isinstance(steps, int) else steps
+        return Choice(phases, modules, ops, (chosen, _starts_of(reader, chosen)))
+    return Choice(phases, modules, ops) if phases or modules or ops else None
+
+
+def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
+    """When the steps of a trace began, which has to have these.
+
+    Raises
+    ------
+    UserError : where the trace does not tell its steps apart, or has none of these
+    """
+    if steps.step != 1 or not steps or steps.start < 0:
+        raise UserError(f"{steps} holds no steps that follow each other", "count them from 0, as in range(3, 5)")
+    starts = find_step_starts(lambda: reader.again().columns())
+    if starts is None:
+        raise UserError("the trace does not say how many steps it has", "choose by phase or module")
+    if not starts.begins:
+        raise UserError("its steps cannot be told apart: no call was made once in each", "choose by phase or module")
+    count = max(map(len, starts.begins.values()))
+    if steps.start >= count:
+        raise UserError(f"there is no step {steps.start}", f"the trace has the steps 0 to {count - 1}")
+    return starts
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

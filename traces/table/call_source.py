@@ -1,0 +1,155 @@
+"""The calls of a trace in blocks: few are kept in memory, and many read from the file as often as they are needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from opgrip.errors import UserError
+from opgrip.traces.codec.call_blocks import CallBlock, perturbed_flags
+from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.schema.records import DeviceTimes
+
+KEPT_CALLS = 1 << 19
+"""Calls that are kept in memory, some 80 bytes each; those of a trace with more are read again each time."""
+UNTOLD = np.iinfo(np.int64).min
+"""Device time of a call that no later record tells of."""
+
+Select = Callable[[CallBlock], CallBlock]
+
+
+class CallSource:
+    """Blocks of calls with the times on a device that later records tell, as far as they are selected.
+
+    Parameters
+    ----------
+    read : gives the blocks again, from the file
+    select : the part of a block that is selected; None for all of it
+    """
+
+    def __init__(self, read: Callable[[], Iterable[CallBlock]], select: Select | None = None) -> None:
+        self._read = read
+        self._select = select
+        self._kept: list[CallBlock] | None = []
+        self._all_by_thread: Counter[int] = Counter()
+        self._later: list[tuple[int, int, Integers]] = []
+        self._later_by_thread: dict[int, Integers] | None = None
+        self._blocks = 0
+        self.calls = 0
+
+    def add(self, block: CallBlock) -> None:
+        """Take note of a block that is read for the first time."""
+        self._all_by_thread[block.thread] += len(block)
+        self._blocks += 1
+        if self._select is not None:
+            block = self._select(block)
+        self.calls += len(block)
+        if self._kept is not None and len(block):
+            self._kept.append(block)
+            if self.calls > KEPT_CALLS:
+                self._kept = None
+
+    def add_times(self, record: DeviceTimes) -> None:
+        """Take note of times that were known later."""
+        self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the calls are in memory."""
+        return self._kept is not None
+
+    @property
+    def has_later_times(self) -> bool:
+        """Whether records tell of times after their calls."""
+        return bool(self._later)
+
+    def __iter__(self) -> Iterator[CallBlock]:
+        if self._kept is not None and not (self._later and self._select is not None):
+            yield from self._with_later_times(self._kept)
+            return
+        blocks: Iterable[CallBlock] = self._with_later_times(islice(self._read(), self._blocks))
+        calls = 0
+        for block in blocks if self._select is None else map(self._select, blocks):
+            calls += len(block)
+            if len(block):
+                yield block
+        if calls != self.calls:
+            raise UserError("the trace was changed while it was read", "read it when nothing writes it any more")
+
+    def _with_later_times(self, blocks: Iterable[CallBlock]) -> Iterator[CallBlock]:
+        if not self._later:
+            yield from blocks
+            return
+        times_by_thread = self._times_by_thread()
+        places: Counter[int] = Counter()
+        for block in blocks:
+            first = places[block.thread]
+            places[block.thread] += len(block)
+            later = times_by_thread.get(block.thread)
+            if later is not None and len(block):
+                own = later[first : first + len(block)]
+                before = block.device_ns if len(block.device_ns) else np.full(len(block), -1, dtype=np.int64)
+                block = replace(block, device_ns=np.where(own == UNTOLD, before, own))
+            yield block
+
+    def _times_by_thread(self) -> dict[int, Integers]:
+        if self._later_by_thread is None:
+            self._later_by_thread = {}
+            for thread, first, times in self._later:
+                calls = self._all_by_thread[thread]
+                own = self._later_by_thread.setdefault(thread, np.full(calls, UNTOLD, dtype=np.int64))
+                # those of calls that are not there are passed over
+                own[first : first + len(times)] = times[: max(calls - first, 0)]
+        return self._later_by_thread
+
+
+def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> CallBlock:
+    """The calls of a block that are flagged."""
+    if flags.all():
+        return block
+    places = np.flatnonzero(flags)
+    storages = block.storages[np.repeat(flags, block.tensors)] if len(block.tensors) else block.storages[:0]
+    perturbed = np.flatnonzero(perturbed_flags(block.perturbed, len(block))[places]).tolist()
+    has_pairs = block.page_faults or block.slow_memory
+    place_of = {place: index for index, place in enumerate(places.tolist())} if has_pairs else {}
+    return replace(
+        block,
+        signature=block.signature[places],
+        scope=block.scope[places],
+        start_ns=block.start_ns[places],
+        duration_ns=block.duration_ns[places],
+        tensors=block.tensors[places] if len(block.tensors) else block.tensors,
+        storages=storages,
+        device_ns=block.device_ns[places] if len(block.device_ns) else block.device_ns,
+        streams=block.streams[places] if len(block.streams) else block.streams,
+        page_faults=[(place_of[place], count) for place, count in block.page_faults if place in place_of],
+        perturbed=[(place, 1) for place in perturbed],
+        slow_memory=[(place_of[place], excess) for place, excess in block.slow_memory if place in place_of],
+    )
+
+
+def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
+    """Return the number of each call of a block, 0 for a call that has no pair.
+
+    Parameters
+    ----------
+    pairs : (place, number), such as a block's `page_faults` and `slow_memory`
+    """
+    numbers = np.zeros(calls, dtype=np.int64)
+    for place, number in pairs:
+        numbers[place] = number
+    return numbers
+
+
+def or_all(column: Integers, calls: int, value: int) -> Integers:
+    """A column of so many calls; where the block tells nothing of it, the same value for all."""
+    return column if len(column) else np.full(calls, value, dtype=np.int64)
+
+
+def concatenated(pieces: Sequence[Integers]) -> Integers:
+    """One column of the pieces of blocks."""
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

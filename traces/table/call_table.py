@@ -1,0 +1,156 @@
+"""The calls of a trace as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from opgrip.traces.codec.call_blocks import CallBlock, perturbed_flags
+from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.schema.records import Scope, Signature, Thread
+from opgrip.traces.table.accelerators import device_of
+from opgrip.traces.table.call_source import by_call, concatenated, or_all
+from opgrip.traces.table.device_times import with_functions
+from opgrip.traces.table.weighted_quantiles import Typical, typical_of
+
+COLUMNS = {
+    **dict.fromkeys(("thread", "signature", "scope", "start_ns", "duration_ns"), np.int64),
+    "device_ns": np.float64,
+    "stream": np.int64,
+    "perturbed": np.bool_,
+    "page_faults": np.int64,
+    "slow_memory_ns": np.int64,
+    "tensors": np.int64,
+}
+"""What blocks tell of calls."""
+DENSE = 1 << 20
+"""Numbers below this, which are all that captures give, are looked up in an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the numbers of calls refer to."""
+
+    signatures: list[Signature]
+    scopes: list[Scope]
+    threads: dict[int, Thread]
+
+
+def calls_table(source: Iterable[CallBlock], names: Names) -> pd.DataFrame:
+    """One row a call in the order in which calls started, in the columns that `Trace.calls` has."""
+    table = rows_table(concatenated_columns(source), names)
+    table = table.sort_values("start_ns", kind="stable", ignore_index=True)
+    table["device_ns"] = with_functions(table)
+    return with_times(table, typical_of(table))
+
+
+def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: Names) -> pd.DataFrame:
+    """One row a call in the order of the columns, all without the times that depend on other calls."""
+    tensors = columns["tensors"]
+    table = pd.DataFrame(
+        named_columns(columns["signature"], columns["scope"], columns["thread"], names)
+        | {name: columns[name] for name in ("start_ns", "duration_ns", "device_ns", "stream", "perturbed")}
+        | {"host_ns": 0.0, "raw_ns": 0.0, "time_ns": 0.0, "page_faults": columns["page_faults"]}
+        | {"slow_memory_ns": columns["slow_memory_ns"], "tensors": tensors}
+        | {"first_storage": np.cumsum(tensors) - tensors}
+    )
+    table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
+    return table
+
+
+def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
+    """A table with the times that depend on other calls, in place."""
+    table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
+    table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
+    table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
+    return table
+
+
+def named_columns(signature: Integers, scope: Integers, thread: Integers, names: Names) -> dict[str, Any]:
+    """The columns of calls that their numbers tell."""
+    signatures, scopes, threads = names.signatures, names.scopes, names.threads
+    by_number = {record.number: record for record in scopes}
+
+    def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
+        return _names(scope, {record.number: value(record) for record in scopes})
+
+    def origin(record: Scope) -> Scope:
+        return by_number.get(record.forward, record) if record.forward is not None else record
+
+    return {
+        "signature": signature,
+        "op": _names(signature, {record.number: record.op for record in signatures}),
+        "scope": scope,
+        "module": of_scope(lambda record: origin(record).module),
+        "function": of_scope(lambda record: origin(record).function),
+        "file": of_scope(lambda record: origin(record).file),
+        "line": pd.Series(of_scope(lambda record: origin(record).line)).astype("Int64").fillna(0).astype("int64"),
+        "own_module": of_scope(lambda record: record.module),
+        "phase": of_scope(lambda record: record.phase),
+        "inside": of_scope(lambda record: record.inside),
+        "gripped": np.isin(scope, [record.number for record in scopes if record.gripped]),
+        "kind": _names(signature, {record.number: record.kind for record in signatures}),
+        "device": _names(signature, {record.number: device_of(record) for record in signatures}),
+        "process": _names(thread, {number: record.process for number, record in threads.items()}),
+        "thread": _names(thread, {number: record.name for number, record in threads.items()}),
+    }
+
+
+def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[Any, Any]]:
+    """The columns of all blocks, one block after the other."""
+    pieces: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for block in source:
+        calls = len(block)
+        of_block = (
+            *(np.full(calls, block.thread), block.signature, block.scope, block.start_ns, block.duration_ns),
+            *(
+                device_times(block),
+                or_all(block.streams, calls, 0),
+                perturbed_flags(block.perturbed, len(block)),
+                by_call(block.page_faults, calls),
+                by_call(block.slow_memory, calls),
+            ),
+            or_all(block.tensors, calls, 0),
+        )
+        for name, column in zip(COLUMNS, of_block, strict=True):
+            pieces[name].append(column)
+    return {name: np.concatenate(items or [np.empty(0, dtype=COLUMNS[name])]) for name, items in pieces.items()}
+
+
+def device_times(block: CallBlock) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The device time of each call of a block in ns, nan for what ran on the host alone."""
+    times = or_all(block.device_ns, len(block), -1).astype(np.float64)
+    times[times < 0] = np.nan
+    return times
+
+
+def all_storages(source: Iterable[CallBlock]) -> Integers:
+    """The memory of the tensors of all calls, in the order of the blocks."""
+    return concatenated([block.storages for block in source])
+
+
+def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
+    """The name of each number, as a category: a million calls share a few names."""
+    categories = list(dict.fromkeys(name for name in names.values() if name is not None))
+    place = {name: index for index, name in enumerate(categories)}
+    code_of = {number: place.get(name, -1) for number, name in names.items()}
+    dtype = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(_translated(numbers, code_of), dtype=dtype)
+
+
+def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
+    """The code of each number, -1 where it has none."""
+    if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
+        unique, inverse = np.unique(numbers, return_inverse=True)
+        own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
+        return own[inverse] if len(unique) else np.empty(0, dtype=np.int64)
+    # what no name has looks up the last place
+    codes = np.full(max(code_of, default=-1) + 2, -1, dtype=np.int64)
+    codes[list(code_of)] = list(code_of.values())
+    last = len(codes) - 1
+    translated: Integers = codes[np.where((numbers < 0) | (numbers > last), last, numbers)]
+    return translated

@@ -1,0 +1,183 @@
+"""The calls of a trace without those that are like others: a row for each, with how many it stands for.
+
+What tables and cases say of calls depends on how many there are of which kind, not on each of them. So a trace of
+millions of calls is summed up in memory that grows with the number of different calls alone; and where there are too
+many of these, since hardly two calls take the same time, with that of calls that are alike but for a part in a thousand
+of their time, or an eighth of it where these are too many still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from opgrip.traces.codec.call_blocks import CallBlock, perturbed_flags
+from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.table.call_source import by_call, or_all
+from opgrip.traces.table.call_table import Names, named_columns
+from opgrip.traces.table.weighted_quantiles import COUNT, unperturbed_ns
+
+KEYS = (
+    *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
+    *("device_ns", "duration_ns"),
+)
+"""What calls that count as one have in common."""
+FIRST, PLACE = "start_ns", "place"
+"""When the first of them started, and where it stands in the file."""
+BATCH = 1 << 18
+"""Calls that are summed up at a time."""
+WIDEST = 1 << 62
+TIMES = ("slow_memory_ns", "device_ns", "duration_ns")
+MOST_ROWS = 1 << 18
+"""Different calls that are told apart by all digits of their times."""
+FINEST, COARSEST = 10, 3
+"""First bits of a time that count where there are more different calls; fewer, where these leave too many still."""
+
+
+class DistinctCalls:
+    """Sums calls up as they are read."""
+
+    def __init__(self) -> None:
+        self._pieces: list[list[Integers]] = []
+        self._pending = 0
+        self._places = 0
+        self._sums: list[pd.DataFrame] = []
+        # first bits of a time that count; None for all
+        self._bits: int | None = None
+
+    def add(self, block: CallBlock) -> None:
+        """Count the calls of a block."""
+        calls = len(block)
+        self._pieces.append(
+            [
+                *(np.full(calls, block.thread), block.signature, block.scope, or_all(block.streams, calls, 0)),
+                *(perturbed_flags(block.perturbed, len(block)).astype(np.int64), by_call(block.page_faults, calls)),
+                by_call(block.slow_memory, calls),
+                *(np.maximum(or_all(block.device_ns, calls, -1), -1), block.duration_ns, block.start_ns),
+            ]
+        )
+        self._pending += calls
+        if self._pending >= BATCH:
+            self._sum_up()
+
+    def table(self, names: Names) -> pd.DataFrame:
+        """One row for the calls that are alike, in the order in which the first of each started.
+
+        The columns are those of `Trace.calls`, but `tensors` and `first_storage`; and `count`.
+        """
+        rows = self.rows()
+        signature, scope, thread = (rows[name].to_numpy() for name in ("signature", "scope", "thread"))
+        table = pd.DataFrame(
+            named_columns(signature, scope, thread, names) | {FIRST: rows[FIRST], "duration_ns": rows["duration_ns"]}
+        )
+        device_ns = rows["device_ns"].astype(float)
+        table["device_ns"] = device_ns.where(device_ns >= 0)
+        table["stream"] = pd.arrays.IntegerArray(rows["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
+        table["perturbed"] = rows["perturbed"].astype(bool)
+        table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
+        table["page_faults"] = rows["page_faults"]
+        table["slow_memory_ns"] = rows["slow_memory_ns"]
+        table[COUNT] = rows[COUNT]
+        table["host_ns"] = unperturbed_ns(table)
+        table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
+        return table
+
+    def rows(self) -> pd.DataFrame:
+        """The same in numbers, as blocks have them: the keys, the first start, its place in the file, and `count`."""
+        self._sum_up()
+        while len(self._sums) > 1:
+            self._join()
+        return self._sums[0].sort_values([FIRST, PLACE], ignore_index=True)
+
+    def _sum_up(self) -> None:
+        columns = [np.concatenate(pieces) for pieces in zip(*self._pieces, strict=True)]
+        self._pieces.clear()
+        calls, self._pending = self._pending, 0
+        if not columns:
+            columns = [np.empty(0, dtype=np.int64)] * (len(KEYS) + 1)
+        *keys, starts = columns
+        places = np.arange(self._places, self._places + calls)
+        self._places += calls
+        self._sums.append(_distinct(keys, starts, places, np.ones(calls, dtype=np.int64), self._bits))
+        # each sum is joined with others as long as itself, so that a row is looked at a few times only
+        while len(self._sums) > 1 and len(self._sums[-2]) < 2 * len(self._sums[-1]):
+            self._join()
+
+    def _join(self) -> None:
+        both = pd.concat([self._sums.pop(-2), self._sums.pop()])
+        joined = _again(both, self._bits)
+        while len(joined) > MOST_ROWS and self._bits != COARSEST:
+            self._bits = FINEST if self._bits is None else self._bits - 1
+            joined = _again(joined, self._bits)
+        self._sums.append(joined)
+
+
+def _again(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
+    starts, places, counts = (table[name].to_numpy() for name in (FIRST, PLACE, COUNT))
+    return _distinct([table[name].to_numpy() for name in KEYS], starts, places, counts, bits)
+
+
+def _distinct(
+    keys: Sequence[Integers], starts: Integers, places: Integers, counts: Integers, bits: int | None
+) -> pd.DataFrame:
+    """One row for each combination of keys: its first start, the place of that, and the sum of the counts.
+
+    Where times count with their first bits alone, a row has the mean of the times that it stands for.
+    """
+    order = np.argsort(starts, kind="stable")
+    told_apart = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]
+    codes, _ = pd.factorize(_packed(told_apart)[order])
+    number = int(codes.max(initial=-1)) + 1
+    # the last write to a row is that of the first call
+    first = np.empty(number, dtype=np.int64)
+    first[codes[::-1]] = order[::-1]
+    table = {name: key[first] for name, key in zip(KEYS, keys, strict=True)}
+    summed = np.bincount(codes, weights=counts[order], minlength=number).astype(np.int64)
+    if bits is not None:
+        for name in TIMES:
+            off = (keys[KEYS.index(name)][order] - table[name][codes]) * counts[order]
+            table[name] += np.rint(np.bincount(codes, weights=off, minlength=number) / summed).astype(np.int64)
+    return pd.DataFrame(table | {FIRST: starts[first], PLACE: places[first], COUNT: summed})
+
+
+def _rounded(times: Integers, bits: int | None) -> Integers:
+    """Times, not below -1, with their first bits alone; a mean of times that are alike so is alike too."""
+    if bits is None:
+        return times
+    _, exponents = np.frexp(times)
+    dropped = np.maximum(exponents - bits, 0).astype(np.int64)
+    rounded: Integers = (times >> dropped) << dropped
+    return rounded
+
+
+def _packed(keys: Sequence[Integers]) -> Integers:
+    """One number for each combination."""
+    if not len(keys[0]):
+        return keys[0]
+    packed, width = np.zeros(len(keys[0]), dtype=np.int64), 1
+    for key in keys:
+        least, most = int(key.min()), int(key.max())
+        if (most - least + 1) * width >= WIDEST:
+            packed, width = _dense(packed)
+            if (most - least + 1) * width >= WIDEST:
+                key, most = _dense(key)
+                least, most = 0, most - 1
+        if most > least:
+            packed = packed * (most - least + 1) + (key - least)
+            width *= most - least + 1
+    return packed
+
+
+def _dense(key: Integers) -> tuple[Integers, int]:
+    codes, unique = pd.factorize(key)
+    return np.asarray(codes, dtype=np.int64), len(unique)
+
+
+def distinct_calls(source: Iterable[CallBlock], names: Names) -> pd.DataFrame:
+    """The table of all calls of a trace."""
+    distinct = DistinctCalls()
+    for block in source:
+        distinct.add(block)
+    return distinct.table(names)

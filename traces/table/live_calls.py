@@ -1,0 +1,78 @@
+"""Live arguments and results of a trace's calls, where that has their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+
+from opgrip.errors import FormatError, UserError, one_line
+from opgrip.traces.io.tensor_file import TensorFile, from_stored
+from opgrip.traces.rebuild.making import make_arguments
+from opgrip.traces.rebuild.memory import lay_out
+from opgrip.traces.schema.arguments import map_leaves, tensors
+from opgrip.traces.schema.tensor_specs import TensorSpec
+from opgrip.traces.table.trace import Trace
+
+
+class LiveArguments:
+    """Makes what a trace describes. Nothing that it names is imported.
+
+    Parameters
+    ----------
+    classes : what classes and functions are found in by name, such as the namespace of a sample's module
+    """
+
+    def __init__(self, trace: Trace, classes: Mapping[str, Any]) -> None:
+        self._trace = trace
+        self._classes = classes
+        self._files = [TensorFile(path) for path in trace.tensor_files]
+
+    def make(self, tree: Any) -> Any:
+        """What a tree of specs stands for; tensors whose values are not there are drawn from the models of them.
+
+        Raises
+        ------
+        UserError : where a class is not given, or a tensor cannot be made
+        """
+        specs = list(tensors(tree))
+        try:
+            live_tensors = iter(lay_out(specs, self._values, _device))
+        except (FormatError, RuntimeError) as error:
+            reason = one_line(error)
+            raise UserError(f"a tensor of a call cannot be made: {reason}", "grip the function again") from error
+        live = map_leaves(lambda leaf: next(live_tensors) if isinstance(leaf, TensorSpec) else leaf, tree)
+        return make_arguments(live, self._classes)
+
+    def is_whole(self, spec: TensorSpec) -> bool:
+        """Whether a tensor's values are there."""
+        return 0 in spec.shape or spec.device == "meta" or self._trace.tensors.get(_number(spec)) is not None
+
+    def _values(self, spec: TensorSpec, shape: tuple[int, ...]) -> torch.Tensor:
+        key = self._trace.tensors.get(_number(spec))
+        if key is None:
+            model = self._trace.values.get(_number(spec))
+            if model is None:
+                return torch.zeros(shape, dtype=spec.dtype)
+            return model.draw(shape, spec.dtype, torch.Generator().manual_seed(0))
+        for file in self._files:
+            if key in file.keys():  # noqa: SIM118 - it is no dictionary
+                values = from_stored(file.read(key), spec.dtype)
+                if values is not None and values.numel() == prod(shape):
+                    return values.reshape(shape)
+        raise UserError("the file of values lacks a tensor of a call", "grip the function again")
+
+
+def _number(spec: TensorSpec) -> int:
+    return -1 if spec.values is None else spec.values
+
+
+def _device(recorded: str) -> str:
+    """Where a tensor goes: where it was, as far as that is here."""
+    try:
+        torch.empty(0, device=recorded)
+    except (RuntimeError, AssertionError, ImportError):
+        return "cpu"
+    return recorded

@@ -1,0 +1,148 @@
+"""When each step of a traced program began."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opgrip.traces.codec.call_blocks import CallBlock, block_of
+from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.schema.records import Calls, End, Header, Record, Signature, Thread
+from opgrip.traces.table.number_set import NumberSet
+from opgrip.traces.table.profiler_labels import is_mark
+
+MOST_STEPS = 1 << 20
+"""Steps that a header may tell of."""
+
+Place: TypeAlias = tuple[int, int]
+"""Scope and signature: an operator at one place in the program."""
+Columns: TypeAlias = tuple[int | None, Integers, Integers, Integers]
+"""Calls of one process, in any order: its number, None in a trace that was not merged; scope, signature and start."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarts:
+    """When each step of each process began.
+
+    Attributes
+    ----------
+    begins : by process, (steps,) ascending; those processes whose steps can be told apart
+    """
+
+    begins: Mapping[int | None, Integers]
+
+    def steps_of(self, process: int | None, start_ns: Integers) -> Integers:
+        """The step of each call by its start, -1 where that is not known; the first also has what came before it."""
+        begins = self.begins.get(process)
+        if begins is None:
+            return np.full(len(start_ns), -1, dtype=np.int64)
+        steps: Integers = np.maximum(np.searchsorted(begins, start_ns, side="right") - 1, 0)
+        return steps
+
+
+def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | None, int]) -> StepStarts:
+    """The beginnings of steps: a place in the program that each step comes by once, the first of these.
+
+    Calls are read twice, to count those of each place and to take the starts of the chosen ones. So memory grows with
+    the places and the steps, not with the calls.
+
+    Parameters
+    ----------
+    counts : by process, how many steps it had
+    """
+    places = {process: _Places() for process in counts}
+    for process, scope, signature, start_ns in read():
+        if process in places and len(start_ns):
+            places[process].add(scope, signature, start_ns)
+    chosen = {process: own.first_of(counts[process]) for process, own in places.items()}
+    starts: dict[int | None, list[Integers]] = {process: [] for process, place in chosen.items() if place is not None}
+    for process, scope, signature, start_ns in read() if starts else ():
+        place = chosen.get(process)
+        if place is not None:
+            starts[process].append(start_ns[(scope == place[0]) & (signature == place[1])])
+    return StepStarts({process: np.sort(np.concatenate(own)) for process, own in starts.items()})
+
+
+class _Places:
+    """How often a process came by each place, and when first."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Place] = Counter()
+        self._first_ns: dict[Place, int] = {}
+
+    def add(self, scope: Integers, signature: Integers, start_ns: Integers) -> None:
+        order = np.lexsort((start_ns, signature, scope))
+        scope, signature, start_ns = scope[order], signature[order], start_ns[order]
+        firsts: NDArray[np.intp] = np.flatnonzero(np.append(True, (np.diff(scope) != 0) | (np.diff(signature) != 0)))
+        counts = np.diff(np.append(firsts, len(scope)))
+        for place, count, first_ns in zip(
+            zip(scope[firsts].tolist(), signature[firsts].tolist(), strict=True),
+            counts.tolist(),
+            start_ns[firsts].tolist(),
+            strict=True,
+        ):
+            self._counts[place] += count
+            self._first_ns[place] = min(self._first_ns.get(place, first_ns), first_ns)
+
+    def first_of(self, count: int) -> Place | None:
+        """Of the places that the process came by so often, that which it came by first; None without one."""
+        once_a_step = (place for place, number in self._counts.items() if number == count)
+        return min(once_a_step, key=self._first_ns.__getitem__, default=None)
+
+
+def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepStarts | None:
+    """Return when the steps of a trace began, whose records are read once or twice; None if it reports no steps."""
+    first = next(iter(read()), None)
+    counts = step_counts(first.fields) if isinstance(first, Header) else {}
+    if counts:
+        return step_starts(lambda: _columns(read()), counts)
+    end, last_ns, marks = None, 0, NumberSet()
+    for record in read():
+        match record:
+            case End():
+                end = record
+            case Signature():
+                marks.put(record.number, is_mark(record.op))
+            case Calls() | CallBlock():
+                block = block_of(record) if isinstance(record, Calls) else record
+                own = block.start_ns[~marks.flags(block.signature)]
+                last_ns = max(last_ns, int(own.max(initial=0)))
+    starts = reported_starts(end, last_ns)
+    return StepStarts({None: starts}) if len(starts) else None
+
+
+def reported_starts(end: End | None, last_ns: int) -> Integers:
+    """Return when each step began according to a trace's closing record, without a last one that has no calls.
+
+    Parameters
+    ----------
+    last_ns : start of the last call that is not a mark of `record_function`: an optimizer's mark ends behind its step
+    """
+    starts = np.sort(np.array([] if end is None else end.step_starts_ns[: MOST_STEPS + 1], dtype=np.int64))
+    return starts[starts <= last_ns] if len(starts) <= MOST_STEPS else starts[:0]
+
+
+def _columns(records: Iterable[Record | CallBlock]) -> Iterator[Columns]:
+    processes: dict[int, int | None] = {}
+    for record in records:
+        match record:
+            case Thread():
+                processes[record.number] = record.process
+            case Calls() | CallBlock():
+                block = block_of(record) if isinstance(record, Calls) else record
+                yield processes.get(block.thread), block.scope, block.signature, block.start_ns
+
+
+def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
+    """How many steps each process of a trace had, where its header tells."""
+    processes = header.get("processes")
+    items: list[tuple[int | None, Any]] = [(None, header)]
+    if isinstance(processes, list):
+        items = list(enumerate(processes))
+    counts = {number: item.get("steps") for number, item in items if isinstance(item, dict)}
+    return {number: count for number, count in counts.items() if type(count) is int and 0 < count <= MOST_STEPS}

@@ -1,0 +1,32 @@
+"""What a file of another tool holds that became no calls of a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
+
+if TYPE_CHECKING:
+    from opgrip.traces.table.trace import Trace
+
+MOST = 3
+"""Operators that are told with their reasons; others are counted."""
+
+
+def unconverted(trace: Trace) -> str | None:
+    """What of a converted file became no calls, and why; None where all did, and for traces that were captured."""
+    if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
+        return None
+    dropped = sorted(trace.end.dropped, key=lambda item: -item.count)
+    calls = counted(sum(item.count for item in dropped), "call")
+    told = "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped[:MOST])
+    more = f"; and {counted(len(dropped) - MOST, 'other')}: see opgrip trace info" if len(dropped) > MOST else ""
+    return f"{calls} of the file not converted: {told}{more}"
+
+
+def no_calls(trace: Trace) -> UserError:
+    """That a trace holds no calls, and why where it is known."""
+    if lost := unconverted(trace):
+        return UserError("nothing of the file can be replayed", lost)
+    return UserError("the trace holds no calls", "capture a program that runs some")

@@ -1,6 +1,0 @@
-"""Parts of a trace as traces of their own: some steps, phases, modules, operators, a span of time."""
-
-from opgrip.traces.trimming.selection import Part
-from opgrip.traces.trimming.trim import Trimmed, trim
-
-__all__ = ["Part", "Trimmed", "trim"]

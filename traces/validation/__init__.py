@@ -1,6 +1,0 @@
-"""What is wrong in a trace: its form, numbers that refer to nothing, times that cross, totals."""
-
-from opgrip.traces.validation.findings import Finding, Validation
-from opgrip.traces.validation.validate import validate
-
-__all__ = ["Finding", "Validation", "validate"]
