@@ -12,8 +12,13 @@ from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, Prior, learn
 from opgrip.replay.comparing.verdicts import Difference
 from opgrip.replay.measuring.results import CONTENDED, Result
 
-CLOCKS = 0.05
-"""Relative difference of a device's clocks in two runs from which on it may be what made one of them slower."""
+CLOCKS, MEMORY = 0.05, 0.1
+"""Relative differences of a device's clock, and of the rate at which memory was read, from which on they may be what
+made a run slower. On a quiet machine the rate of memory varies by 1 to 2 % from run to run."""
+ALIKE = 2.0
+"""How many times as much the means of runs vary as their repeats show: repeats are made within seconds of each other,
+while the pace of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`: 1.9 and 2.1 (medians of 40
+cases over 8 and 15 runs)."""
 FEW_CONTENDED, SAME_GAP = 0.05, 0.15
 """Share of contended runs, and difference of the gaps between median and fastest run, up to which medians are compared:
 above, what other processes do is in them."""
@@ -102,7 +107,9 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
     # one repeat says nothing of others, and its runs how sure its median is
     if not freedom:
         own += (pair.base.within + pair.new.within) / 2
-    slow_base, slow_new = _clock_excess(base, new)
+    # without repeats the prior is that of single runs; the fastest runs hardly depend on the pace
+    own *= ALIKE if freedom and not pair.is_fastest else 1.0
+    slow_base, slow_new = _pace_excess(base, new)
     difference = Difference(
         pair.new.mean - pair.base.mean,
         own,
@@ -136,8 +143,8 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
         [(count * row.base_us, row.base) for count, row in rows], [(count * row.new_us, row.new) for count, row in rows]
     )
     # rows of a repeat share the machine's pace, so their errors may add up
-    if together is not None and together[0] > own:
-        own, freedom = together
+    if together is not None and ALIKE * together[0] > own:
+        own, freedom = ALIKE * together[0], together[1]
     # what all cases have in common does not average out
     drift = fsum(share * part.drift for part, share in zip(parts, shares, strict=True))
     least_base = fsum(count * row.base_us * exp(-row.difference.base_excess) for count, row in rows)
@@ -176,12 +183,21 @@ def _contention_excess(row: Result) -> float:
     return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
 
 
-def _clock_excess(base: Result, new: Result) -> tuple[float, float]:
-    """Return by how much each run may be too slow because of its device's clock, as a GPU that was warm or capped."""
-    if not base.clock_mhz or not new.clock_mhz or base.clock_mhz < 0 or new.clock_mhz < 0:
-        return 0.0, 0.0
-    change = log(base.clock_mhz / new.clock_mhz)
-    return (max(0.0, -change), max(0.0, change)) if abs(change) > CLOCKS else (0.0, 0.0)
+def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
+    """Return by how much each run may be too slow: a GPU that was warm or capped, or memory that others used."""
+    changes = [
+        _change(base.clock_mhz, new.clock_mhz, CLOCKS),
+        _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY),
+    ]
+    return max(0.0, *(-change for change in changes)), max(0.0, *changes)
+
+
+def _change(base: float | None, new: float | None, least: float) -> float:
+    """Return the logarithm of a rate in BASE over that in NEW; 0 if one is not known, or they differ by less."""
+    if not base or not new or base < 0 or new < 0:
+        return 0.0
+    change = log(base / new)
+    return change if abs(change) > least else 0.0
 
 
 def doubts(base: Result, new: Result) -> Iterator[str]:
@@ -193,5 +209,7 @@ def doubts(base: Result, new: Result) -> Iterator[str]:
     ]
     if contended:
         yield ", ".join(contended)
-    if any(_clock_excess(base, new)):
+    if _change(base.clock_mhz, new.clock_mhz, CLOCKS):
         yield f"the device's clock was {base.clock_mhz:,.0f} MHz in BASE, {new.clock_mhz:,.0f} MHz in NEW"
+    if _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY):
+        yield f"memory was read at {base.memory_gb_per_s:.1f} GB/s in BASE, {new.memory_gb_per_s:.1f} GB/s in NEW"

@@ -314,4 +314,5 @@ def _with_times(result: Result, samples: Samples, settings: Settings, way: Way) 
         cache=settings.cache_of(way),
         times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
         weights=samples.weights,
+        memory_gb_per_s=samples.memory_gb_per_s,
     )

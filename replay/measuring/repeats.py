@@ -35,6 +35,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
         for name in ("ratio_p10", "ratio_p50", "ratio_p90")
     }
+    known_rates = [row.memory_gb_per_s for row in rows if row.memory_gb_per_s]
     return replace(
         first,
         median_us=middle,
@@ -47,6 +48,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         noisy=None if spread is None else spread > NOISY,
         dropped=sum(row.dropped for row in rows),
         slowed=fmean(row.slowed or 0.0 for row in rows),
+        memory_gb_per_s=fmean(known_rates) if known_rates else None,
         gflop_per_s=rate_of(first.flops, middle) if first.status == OK else None,
         gb_per_s=rate_of(first.bytes_moved, middle) if first.status == OK else None,
         times_us=times,

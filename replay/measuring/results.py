@@ -145,6 +145,11 @@ class Result:
         "MHz",
     )
     throttled: str | None = column("why that was not higher; empty where nothing held it down")
+    memory_gb_per_s: float | None = column(
+        "rate at which one thread read 8 MiB of memory between the timed runs: `opgrip compare` widens intervals if it "
+        "changed; CPU only",
+        "GB/s",
+    )
     ratio: float | None = column(
         "`median_us` over that of the row it is compared with: of the reference mode; in rows of that mode, of the "
         "first values, then of the first threads, then of the first cache; empty in the first"

@@ -1,4 +1,4 @@
-"""The clock that runs are timed by, and whether the processor keeps its pace meanwhile."""
+"""The clock that runs are timed by, and whether the processor and the memory keep their pace meanwhile."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ PROBE = bytes(range(256)) * 64
 """A checksum of this takes some microseconds, always the same work on data that stays in the nearest cache."""
 SLOWED = 4 / 3
 """A probe that takes so much longer than the quickest means that the processor was slowed down or taken away."""
+
+
+MEMORY_BYTES, MEMORY_READS = 8 << 20, 3
+"""Bytes that the memory probe reads, more than the caches of a core hold, and how often it does: it takes 1 ms."""
+MEMORY_EVERY_NS = 500_000_000
+"""Least time between two memory probes."""
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
@@ -41,6 +47,25 @@ class Pace:
         probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
         self._best = min(self._best, probe_ns)
         return probe_ns > self._best * SLOWED
+
+
+class MemoryPace:
+    """Measures now and then how fast this thread reads memory, which programs and virtual machines share."""
+
+    def __init__(self) -> None:
+        self._data = np.ones(MEMORY_BYTES // 8, dtype=np.float64)
+        self._read_ns, self._gb_per_s = 0, 0.0
+
+    def gb_per_s(self) -> float:
+        """Return the rate of the last probe, in GB/s; make a new one if that was some time ago."""
+        if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
+            times = []
+            for _ in range(MEMORY_READS):
+                start = perf_counter_ns()
+                self._data.sum()
+                times.append(perf_counter_ns() - start)
+            self._read_ns, self._gb_per_s = perf_counter_ns(), MEMORY_BYTES / float(np.median(times))
+        return self._gb_per_s
 
 
 def _probe_ns() -> int:

@@ -17,7 +17,7 @@ from opgrip.platform.contention import WAKING_NS, Contention, Waits
 from opgrip.replay.cases.surroundings import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use
-from opgrip.replay.timing.clock import Pace
+from opgrip.replay.timing.clock import MemoryPace, Pace
 from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import Stopwatch
@@ -89,6 +89,7 @@ class Measurer:
         self._flush = flush
         self._announce = announce
         self._pace = Pace()
+        self._memory_pace = MemoryPace() if torch.device(stopwatch.device).type == "cpu" else None
         self._contention: Contention | None = None
         self._most_dropped = MOST_DROPPED if effort.iterations is None else effort.iterations
         self._random = random.Random(seed)
@@ -297,7 +298,10 @@ class Measurer:
         if perf_counter_ns() >= self._watchful_until_ns and self._watch.is_contended(run_ns=self._pending_ns):
             is_contended = True
             self._be_watchful()
+        memory_rate = None if self._memory_pace is None else self._memory_pace.gb_per_s()
         for subject, stratum, time_ns, was_contended in self._pending:
+            if memory_rate is not None:
+                subject.samples.add_memory_rate(memory_rate)
             self._keep(subject, stratum, time_ns, is_contended or was_contended, is_slowed)
         self._pending.clear()
         self._pending_ns = 0.0

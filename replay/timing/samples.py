@@ -59,9 +59,19 @@ class Samples:
         self._given_up = 0
         self.spent_ns = 0
         self._spreads: list[float] = []
+        self._memory_rates: list[float] = []
 
     def __len__(self) -> int:
         return sum(map(len, self.times.values()))
+
+    def add_memory_rate(self, gb_per_s: float) -> None:
+        """Keep the rate at which memory was read around a run, in GB/s."""
+        self._memory_rates.append(gb_per_s)
+
+    @property
+    def memory_gb_per_s(self) -> float | None:
+        """Mean rate at which memory was read around the runs, in GB/s; None if it was not probed."""
+        return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
     def next_stratum(self) -> Hashable:
