@@ -177,7 +177,7 @@ def test_repeats_count_alike_however_many_runs_they_made() -> None:
 
 
 def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
-    base = made_run(1, cases=40, repeats=3)
+    base = made_run(1, cases=40, repeats=5)
     asked: list[tuple[str, set[int]]] = []
 
     def run_once(numbers: Collection[int], which: str) -> dict[int, list[Result]]:
