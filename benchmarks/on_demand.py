@@ -29,7 +29,7 @@ from torch import nn
 
 import opgrip.capture
 from opgrip.capture import Capture
-from opgrip.capture.budget import Thinning
+from opgrip.capture.timing.budget import Thinning
 
 THREADS = 3
 RECORDED = 200

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from opgrip.capture.models import load_program
-from opgrip.capture.program import ModelOptions
+from opgrip.capture.models.program import ModelOptions
 
 Workload = Callable[[], object]
 MISSING = "transformers is not installed: pip install 'opgrip[transformers]'"

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from opgrip.cli.lazy_packages import load_on_demand
 
 if TYPE_CHECKING:
-    from opgrip.capture.call import capture as capture
-    from opgrip.capture.capture import Capture as Capture
+    from opgrip.capture.command.call import capture as capture
     from opgrip.capture.on_demand.marks import step as step
     from opgrip.capture.on_demand.trigger import trigger as trigger
-    from opgrip.capture.schedule import Schedule as Schedule
+    from opgrip.capture.session.capture import Capture as Capture
+    from opgrip.capture.session.schedule import Schedule as Schedule
 
 __all__ = ["Capture", "Schedule", "capture", "step", "trigger"]
 
 PUBLIC = {
-    "Capture": "opgrip.capture.capture",
-    "Schedule": "opgrip.capture.schedule",
-    "capture": "opgrip.capture.call",
+    "Capture": "opgrip.capture.session.capture",
+    "Schedule": "opgrip.capture.session.schedule",
+    "capture": "opgrip.capture.command.call",
     "step": "opgrip.capture.on_demand.marks",
     "trigger": "opgrip.capture.on_demand.trigger",
 }

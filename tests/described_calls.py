@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.signatures import describe_call
+from opgrip.capture.signatures.signatures import describe_call
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.traces import values
 from opgrip.traces.values import ValueModel

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from programs import run_python
 
-from opgrip.capture.grips.gripped import Gripped
-from opgrip.capture.grips.source.module import ModuleText
+from opgrip.capture.grip.gripped import Gripped
+from opgrip.capture.grip.source.module import ModuleText
 
 ELSEWHERE = ("torch", "numpy", "builtins", "collections", "types", "enum")
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opgrip.capture.grips.gripped import Gripped, GrippedCall
+from opgrip.capture.grip.gripped import Gripped, GrippedCall
 
 
 @dataclass(frozen=True)

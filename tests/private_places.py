@@ -6,9 +6,9 @@ import platform
 
 import torch
 
-from opgrip.capture import compiler_private, higher_order_private
-from opgrip.capture import torch_private as of_capture
-from opgrip.capture.operators import registered, torch_tables
+from opgrip.capture.models.operators import registered, torch_tables
+from opgrip.capture.torch_compat import compiler_private, higher_order_private
+from opgrip.capture.torch_compat import torch_private as of_capture
 from opgrip.replay.operators import torch_private as of_replay
 
 

@@ -19,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture import Capture
-from opgrip.capture.audit import audit
+from opgrip.capture.command.audit import audit
 from opgrip.capture.models import load_program
-from opgrip.capture.program import ModelOptions, Program
+from opgrip.capture.models.program import ModelOptions, Program
 from opgrip.cli.option_types import image_size
 from opgrip.replay import replay
 from opgrip.traces import load

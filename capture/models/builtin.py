@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from opgrip.capture.models.factory import load_factory
+from opgrip.capture.models.program import ModelOptions, Program
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.capture.program import ModelOptions, Program
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.checkpoints import load_weights
+from opgrip.capture.models.checkpoints import load_weights
+from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.capture.program import RUNS_OF_ALL, ModelOptions, Program
 from opgrip.cli.error_causes import cause_of
 from opgrip.cli.suggestions import did_you_mean, listed
 from opgrip.errors import UserError

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.checkpoints import load_weights
 from opgrip.capture.models.builtin import PREFIX, builtin_models
+from opgrip.capture.models.checkpoints import load_weights
 from opgrip.capture.models.openmmlab_inputs import make_inputs
+from opgrip.capture.models.program import ModelOptions, Program
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.capture.program import ModelOptions, Program
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 from opgrip.platform.devices import check_device

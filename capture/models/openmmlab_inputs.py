@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from opgrip.capture.program import ModelOptions
+from opgrip.capture.models.program import ModelOptions
 from opgrip.errors import UserError
 
 BATCH_SIZE = 1

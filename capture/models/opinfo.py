@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from opgrip.capture.models.program import ModelOptions, Program
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.capture.program import ModelOptions, Program
 from opgrip.cli.error_causes import cause_of
 from opgrip.cli.output_files import check_writable
 from opgrip.errors import UserError
@@ -23,7 +23,7 @@ def load_operators(text: str, options: ModelOptions) -> Program:
     """
     import torch
 
-    from opgrip.capture.operators.program import operators_program
+    from opgrip.capture.models.operators.program import operators_program
 
     request = options.operators
     device = check_device(options.device)

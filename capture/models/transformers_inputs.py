@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from opgrip.capture.models.program import GENERATE, PREDICT, ModelOptions
 from opgrip.capture.models.transformers_labels import make_labels
-from opgrip.capture.program import GENERATE, PREDICT, ModelOptions
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from opgrip.capture.choices import KNOWN_EXTENSIONS
-from opgrip.capture.late_modules import LateModules
+from opgrip.capture.command.capture_options import OPTIONS, Recording, Steps
+from opgrip.capture.command.choices import KNOWN_EXTENSIONS
+from opgrip.capture.command.script import run_script, script_name
+from opgrip.capture.hooks.late_modules import LateModules
 from opgrip.capture.on_demand.autostart import load_recording
 from opgrip.capture.on_demand.names import DEFAULT, PRIVATE_DEFAULT, check_pattern
 from opgrip.capture.on_demand.settings import WARMUP, Settings
 from opgrip.capture.on_demand.signals import signal_of
 from opgrip.capture.on_demand.starting import start
-from opgrip.capture.options import OPTIONS, Recording, Steps
-from opgrip.capture.script import run_script, script_name
 from opgrip.cli.command import INTERRUPTED
 from opgrip.cli.options import flag_of, from_arguments, refuse_options
 from opgrip.errors import UserError
@@ -65,7 +65,7 @@ def settings_of(args: argparse.Namespace, name: str) -> Settings:
         options["salt_file"] = options["salt_file"].absolute()
     if args.private or args.salt_file is not None:
         # loads torch, which the script itself loads later
-        from opgrip.capture.private import check_private
+        from opgrip.capture.session.private_captures import check_private
 
         check_private(args.private, args.salt_file, args.values, None)
     if args.signal is not None:

@@ -14,7 +14,7 @@ from opgrip.capture.on_demand.recording import Extent, Recording
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.on_demand.step_capture import StepCapture
 from opgrip.capture.on_demand.step_sources import StepSource, sources_of
-from opgrip.capture.torch_private import collectives_begun, load_private
+from opgrip.capture.torch_compat.torch_private import collectives_begun, load_private
 from opgrip.errors import UserError, one_line
 from opgrip.traces.values import value_models
 

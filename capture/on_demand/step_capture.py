@@ -10,15 +10,15 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from opgrip.capture.capture import Capture
-from opgrip.capture.compiled import CompiledWatch
-from opgrip.capture.contexts import describe_autocast
+from opgrip.capture.hooks.compiled import CompiledWatch
+from opgrip.capture.hooks.contexts import describe_autocast
+from opgrip.capture.hooks.thread_mode import ThreadMode
+from opgrip.capture.hooks.threads import ThreadWatch
 from opgrip.capture.on_demand.names import unused
-from opgrip.capture.schedule import ALWAYS, Schedule
-from opgrip.capture.thread_mode import ThreadMode
-from opgrip.capture.threads import ThreadWatch
-from opgrip.capture.torch_private import innermost_mode
-from opgrip.capture.watching import Watching
+from opgrip.capture.session.capture import Capture
+from opgrip.capture.session.schedule import ALWAYS, Schedule
+from opgrip.capture.session.watching import Watching
+from opgrip.capture.torch_compat.torch_private import innermost_mode
 from opgrip.cli.output_files import give_name
 from opgrip.errors import ExistingFileError
 

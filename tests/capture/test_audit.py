@@ -13,9 +13,9 @@ from programs import run_command
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 
 from opgrip.capture import Capture
-from opgrip.capture.audit import Difference, audit, count_calls, differences
+from opgrip.capture.command.audit import Difference, audit, count_calls, differences
 from opgrip.capture.models import load_program
-from opgrip.capture.program import ModelOptions
+from opgrip.capture.models.program import ModelOptions
 
 
 def audit_model(path: Path, source: str, options: ModelOptions) -> list[Difference]:

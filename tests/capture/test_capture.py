@@ -17,8 +17,10 @@ from counting import Counting
 from programs import TinyNet, run_python, train_tiny_net, wait_for
 from torch import nn
 
-from opgrip.capture import Capture, fitting, flusher
-from opgrip.capture import recorder as recorder_module
+from opgrip.capture import Capture
+from opgrip.capture.recording import flusher
+from opgrip.capture.recording import recorder as recorder_module
+from opgrip.capture.signatures import fitting
 from opgrip.traces import Trace, UserError, load, read
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 

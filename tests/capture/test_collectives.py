@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from opgrip.capture import Capture
-from opgrip.capture.torch_private import private_places
+from opgrip.capture.torch_compat.torch_private import private_places
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import GroupSpec
 

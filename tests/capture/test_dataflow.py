@@ -17,7 +17,7 @@ from programs import run_command, train_tiny_net
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
-from opgrip.capture.storages import Storages
+from opgrip.capture.recording.storages import Storages
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.codec.storage_codes import decode_storages, encode_storages

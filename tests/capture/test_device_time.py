@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from opgrip.capture import Capture, device_time, inner_times
+from opgrip.capture import Capture
+from opgrip.capture.timing import device_time, inner_times
 from opgrip.traces import load
 
 

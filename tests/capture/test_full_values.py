@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from versions import has_detached_views
 
 from opgrip.capture import Capture
-from opgrip.capture.full_values import FullValues
-from opgrip.capture.signatures import tensors_in
-from opgrip.capture.torch_private import without_functions, without_modes
+from opgrip.capture.signatures.full_values import FullValues
+from opgrip.capture.signatures.signatures import tensors_in
+from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, UserError, load
@@ -287,7 +287,7 @@ def test_without_safetensors_one_line_names_the_extra_before_a_model_is_built(tm
     program = """
 import sys
 sys.modules["safetensors"] = None
-from opgrip.capture.command import main
+from opgrip.capture.command.start import main
 sys.exit(main(["--model", "nets.py:net", "--values", "full"]))
 """
     done = run_program(program, tmp_path)

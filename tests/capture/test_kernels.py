@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from opgrip.capture import Capture, Schedule, inner_times, kernels
-from opgrip.capture.kernels import CallBlock, innermost_calls, launched_by
-from opgrip.capture.opcapture import run as opcapture
-from opgrip.capture.options import make_parser
-from opgrip.capture.torch_private import ActivityProfile
+from opgrip.capture import Capture, Schedule
+from opgrip.capture.command.capture_options import make_parser
+from opgrip.capture.command.opcapture import run as opcapture
+from opgrip.capture.timing import inner_times, kernels
+from opgrip.capture.timing.kernels import CallBlock, innermost_calls, launched_by
+from opgrip.capture.torch_compat.torch_private import ActivityProfile
 from opgrip.errors import UserError
 from opgrip.traces import load
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from unusual_tensors import UNUSUAL, thin
 
-from opgrip.capture.signatures import call_key, describe_call
+from opgrip.capture.signatures.signatures import call_key, describe_call
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from opgrip.capture import Capture, deferred, dispatch, page_faults
+from opgrip.capture import Capture
+from opgrip.capture.hooks import dispatch
+from opgrip.capture.signatures import deferred
+from opgrip.capture.timing import page_faults
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
@@ -97,7 +100,7 @@ class Mark:
 
 def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # no GPU is at hand here: where tensors are, and its events, are stand-ins
-    monkeypatch.setattr("opgrip.capture.fitting.is_deferred", lambda tensor: True)
+    monkeypatch.setattr("opgrip.capture.signatures.fitting.is_deferred", lambda tensor: True)
     monkeypatch.setattr(deferred, "_mark", lambda device: Mark())
     monkeypatch.setattr(deferred, "is_capturing", lambda kind: False)
     monkeypatch.setattr(deferred, "on_device", nullcontext)

@@ -76,7 +76,7 @@ def test_a_collector_that_is_not_there_is_said_in_a_line(tmp_path: Path, monkeyp
 
 def test_without_its_package_one_line_says_so() -> None:
     code = "import sys; sys.modules['opentelemetry'] = None\n"
-    code += "from opgrip.capture.command import main; main(['trigger', '1', '--otlp'])"
+    code += "from opgrip.capture.command.start import main; main(['trigger', '1', '--otlp'])"
     assert "--otlp needs opentelemetry" in run_python("-c", code).stderr
 
 

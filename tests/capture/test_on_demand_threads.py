@@ -12,7 +12,7 @@ from opgrip.traces import load
 
 PROGRAM = """
 import gc, sys, threading, torch, opgrip.capture
-from opgrip.capture.compiler_private import OrderlyMode
+from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.on_demand.agent import agent_here
 from opgrip.capture.on_demand.marks import marks
 from opgrip.capture.on_demand.recording import Recording

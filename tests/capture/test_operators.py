@@ -13,19 +13,19 @@ from optional import needs
 from programs import run_command, train_tiny_net
 
 from opgrip.capture import capture
-from opgrip.capture.operators import registered, torch_tables
-from opgrip.capture.operators.categories import CATEGORIES
-from opgrip.capture.operators.choosing import choose
-from opgrip.capture.operators.coverage import Coverage
-from opgrip.capture.operators.drawing import seeded
-from opgrip.capture.operators.entry import Entry
-from opgrip.capture.operators.forked import ENDS, try_all
-from opgrip.capture.operators.program import operators_program
-from opgrip.capture.operators.running import SampleRunner, SampleScope
-from opgrip.capture.operators.schemas import find_samples, schema_entries, schema_samples
-from opgrip.capture.operators.selecting import spread
-from opgrip.capture.operators.shapes import LARGE_ELEMENTS, enlarge, grown
-from opgrip.capture.program import OperatorOptions
+from opgrip.capture.models.operators import registered, torch_tables
+from opgrip.capture.models.operators.categories import CATEGORIES
+from opgrip.capture.models.operators.choosing import choose
+from opgrip.capture.models.operators.coverage import Coverage
+from opgrip.capture.models.operators.drawing import seeded
+from opgrip.capture.models.operators.entry import Entry
+from opgrip.capture.models.operators.forked import ENDS, try_all
+from opgrip.capture.models.operators.program import operators_program
+from opgrip.capture.models.operators.running import SampleRunner, SampleScope
+from opgrip.capture.models.operators.schemas import find_samples, schema_entries, schema_samples
+from opgrip.capture.models.operators.selecting import spread
+from opgrip.capture.models.operators.shapes import LARGE_ELEMENTS, enlarge, grown
+from opgrip.capture.models.program import OperatorOptions
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import Trace, load
@@ -296,7 +296,9 @@ def test_nearly_all_that_is_recorded_of_many_operators_replays(tmp_path: Path) -
 def test_a_trace_of_shapes_that_cannot_be_read_is_said_before_the_table_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opgrip.capture.operators.program.choose", lambda *_: pytest.fail("the table takes seconds"))
+    monkeypatch.setattr(
+        "opgrip.capture.models.operators.program.choose", lambda *_: pytest.fail("the table takes seconds")
+    )
     options = OperatorOptions(shapes_from=tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="no such file"):
         operators_program("opinfo:topk", ["topk"], "cpu", 0, options)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from programs import run_command
 
-from opgrip.capture import Capture, page_faults
+from opgrip.capture import Capture
+from opgrip.capture.timing import page_faults
 from opgrip.traces import load
 
 PAGES = 4 * (1 << 20) // 4096

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from opgrip.capture import Capture, Schedule, fitting, observations
-from opgrip.capture.observations import Observations
-from opgrip.capture.own_work import PERTURBING_NS, OwnWork, runs_of
+from opgrip.capture import Capture, Schedule
+from opgrip.capture.signatures import fitting, observations
+from opgrip.capture.signatures.observations import Observations
+from opgrip.capture.timing.own_work import PERTURBING_NS, OwnWork, runs_of
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 

@@ -11,8 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opgrip.capture import Capture, predictions
-from opgrip.capture.torch_private import arguments_check, keywords_check
+from opgrip.capture import Capture
+from opgrip.capture.signatures import predictions
+from opgrip.capture.torch_compat.torch_private import arguments_check, keywords_check
 from opgrip.traces import load
 
 BASE = torch.arange(24.0).reshape(4, 6)
@@ -67,7 +68,7 @@ def test_every_call_has_its_own_signature_however_it_is_recognized(
 
 
 def test_a_loop_is_recognized_without_looking_at_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgrip.capture import recorder
+    from opgrip.capture.recording import recorder
 
     keys = []
     monkeypatch.setattr(recorder, "call_key", _counting(recorder.call_key, keys))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from opgrip.capture import qualified_names
-from opgrip.capture.qualified_names import qualified_name
+from opgrip.capture.hooks import qualified_names
+from opgrip.capture.hooks.qualified_names import qualified_name
 
 
 def plain() -> None:

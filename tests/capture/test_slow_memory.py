@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opgrip.capture import Capture
-from opgrip.capture import flusher as flushing
-from opgrip.capture.closing import closing_lines
-from opgrip.capture.page_faults import CountedCall
-from opgrip.capture.slow_memory import SlowMemory
+from opgrip.capture.command.closing import closing_lines
+from opgrip.capture.recording import flusher as flushing
+from opgrip.capture.timing.page_faults import CountedCall
+from opgrip.capture.timing.slow_memory import SlowMemory
 from opgrip.platform import page_fault_cost
 from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.replay.cases.cases import make_cases
@@ -102,7 +102,7 @@ def test_slow_memory_is_not_in_medians_and_shares(slow: list[int], is_marked: bo
 @pytest.fixture
 def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that takes long to provide memory: faults cost less than any that this one has."""
-    monkeypatch.setattr("opgrip.capture.recorder.usual_fault_ns", lambda: 20.0)
+    monkeypatch.setattr("opgrip.capture.recording.recorder.usual_fault_ns", lambda: 20.0)
 
 
 @pytest.mark.usefixtures("slow_faults")
@@ -133,7 +133,7 @@ class Busy:
 
 def test_a_capture_on_a_busy_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flushing, "Contention", Busy)
-    monkeypatch.setattr("opgrip.capture.blocks.INTERRUPTED_NS", 1)
+    monkeypatch.setattr("opgrip.capture.recording.blocks.INTERRUPTED_NS", 1)
     with Capture(tmp_path / "t.jsonl") as capture:
         torch.ones(4) + 1
     assert any(line.startswith("the machine was busy in 100% of the") for line in closing_lines(capture))

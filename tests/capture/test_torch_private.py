@@ -8,7 +8,7 @@ import pytest
 import torch
 from absent_places import is_declared, load_without_places, private_names
 
-from opgrip.capture import compiler_private, higher_order_private, torch_private
+from opgrip.capture.torch_compat import compiler_private, higher_order_private, torch_private
 from opgrip.platform.private_apis import FOUND
 
 MODULES = pytest.mark.parametrize(

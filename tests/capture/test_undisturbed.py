@@ -20,12 +20,13 @@ from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opgrip.capture import Capture, predictions
-from opgrip.capture.dispatch import RecordingMode
-from opgrip.capture.recorder import Recorder
-from opgrip.capture.scope_table import ScopeTable
-from opgrip.capture.scopes import ModulePaths
-from opgrip.capture.storages import Storages
+from opgrip.capture import Capture
+from opgrip.capture.hooks.dispatch import RecordingMode
+from opgrip.capture.hooks.scopes import ModulePaths
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.scope_table import ScopeTable
+from opgrip.capture.recording.storages import Storages
+from opgrip.capture.signatures import predictions
 from opgrip.traces import Trace, load
 
 STEPS = 3

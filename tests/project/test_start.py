@@ -15,7 +15,7 @@ from programs import program_path, run_python
 from opgrip.tools.verbs import verbs
 
 ENTRIES = {
-    "opcapture": "opgrip.capture.command",
+    "opcapture": "opgrip.capture.command.start",
     "opreplay": "opgrip.replay.opreplay",
     "opgrip": "opgrip.tools.opgrip",
 }

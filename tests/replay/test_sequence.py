@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
-from opgrip.capture.program import ModelOptions
+from opgrip.capture.models.program import ModelOptions
 from opgrip.errors import UserError
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.flow import make_flow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opgrip.capture.grips.running import Running
-from opgrip.capture.grips.source.tags import source_tags
+from opgrip.capture.grip.running import Running
+from opgrip.capture.grip.source.tags import source_tags
 from opgrip.samples import Sample, samples
 
 OF_SOURCE = {"ForLoop", "IfElseBranch"}

@@ -11,7 +11,7 @@ import pytest
 from programs import ROOT, run_command
 from project_files import pyproject
 
-from opgrip.capture.options import make_parser
+from opgrip.capture.command.capture_options import make_parser
 from opgrip.errors import MissingFileError, UserError
 from opgrip.tools.zoo import count_distinct
 from opgrip.tools.zoo.recording import record_of

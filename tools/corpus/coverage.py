@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 
-from opgrip.capture.operators.registered import is_composite, is_public, name_of, registered_operators
+from opgrip.capture.models.operators.registered import is_composite, is_public, name_of, registered_operators
 from opgrip.replay.cases.families import family_of
 from opgrip.traces.corpus import Corpus
 

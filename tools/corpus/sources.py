@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.capture.operators.registered import is_composite
+from opgrip.capture.models.operators.registered import is_composite
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.tools.corpus.coverage import plain_operator
 from opgrip.traces.corpus import Corpus

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from opgrip.capture.choices import CALLS, GRIPS
+from opgrip.capture.command.choices import CALLS, GRIPS
 from opgrip.cli.command import USAGE_ERROR, add_debug, positive, printable
 from opgrip.tools.verbs.verb import Verb, verbs
 
@@ -46,10 +46,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the script, and write the samples."""
-    from opgrip.capture.grips.gripping import Grips
-    from opgrip.capture.grips.patterns import parse_pattern
-    from opgrip.capture.grips.watch import Keep
-    from opgrip.capture.script import check_script, run_script
+    from opgrip.capture.command.script import check_script, run_script
+    from opgrip.capture.grip.gripping import Grips
+    from opgrip.capture.grip.patterns import parse_pattern
+    from opgrip.capture.grip.watch import Keep
     from opgrip.traces.io.tensor_file import load_safetensors
 
     load_safetensors()

@@ -1,0 +1,202 @@
+"""Holds a trace against what torch's own record functions saw of the same steps, to name what a capture misses."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from opgrip.capture.hooks.patches import Patches
+from opgrip.traces.io.reader import read
+from opgrip.traces.schema.records import OPERATOR, Calls, Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An operator that torch and the trace count differently.
+
+    Attributes
+    ----------
+    explained : why the capture does not see it, where that is known; see docs/capture.md
+    """
+
+    op: str
+    torch_calls: int
+    trace_calls: int
+    explained: str | None = None
+
+
+def audit(trace: str | Path, steps: Callable[[], object]) -> list[Difference]:
+    """What torch counts in some steps and a trace of the same steps does not, or the other way round.
+
+    Torch tells of an operator and of those that it calls in turn. An operator that the trace has by name counts as one
+    call, and what is below it is its own affair; of another, those below it count. Forms of one operator, such as
+    `add` and `add_`, count together: torch picks another one under a dispatch mode here and there. What printing a
+    tensor runs does not count: torch turns all modes off for it.
+    """
+    trace_counts = count_calls(trace)
+    names = {form_of(name) for name in trace_counts}
+    # its own messages are not the audit's
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+    with profile(activities=[ProfilerActivity.CPU]) as session, _printing_marked():
+        steps()
+    torch_counts: Counter[str] = Counter()
+    for event in session.events():
+        if event.cpu_parent is None:
+            torch_counts.update(_outermost(event, names))
+    return differences(torch_counts, trace_counts)
+
+
+def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[Difference]:
+    """What two counts of calls differ in, by falling difference."""
+    differing = []
+    for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
+        forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]
+        by_torch, in_trace = (sum(counts.get(form, 0) for form in forms) for counts in (torch_counts, trace_counts))
+        if by_torch != in_trace:
+            differing.append(Difference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
+        else:
+            differing += [
+                Difference(form, torch_counts.get(form, 0), trace_counts.get(form, 0), OTHER_FORM)
+                for form in forms
+                if torch_counts.get(form, 0) != trace_counts.get(form, 0)
+            ]
+    return sorted(differing, key=lambda item: (-abs(item.torch_calls - item.trace_calls), item.op))
+
+
+def form_of(name: str) -> str:
+    """The name that the forms of an operator count under: `aten::add` for `aten::add_`."""
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return SAME.get(name, name)
+
+
+def count_calls(trace: str | Path) -> Counter[str]:
+    """Calls of each operator in a trace, all overloads together, by the dispatcher's names: `aten::add`."""
+    names: dict[int, str] = {}
+    calls: Counter[int] = Counter()
+    for record in read(trace):
+        if isinstance(record, Signature) and record.kind == OPERATOR:
+            namespace, _, rest = record.op.partition(".")
+            names[record.number] = f"{namespace}::{rest.partition('.')[0]}"
+        elif isinstance(record, Calls):
+            calls.update(record.signature)
+    counts: Counter[str] = Counter()
+    for number, count in calls.items():
+        if number in names:
+            counts[names[number]] += count
+    return counts
+
+
+def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
+    """Why a capture does not see an operator, or torch's record functions do not; None where that is not known."""
+    if name.startswith("profiler::"):
+        return "marks of the profiler, which itself makes others"
+    if torch_calls < trace_calls:
+        return NOT_TOLD.get(name)
+    if name in NOT_DISPATCHED:
+        return NOT_DISPATCHED[name]
+    if _is_composite(name):
+        return "composite, and called no other operator"
+    return None
+
+
+SAME = {
+    "aten::_reshape_alias": "aten::view",
+    "aten::_index_put_impl": "aten::index_put",
+    "aten::maximum": "aten::max",
+    "aten::minimum": "aten::min",
+    # the gradients of max, sort and index
+    "aten::zeros": "aten::new_zeros",
+}
+"""Operators that others turn into."""
+
+OTHER_FORM = "the same number in all forms: autograd picks another form where a dispatch mode is active"
+
+PRINTING = "opgrip: a tensor is printed"
+
+MADE_OF = {"aten::repeat_interleave": "aten::repeat_interleave", "aten::where": "aten::nonzero_numpy"}
+"""Operators with an overload that is nothing but calls of others, and which one it then calls."""
+
+NOT_DISPATCHED = {
+    "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
+    "aten::detach": "torch.tensor() detaches what it makes past the dispatcher",
+    "aten::_local_scalar_dense": "torch.tensor() of a list of tensors reads each of them past the dispatcher",
+}
+"""Operators that do not always reach a dispatch mode, and why."""
+
+NOT_TOLD = {
+    "aten::clone": "autograd copies what an operator in place overwrites, and torch tells of that below the operator",
+    "aten::detach": "torch's own copies of a tensor's metadata are operators only where a dispatch mode is active",
+    "aten::scalar_tensor": "autograd makes tensors of numbers only where a dispatch mode is active",
+}
+"""Operators that reach a dispatch mode alone, and why."""
+
+
+def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
+    name = event.name
+    if name == PRINTING:
+        return
+    if form_of(name) in names and not _is_made_of_others(event):
+        yield name
+    elif event.cpu_children:
+        for child in event.cpu_children:
+            yield from _outermost(child, names)
+    elif "::" in name and _is_operator(name):
+        yield name
+
+
+@contextmanager
+def _printing_marked() -> Iterator[None]:
+    """Let what prints a tensor stand below a mark of its own in a profile."""
+    patches = Patches()
+    patches.replace(torch.Tensor, "__repr__", _marked)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+def _marked(function: Callable[..., str]) -> Callable[..., str]:
+    def marked(*args: Any, **kwargs: Any) -> str:
+        with record_function(PRINTING):
+            return function(*args, **kwargs)
+
+    return marked
+
+
+def _is_made_of_others(event: Any) -> bool:
+    """Whether it is an overload that is made of others, or casts its arguments by autocast and calls itself again."""
+    below = {child.name for child in event.cpu_children}
+    return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below
+
+
+def _is_operator(name: str) -> bool:
+    return bool(torch._C._jit_get_schemas_for_operator(name))
+
+
+def _is_composite(name: str) -> bool:
+    """Whether every overload of an operator is made of others."""
+    kernels = _composite_kernels(name)
+    return True in kernels and False not in kernels
+
+
+def _composite_kernels(name: str) -> list[bool | None]:
+    overloads = torch._C._jit_get_schemas_for_operator(name)
+    names = (f"{name}.{overload.overload_name}" if overload.overload_name else name for overload in overloads)
+    return [_has_composite_kernel(name) for name in names]
+
+
+def _has_composite_kernel(name: str) -> bool | None:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    except RuntimeError:
+        # TorchScript's alone
+        return None

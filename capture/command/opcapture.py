@@ -1,0 +1,144 @@
+"""What `opcapture` does: it runs a model, and writes what it ran to a trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from typing import IO
+
+from opgrip.capture.command.audit import Difference, audit
+from opgrip.capture.command.capture_options import SCRIPT, check_not_for_models
+from opgrip.capture.command.closing import closing_lines
+from opgrip.capture.command.script import run_script, script_name
+from opgrip.capture.command.steps import (
+    build,
+    capture_of,
+    capture_steps,
+    check_capture,
+    check_written,
+    ignore_own_warnings,
+    make_capture,
+    output_of,
+    run_step,
+    values_problem,
+    warm_up,
+)
+from opgrip.capture.models.program import Program
+from opgrip.capture.session.capture import Capture
+from opgrip.capture.timing.own_cost import own_cost
+from opgrip.cli.command import INTERRUPTED, USAGE_ERROR
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
+from opgrip.traces.analysis.ceilings.bandwidth import bandwidth_of
+from opgrip.traces.analysis.longtail import find_longtail, print_longtail
+from opgrip.traces.table.trace import load
+
+LONGTAIL_TOP = 30
+
+
+def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
+    """Capture a script, or load a model, warm it up and capture it."""
+    reporter = Reporter("opcapture")
+    return _run_script(args, program, reporter) if program is not None else _run_model(args, reporter)
+
+
+def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Reporter) -> int:
+    check_not_for_models(args)
+    if args.output == "-":
+        raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
+    args.output = output_of(args, script_name(arguments))
+    check_capture(args)
+    capture = make_capture(args, args.output, {"script": list(arguments)})
+    with warnings.catch_warnings():
+        ignore_own_warnings()
+        status, interrupted = _run_in(capture, arguments)
+    problem: object = capture.problem
+    if problem is None:
+        _tell(capture, reporter, interrupted)
+        problem = values_problem(capture)
+    if problem:
+        reporter.say(f"error: {problem}")
+    elif args.find_longtail and capture.calls:
+        # the script's own output went to stdout
+        _print_longtail(capture, sys.stderr)
+    return status or (USAGE_ERROR if problem else 0)
+
+
+def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
+    """Run a script under a capture; its exit status, and whether the user ended it."""
+    with capture:
+        capture.discard(if_empty=True)
+        try:
+            return run_script(arguments, capture.grips.script_compiler(), capture.note_error), False
+        except KeyboardInterrupt as error:
+            capture.note_error(error)
+            return INTERRUPTED, True
+        except UserError:
+            capture.discard()
+            raise
+
+
+def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
+    if args.last is not None:
+        raise UserError("--last is for programs that may fail or be stopped", SCRIPT)
+    for name in ("audit", "find_longtail"):
+        if getattr(args, name) and args.output == "-":
+            raise UserError(f"--{name.replace('_', '-')} reads the trace again", "name a file with --output")
+    check_capture(args, args.device)
+    # what models print is not what was asked for
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        ignore_own_warnings()
+        program = build(args, reporter)
+        capture = capture_of(program, args)
+        try:
+            capture_steps(capture, program, args, reporter)
+        except KeyboardInterrupt:
+            _tell(capture, reporter, interrupted=True)
+            return INTERRUPTED
+        check_written(capture)
+        _tell(capture, reporter)
+        for line in program.finish():
+            reporter.say(line)
+        if problem := values_problem(capture):
+            raise UserError(problem)
+        if args.audit:
+            _tell_audit(_audit(build(args, reporter), capture, args, reporter), reporter)
+    if args.find_longtail:
+        _print_longtail(capture, sys.stdout)
+    return 0
+
+
+def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporter: Reporter) -> list[Difference]:
+    with reporter.doing("auditing"):
+        inputs = warm_up(program, args)
+
+        def steps() -> None:
+            while inputs:
+                run_step(program, inputs.pop())
+
+        return audit(capture.path, steps)
+
+
+def _tell_audit(differences: list[Difference], reporter: Reporter) -> None:
+    unexplained = [item for item in differences if item.explained is None]
+    for item in differences:
+        reporter.say(
+            f"audit: {item.op}: torch counts {item.torch_calls:,}, the trace {item.trace_calls:,}: "
+            f"{item.explained or 'NOT EXPLAINED'}"
+        )
+    differ = counted(len(differences), "operator differs", "operators differ")
+    reporter.say(f"audit: {differ}, {len(unexplained)} without an explanation")
+
+
+def _tell(capture: Capture, reporter: Reporter, interrupted: bool = False) -> None:
+    for line in closing_lines(capture, interrupted):
+        reporter.say(line)
+
+
+def _print_longtail(capture: Capture, file: IO[str]) -> None:
+    longtail = find_longtail([load(capture.path, unbounded=True)], bandwidth_of, own_cost())
+    print_longtail(longtail, LONGTAIL_TOP, file)

@@ -1,0 +1,153 @@
+"""Runs a user's script or module in this process, as `python` would."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import sleep
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from opgrip.capture.session.ranks import rank
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import MissingFileError, UserError, one_line
+
+FOR_GROUPS_S = 0.1
+"""A process group's threads want the interpreter to let go of a collective's tensors. DistributedDataParallel keeps the
+interpreter while it ends these threads, so they must have had their turn before, or both wait for ever (torch 2.13)."""
+
+
+def check_script(arguments: Sequence[str]) -> None:
+    """Raise `UserError` where nothing that can be run is named.
+
+    Parameters
+    ----------
+    arguments : what follows `python`: a file or `-m` and a module, then its own arguments
+    """
+    if arguments[:1] == ["-m"] and len(arguments) > 1:
+        return
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError("nothing to run follows --", "name a script, or -m and a module, then its own arguments")
+    if re.fullmatch(r"python[\d.]*", Path(arguments[0]).name) and not arguments[0].endswith(".py"):
+        raise UserError(f"{arguments[0]} is run by opcapture itself", f"leave out {arguments[0]}, name a script")
+    if not Path(arguments[0]).exists():
+        others = [str(path) for path in Path(arguments[0]).parent.glob("*.py")]
+        hint = did_you_mean(arguments[0], others, "name a script, or -m and a module")
+        raise MissingFileError(f"{arguments[0]} is not there", hint)
+
+
+def script_name(arguments: Sequence[str]) -> str:
+    """The name of what is run, fit for a file's; `arguments` as in `check_script`."""
+    return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
+
+
+def run_script(
+    arguments: Sequence[str],
+    compiled: Callable[[bytes, str], CodeType] | None = None,
+    ended_in: Callable[[BaseException], None] = lambda error: None,
+) -> int:
+    """Run it, and give the exit status that `python` would have ended with; an error's traceback goes to stderr.
+
+    Parameters
+    ----------
+    compiled : makes the code of a script of its source and its file's name; None for Python's own way
+    ended_in : is told the exception that the script ends in, `SystemExit` included
+
+    Raises
+    ------
+    UserError : where it cannot start: none of its lines ran
+    """
+    before = list(sys.argv), list(sys.path)
+    # of what the script has made, or the error whose frames hold it: it is there as long as the script's threads
+    made: object = None
+    try:
+        if arguments[0] == "-m":
+            sys.argv[:] = arguments[1:]
+            sys.path.insert(0, "")
+            made = runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv[:] = arguments
+            sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+            made = _run_file(arguments[0], compiled)
+    except SystemExit as error:
+        made = error
+        ended_in(error)
+        return _status(error.code)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        frames = _own_frames(error)
+        if frames is None:
+            raise _cannot_start(arguments, error) from error
+        made = error
+        ended_in(error)
+        traceback.print_exception(type(error), error, frames)
+        return 1
+    finally:
+        _wait_for_threads()
+        del made
+        sys.argv[:], sys.path[:] = before
+    return 0
+
+
+def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> dict[str, Any]:
+    """Run it; gives the names that it has defined."""
+    if compiled is None or not Path(file).is_file():
+        return runpy.run_path(file, run_name="__main__")
+    try:
+        code = compiled(Path(file).read_bytes(), file)
+    except SyntaxError as error:
+        # the frames of what compiled it are none of the script's
+        raise error.with_traceback(None) from None
+    before, module = sys.modules["__main__"], ModuleType("__main__")
+    vars(module).update(__file__=file, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    try:
+        exec(code, vars(module))
+    finally:
+        sys.modules["__main__"] = before
+    return vars(module)
+
+
+def _wait_for_threads() -> None:
+    """As `python` does at its end, which first tells pools of threads, whose threads else wait for work for ever."""
+    hooks: list[Callable[[], None]] = getattr(threading, "_threading_atexits", [])
+    while hooks:
+        with suppress(Exception):
+            hooks.pop()()
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    if rank() is not None:
+        sleep(FOR_GROUPS_S)
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _own_frames(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames that ran the script; None where it has no others."""
+    frames, runners = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename, "<frozen importlib")
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
+        frames = frames.tb_next
+    return frames
+
+
+def _cannot_start(arguments: Sequence[str], error: BaseException) -> UserError:
+    """Why none of a script's lines ran."""
+    name = " ".join(arguments[:2]) if arguments[0] == "-m" else arguments[0]
+    reason = str(error) if isinstance(error, ImportError) else one_line(error)
+    return UserError(f"{name} cannot start", reason)

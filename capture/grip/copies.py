@@ -1,0 +1,116 @@
+"""Copies of live arguments that were taken apart, and whether a call has written into what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from opgrip.capture.torch_compat.torch_private import storage_address, without_functions, without_modes
+from opgrip.traces.rebuild.memory import as_result
+from opgrip.traces.schema.arguments import leaves, map_leaves
+from opgrip.traces.schema.python_objects import children, outline
+
+ALIGNMENT = 16
+"""Bytes to whose multiples copies begin in memory: every dtype is aligned there."""
+
+
+@contextmanager
+def isolate_from_program() -> Iterator[None]:
+    """What runs in the block is neither seen nor changed by modes of the program, nor by its gradients."""
+    # out of inference mode: what is made in there could be used nowhere else
+    with without_modes(), without_functions(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def copy_tensors(tree: Any) -> Any:
+    """The same tree with its tensors copied: strides are kept, and those that share memory share that of the copies."""
+    with isolate_from_program():
+        tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+        copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
+    return map_leaves(lambda leaf: next(copies) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def bytes_of(tree: Any) -> int:
+    """Bytes of the memory that a tree's tensors reach over."""
+    spans: dict[int, tuple[int, int]] = {}
+    for leaf in leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            address, (first, end) = storage_address(leaf), _span(leaf)
+            span = spans.get(address, (first, end))
+            spans[address] = min(span[0], first), max(span[1], end)
+    return sum(end - first for first, end in spans.values())
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two trees hold the same, to the last bit of their tensors."""
+    with isolate_from_program():
+        return _alike(one, other)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and _equal(one, other)
+    if isinstance(one, torch.Tensor):
+        return _equal(one, other)
+    inner, its = children(one), children(other)
+    if inner is None or its is None:
+        # nan is not equal to itself, and 1 is to True
+        return _represent(one) == _represent(other)
+    names = outline(one) == outline(other) and (not isinstance(one, dict) or [*one] == [*other])
+    return names and len(inner) == len(its) and all(map(_alike, inner, its))
+
+
+def _represent(leaf: Any) -> object:
+    return sorted(map(repr, leaf)) if isinstance(leaf, set | frozenset) else repr(leaf)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    if one.is_meta or one.numel() == 0:
+        return True
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    spans: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        first, end = _span(tensor)
+        span = spans.get(storage_address(tensor), (first, end))
+        spans[storage_address(tensor)] = min(span[0], first), max(span[1], end)
+    memory = {}
+    for tensor in tensors:
+        address = storage_address(tensor)
+        if address not in memory:
+            first, end = spans[address]
+            memory[address] = _part(tensor, first // ALIGNMENT * ALIGNMENT, end)
+    return [_over(tensor, spans[storage_address(tensor)][0], memory[storage_address(tensor)]) for tensor in tensors]
+
+
+def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:
+    """A copy of a tensor over a copy of its memory, which begins at the byte `first` of the original."""
+    offset = tensor.storage_offset() - first // ALIGNMENT * ALIGNMENT // tensor.dtype.itemsize
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    copy = empty.set_(memory, offset if tensor.numel() else 0, tensor.shape, tensor.stride())
+    return as_result(copy) if tensor.requires_grad else copy
+
+
+def _part(tensor: torch.Tensor, first: int, end: int) -> torch.UntypedStorage:
+    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return empty.set_(tensor.untyped_storage(), first, (end - first,), (1,)).clone().untyped_storage()
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor reaches over: the first, and the one after the last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    size, offset = tensor.dtype.itemsize, int(tensor.storage_offset())
+    return offset * size, (offset + int(reach) + 1) * size

@@ -1,0 +1,236 @@
+"""Grips the functions that patterns name, wherever a program has them, and writes each as a sample."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from opgrip.capture.grip.calls import write_calls
+from opgrip.capture.grip.copies import isolate_from_program
+from opgrip.capture.grip.decorating import CannotDecorate, decorated_inside, decorated_module
+from opgrip.capture.grip.patterns import LOCALS, Pattern, Target, find_targets, plain_function, refusal
+from opgrip.capture.grip.rebinding import loaded_modules, rebind
+from opgrip.capture.grip.watch import Keep, Keeper, Watched, own_work
+from opgrip.capture.hooks.late_modules import LateModules
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.errors import one_line
+from opgrip.hook_errors import raise_if_from_program
+
+Compile = Callable[[bytes, str], CodeType]
+
+KEEP = Keep()
+
+
+class Grips:
+    """While it is entered, the functions that its patterns name are gripped, those of modules loaded later too.
+
+    And so are those that `grip` is given.
+
+    Parameters
+    ----------
+    patterns : which functions; `grip` takes others
+    keep : what is kept of each
+    to : the folder that samples are written into, each once it has the calls that are wanted, the others by `finish`;
+        None for no samples
+    recorder : of the trace that calls are recorded in, None for none
+
+    Attributes
+    ----------
+    written : the samples' folders
+    refused : by a function's name, why it could not be gripped, or no sample be made of it
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[Pattern] = (),
+        keep: Keep = KEEP,
+        to: Path | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.patterns = tuple(patterns)
+        self.written: list[Path] = []
+        self.refused: dict[str, str] = {}
+        self._keep = keep
+        # the program may go to another folder
+        self._to = None if to is None else to.absolute()
+        self._recorder = recorder
+        self._watched: dict[tuple[int, str | None], Watched] = {}
+        self._codes: dict[FunctionType, Any] = {}
+        self._lent: list[tuple[type, str]] = []
+        self._matched: set[Pattern] = set()
+        self._done: set[int] = set()
+        self._writing: list[threading.Thread] = []
+        self._one_at_a_time = threading.Lock()
+        self._pid = os.getpid()
+        self._late = LateModules(
+            lambda name: any(item.matches_module(name) for item in self.patterns), self._grip_module
+        )
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """The functions that are gripped."""
+        return tuple(self._watched.values())
+
+    def __enter__(self) -> Grips:
+        for watched in self.watched:
+            watched.active = True
+        if self.patterns:
+            self._grip_in(loaded_modules())
+            self._late.__enter__()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        for watched in self.watched:
+            watched.active = False
+        if not self.patterns:
+            return
+        self._late.__exit__()
+        for function, code in self._codes.items():
+            function.__code__ = code
+        self._codes.clear()
+        for owner, name in self._lent:
+            type.__delattr__(owner, name)
+        self._lent.clear()
+        rebind({watched.wrapper: watched.function for watched in self.watched})
+
+    def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
+        """A function, or a static or class method, with its calls gripped; as it is where that cannot be."""
+        function = plain_function(value)
+        candidate = value if function is None else function
+        name = entry or str(getattr(candidate, "__qualname__", None) or candidate)
+        reason = refusal(candidate)
+        if reason is not None or function is None:
+            self.refused[name] = str(reason)
+            return value
+        wrapper = self._watch(Target(function, owner, name)).wrapper
+        return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
+
+    def finish(self) -> None:
+        """Write the samples that have calls and are not written yet, and tell of the patterns that matched nothing."""
+        for thread in self._writing:
+            thread.join()
+        for watched in self.watched:
+            if watched.keeper is not None and watched.called:
+                self._write(watched.keeper)
+        called = [watched.entry for watched in self.watched if watched.called]
+        for pattern in self.patterns:
+            if pattern not in self._matched:
+                self.refused[str(pattern)] = "it matches no function that the program loaded"
+            elif not any(map(pattern.matches, [*called, *self.refused])):
+                self.refused[str(pattern)] = "no function that it matches was called"
+
+    def script_compiler(self) -> Compile | None:
+        """What compiles a script so that its functions are gripped when they are made; None where none is meant."""
+        patterns = [item for item in self.patterns if item.matches_module("__main__")]
+        if not patterns:
+            return None
+
+        def is_gripped(qualname: str) -> bool:
+            matching_patterns = {item for item in patterns if item.matches(qualname)}
+            self._matched |= matching_patterns
+            return bool(matching_patterns)
+
+        return lambda source, file: decorated_module(source, file, is_gripped, self.grip)
+
+    def _grip_module(self, module: ModuleType) -> None:
+        try:
+            with own_work():
+                self._grip_in([module])
+        except Exception as error:
+            raise_if_from_program(error)
+            self.refused[module.__name__] = one_line(error)
+
+    def _grip_in(self, modules: Iterable[ModuleType]) -> None:
+        modules = list(modules)
+        replacements: dict[FunctionType, FunctionType] = {}
+        for module in modules:
+            for target in find_targets(module, self.patterns):
+                self._matched.update(item for item in self.patterns if item.matches(target.qualname))
+                if target.inside is not None:
+                    self._grip_inside(target, target.inside)
+                elif any(target.function is watched.wrapper for watched in self.watched):
+                    # another module has imported it
+                    continue
+                elif (reason := refusal(target.function)) is not None:
+                    self.refused[target.qualname] = reason
+                elif target.inherited:
+                    self._lend(target)
+                else:
+                    replacements[target.function] = self._watch(target).wrapper
+        rebind(replacements, modules if len(modules) == 1 else None)
+
+    def _lend(self, target: Target) -> None:
+        """Give a class the method that it has from another one, gripped, as its own."""
+        name = target.qualname.rpartition(".")[2]
+        if (target.owner, name) not in self._lent:
+            assert target.owner is not None
+            method = inspect.getattr_static(target.owner, name)
+            wrapper = self._watch(target).wrapper
+            kind = type(method)
+            type.__setattr__(target.owner, name, kind(wrapper) if kind in (staticmethod, classmethod) else wrapper)
+            self._lent.append((target.owner, name))
+
+    def _grip_inside(self, target: Target, around: FunctionType) -> None:
+        if around in self._codes:
+            return
+        outer = around.__qualname__
+        code = around.__code__
+
+        def is_gripped(qualname: str) -> bool:
+            return any(pattern.matches(qualname) for pattern in self.patterns)
+
+        try:
+            around.__code__ = decorated_inside(around, outer, is_gripped, self.grip)
+            self._codes[around] = code
+        except CannotDecorate as error:
+            self.refused[target.qualname] = str(error)
+
+    def _watch(self, target: Target) -> Watched:
+        """A function as it is watched, the same whenever it is asked for."""
+        function = target.function
+        # a function that is made whenever another one runs is one function all the same
+        is_local = LOCALS in target.qualname
+        key = (id(function.__code__ if is_local else function), target.qualname if target.inherited else None)
+        previous = self._watched.get(key)
+        if previous is not None and previous.function is function:
+            return previous
+        keeper = previous.keeper if previous is not None else None
+        if keeper is None and self._to is not None:
+            keeper = Keeper(function, target.owner, target.qualname, self._keep, self._write_beside)
+        watched = Watched(function, target.qualname, self._recorder, keeper)
+        self._watched[key] = watched
+        return watched
+
+    def _write_beside(self, keeper: Keeper) -> None:
+        """Write a function's sample while the program goes on."""
+        thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
+        self._writing.append(thread)
+        with own_work() if self._recorder is None else self._recorder.own_work():
+            thread.start()
+
+    def _write(self, keeper: Keeper) -> None:
+        """Write a function's sample, once."""
+        if self._to is None or os.getpid() != self._pid:
+            return
+        try:
+            with self._one_at_a_time, own_work(), isolate_from_program():
+                if id(keeper) not in self._done:
+                    self._done.add(id(keeper))
+                    self._write_sample(keeper, self._to)
+        except Exception as error:
+            self.refused[keeper.entry] = str(error) if hasattr(error, "hint") else one_line(error)
+
+    def _write_sample(self, keeper: Keeper, to: Path) -> None:
+        # not before it is needed: it reads syntax trees
+        from opgrip.capture.grip.source import write_folder
+
+        gripped = keeper.gripped()
+        if not gripped.calls:
+            self.refused[keeper.entry] = ", ".join(keeper.lost) or "its calls did not end"
+            return
+        self.written.append(write_folder(gripped, to, lambda folder: write_calls(folder, gripped)))

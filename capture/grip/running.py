@@ -1,0 +1,165 @@
+"""Watches what a call runs: how many operators, for how long, and which of the tags they earn it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from time import perf_counter_ns
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+
+from opgrip.capture.torch_compat.compiler_private import OrderlyMode, hide_from_compiler, leave_compiled
+from opgrip.capture.torch_compat.higher_order_private import see_higher_order
+from opgrip.hook_errors import raise_if_from_program
+
+INPUT_AWARE = "InputAware"
+DATA_DEPENDENT_SHAPE = "DataDependentShape"
+ADVANCED_INDEXING = "AdvancedIndexing"
+IN_PLACE = "InPlace"
+REDUCE = "Reduce"
+BROADCAST = "Broadcast"
+VIEW = "ViewAttribute"
+RANDOM = "Random"
+"""The words of `opgrip.samples.tags.Tag` that a run tells of; the others are the source's."""
+
+_INDEXING = frozenset(
+    {
+        *("index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put", "gather", "take"),
+        *("scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy", "index_fill"),
+        *("index_reduce", "masked_select", "masked_scatter", "put"),
+    }
+)
+_REDUCTIONS = frozenset(
+    {
+        *("sum", "nansum", "mean", "amax", "amin", "aminmax", "prod", "norm", "linalg_vector_norm", "any", "all"),
+        *("argmax", "argmin", "std", "std_mean", "var", "var_mean", "logsumexp", "median", "nanmedian", "mode"),
+        *("count_nonzero", "max", "min"),
+    }
+)
+_DEPENDENT_SHAPES = frozenset(
+    {
+        *("nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"),
+        *("unique_dim_consecutive", "repeat_interleave"),
+    }
+)
+_READS_VALUES = frozenset({"_local_scalar_dense", "item", "equal", "allclose", "is_nonzero"})
+_NO_VIEWS = frozenset({"detach", "alias", "lift_fresh", "_conj", "_neg_view"})
+_MASKS = (torch.bool, torch.uint8)
+
+
+class _Spent(threading.local):
+    """The time that watching took in this thread, in ns: it is no part of what is watched."""
+
+    ns = 0
+
+
+spent = _Spent()
+
+
+class Running(OrderlyMode):
+    """Counts the operators of a block, below autograd and autocast.
+
+    Attributes
+    ----------
+    operators : how many ran
+    operator_ns : their time
+    tags : what they are told by
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        see_higher_order(type(self))
+        self.operators = self.operator_ns = 0
+        self._tags_by_call: dict[tuple[Any, ...], frozenset[str]] = {}
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """What was seen."""
+        return frozenset[str]().union(*self._tags_by_call.values())
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run as it is: else it would give other results than without us."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # whether torch is to wrap the handler in its guard, for which it imports its compiler
+        return not cls._hidden
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator, and take note of it."""
+        entered = perf_counter_ns()
+        kwargs = kwargs or {}
+        self._look(func, args, kwargs)
+        before, start = spent.ns, perf_counter_ns()
+        result = func(*args, **kwargs)
+        end = perf_counter_ns()
+        self.operators += 1
+        # an outer call may be watched too
+        self.operator_ns += end - start - (spent.ns - before)
+        spent.ns += start - entered + perf_counter_ns() - end
+        return result
+
+    _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))
+
+    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            shapes = tuple((tuple(item.shape), item.dtype in _MASKS) for item in _tensors((*args, *kwargs.values())))
+            key = (func, shapes)
+            if key not in self._tags_by_call:
+                self._tags_by_call[key] = frozenset(tags_of(func, shapes))
+        except Exception as error:
+            raise_if_from_program(error)
+            # an operator without tags is no reason to disturb its program
+            self._tags_by_call.setdefault((func,), frozenset())
+
+
+leave_compiled(Running)
+
+
+def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
+    """The tags that one operator's call earns the function that made it.
+
+    Parameters
+    ----------
+    shapes : of the tensors that it takes, in order, each with whether it could be a mask
+    """
+    name = func._schema.name.partition("::")[2]
+    plain = name.rstrip("_")
+    torch_tags = {str(tag).rpartition(".")[2] for tag in func.tags}
+    if name in _READS_VALUES:
+        yield INPUT_AWARE
+    masked = plain in ("index", "index_put", "_index_put_impl") and any(mask for _, mask in shapes[1:])
+    if name in _DEPENDENT_SHAPES or (name == "index" and masked):
+        yield DATA_DEPENDENT_SHAPE
+    if plain in _INDEXING:
+        yield ADVANCED_INDEXING
+    if func._schema.is_mutable:
+        yield IN_PLACE
+    # max and min of two tensors are none
+    if plain in _REDUCTIONS and func._overloadname != "other":
+        yield REDUCE
+    sizes = [shape for shape, _ in shapes if shape]
+    if "pointwise" in torch_tags and len(set(sizes)) > 1:
+        yield BROADCAST
+    if plain not in _NO_VIEWS and any(
+        result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns
+    ):
+        yield VIEW
+    if "nondeterministic_seeded" in torch_tags:
+        yield RANDOM
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)

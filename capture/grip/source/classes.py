@@ -1,0 +1,276 @@
+"""Which parts of classes a sample needs: the methods and attributes that its code may read off their objects."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from opgrip.capture.grip.source.class_parts import (
+    CONSTRUCTORS,
+    NO_BASES,
+    defines,
+    functions_of,
+    has_changed,
+    is_special,
+    is_taken,
+    is_whole,
+    makes_descriptor,
+    overrides,
+    provider_of,
+)
+from opgrip.capture.grip.source.collect import Collector
+from opgrip.capture.grip.source.decorators import find_definition
+from opgrip.capture.grip.source.fields import Mentioned, named_in
+from opgrip.capture.grip.source.files import first_line
+from opgrip.capture.grip.source.items import ClassItem, Item, PartItem, Piece
+from opgrip.capture.grip.source.names import Receiver
+from opgrip.capture.grip.source.packages import is_imported, module_of
+from opgrip.capture.grip.source.resolve import evaluate, namespace_of_class, python_function
+from opgrip.capture.grip.source.walker import names_of
+from opgrip.errors import UserError
+
+
+class Classes:
+    """Finds the parts of the classes that a collector met.
+
+    Parameters
+    ----------
+    own : classes of the objects whose method is the sample; such a module's `forward` is not called unseen
+    """
+
+    def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
+        self._collector = collector
+        self._own = frozenset(own)
+        self._reads = 0
+
+    def meet(self, thing: type | FunctionType, user: Item) -> None:
+        """Enter that there are objects of a class, or that a function is an argument, which an item needs."""
+        if isinstance(thing, FunctionType):
+            item = self._collector.function(thing, thing.__name__)
+        else:
+            item = self._collector.class_item(thing)
+        self._needs(user, item)
+        if isinstance(item, ClassItem):
+            item.is_live = item.has_bases = True
+
+    def part(self, cls: type, name: str) -> Item:
+        """The item of an attribute that a class itself has."""
+        item = self._collector.class_item(cls)
+        if not isinstance(item, ClassItem) or is_whole(cls):
+            if isinstance(item, ClassItem):
+                item.is_live = True
+            return item
+        if name not in item.parts:
+            part = item.parts[name] = PartItem(name, cls.__module__, owner=item)
+            part.need(item)
+            self._collector.remember(("part", id(cls), name), part)
+            self._take(part, cls, item)
+        return item.parts[name]
+
+    def _take(self, part: PartItem, cls: type, item: ClassItem) -> None:
+        value = vars(cls)[part.name]
+        statements = [node for node in item.node.body if defines(node, part.name, cls)]
+        try:
+            part.pieces = list(self._pieces(statements, value, part, cls, item))
+        except UserError as error:
+            part.refuse(str(error))
+        if part.pieces:
+            for piece in part.pieces:
+                self._collector.scan(piece, part)
+        else:
+            part.value = value
+            self._collector.check(value, part, f"{cls.__name__}.{part.name}")
+
+    def _pieces(
+        self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
+    ) -> Iterator[Piece]:
+        """The statements of a class that define an attribute; none where it was set since."""
+        namespace = namespace_of_class(cls)
+        functions = {
+            (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
+            for function in functions_of(value)
+            if (inner := python_function(function)) is not None
+        }
+        all_definitions = all(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in statements)
+        for node in statements:
+            if all_definitions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                function = functions.get((item.file.name, first_line(node)))
+                if function is None:
+                    continue
+                definition = find_definition(function)
+                piece = self._collector.function_piece(definition, part, cls)
+                piece.dropped = tuple(one for one in definition.dropped if not makes_descriptor(one, piece, value))
+                yield piece
+            elif not isinstance(node, ast.Assign | ast.AnnAssign) or not has_changed(node, value):
+                yield Piece(item.file, node, namespace, names_of(node), cls)
+
+    # what may be read
+
+    def expand(self, objects: Iterable[Any], root: Item) -> None:
+        """Take the parts that the code may use, until that takes in no more code.
+
+        Parameters
+        ----------
+        objects : the arguments and results of recorded calls
+        root : what needs their classes
+        """
+        objects = list(objects)
+        before = (-1, -1)
+        while (now := self._size()) != before:
+            before = now
+            self._read_off_classes()
+            mentioned = Mentioned(mention for mention, _, _ in self._collector.mentions)
+            for thing in named_in(objects, mentioned):
+                self.meet(thing, root)
+            for item in self._collector.classes:
+                if item.is_live or item.has_bases:
+                    self._take_bases(item)
+                if item.is_live:
+                    self._take_live(item, mentioned)
+            self._take_own()
+
+    def _size(self) -> tuple[int, int]:
+        flags = sum(item.is_live + item.is_made + item.has_bases for item in self._collector.classes)
+        return len(self._collector.items), flags
+
+    def _read_off_classes(self) -> None:
+        reads = self._collector.class_reads
+        while self._reads < len(reads):
+            item, name, user, early = reads[self._reads]
+            self._reads += 1
+            cls = provider_of(item.cls.__mro__, name)
+            if cls is None or is_imported(cls.__module__):
+                # an inherited function that makes objects, as that of autograd functions does
+                item.is_live = item.is_made = item.has_bases = True
+                continue
+            user.need(self.part(cls, name), early)
+            if cls is not item.cls:
+                user.need(self._collector.class_item(cls), early)
+            if isinstance(vars(cls)[name], classmethod):
+                item.is_live = item.is_made = item.has_bases = True
+
+    def _take_bases(self, item: ClassItem) -> None:
+        """Enter the imported classes that a class inherits from, and its metaclass."""
+        meta = type(item.cls)
+        if not is_imported(meta.__module__):
+            self.meet(meta, item)
+        if is_whole(item.cls):
+            self._take_whole(item)
+            return
+        for between in map(self._collector.find_item, item.cls.__mro__[1:]):
+            if isinstance(between, ClassItem):
+                between.has_bases = True
+        if item.bases:
+            return
+        for cls in filter(is_taken, item.cls.__mro__):
+            written_as = self._base_expressions(cls)
+            for base in cls.__bases__:
+                if is_imported(base.__module__) and base not in NO_BASES:
+                    item.bases[base] = written_as.get(base)
+        for base, piece in item.bases.items():
+            if piece is not None:
+                self._collector.scan(piece, item)
+            elif (base_item := self._collector.of_value(base)) is not None:
+                item.need(base_item, early=True)
+        self._take_decorators(item)
+
+    def _base_expressions(self, cls: type) -> dict[type, Piece]:
+        """How a class's source writes the classes that it inherits from."""
+        item = self._collector.class_item(cls)
+        if not isinstance(item, ClassItem):
+            return {}
+        namespace = namespace_of_class(cls)
+        # what a generic class holds is for type checkers
+        plain = (one.value if isinstance(one, ast.Subscript) else one for one in item.node.bases)
+        base_objects = ((evaluate(one, namespace), one) for one in plain)
+        pieces = ((base, Piece(item.file, one, namespace, names_of(one))) for base, one in base_objects)
+        return {base: piece for base, piece in pieces if isinstance(base, type)}
+
+    def _take_decorators(self, item: ClassItem) -> None:
+        namespace = namespace_of_class(item.cls)
+        for decorator in item.node.decorator_list:
+            if self._stays(decorator, item.cls):
+                piece = Piece(item.file, decorator, namespace, names_of(decorator))
+                item.decorators.append(piece)
+                self._collector.scan(piece, item)
+
+    @staticmethod
+    def _stays(decorator: ast.expr, cls: type) -> bool:
+        """Whether a class decorator is of an imported package; the project's own register classes."""
+        decorator_object = evaluate(
+            decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
+        )
+        return is_imported(module_of(decorator_object) or "opgrip")
+
+    def _take_whole(self, item: ClassItem) -> None:
+        if item.whole is not None:
+            return
+        dropped = tuple(one for one in item.node.decorator_list if not self._stays(one, item.cls))
+        namespace = namespace_of_class(item.cls)
+        item.whole = Piece(item.file, item.node, namespace, names_of(item.node), dropped=dropped)
+        self._collector.scan(item.whole, item)
+
+    def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
+        """Take the parts that code may read off an object without naming its class."""
+        cls = item.cls
+        for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
+            provider = provider_of(cls.__mro__, name)
+            if provider is None or is_imported(provider.__module__):
+                continue
+            if name in CONSTRUCTORS:
+                if item.is_made:
+                    self._needs(item, self.part(provider, name))
+            elif name == "forward" and issubclass(cls, torch.nn.Module) and cls not in self._own:
+                self._needs(item, self.part(provider, name))
+            elif mentioned.of_others(name) or is_special(provider, name) or overrides(cls, name):
+                part = self.part(provider, name)
+                if part not in item.may_need:
+                    item.may_need.append(part)
+
+    def _take_own(self) -> None:
+        """Take what methods read off their own object, their own class, and `super()`."""
+        for mention, piece, user in tuple(self._collector.mentions):
+            if piece.cls is None or mention.receiver is Receiver.ANY:
+                continue
+            for cls in self._own_classes(piece.cls):
+                mro = cls.__mro__
+                if mention.receiver is Receiver.SUPER:
+                    mro = mro[mro.index(piece.cls) + 1 :]
+                names = {name for base in mro for name in vars(base) if re.fullmatch(mention.attribute, name)}
+                for name in names:
+                    self._needs_from(mro, name, user)
+        for item in self._collector.classes:
+            for part in list(item.parts.values()):
+                for piece in part.pieces:
+                    self._take_calls(piece, item, part)
+
+    def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
+        """Take what it needs to make an object of its own class, or to call its own object."""
+        is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
+        for cls in self._own_classes(item.cls):
+            own_item = self._collector.class_item(cls)
+            if piece.names.makes_own or (piece.names.calls_self and is_class_method):
+                if isinstance(own_item, ClassItem):
+                    own_item.is_live = own_item.is_made = own_item.has_bases = True
+            elif piece.names.calls_self and issubclass(cls, torch.nn.Module):
+                self._needs_from(cls.__mro__, "forward", part)
+
+    def _own_classes(self, cls: type) -> list[type]:
+        """The classes of which a method's object may be."""
+        live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
+        return live or [cls]
+
+    def _needs_from(self, mro: tuple[type, ...], name: str, user: Item) -> None:
+        provider = provider_of(mro, name)
+        if provider is not None and is_taken(provider):
+            self._needs(user, self.part(provider, name))
+
+    @staticmethod
+    def _needs(user: Item, needed: Item) -> None:
+        if needed is not user and needed not in user.needs:
+            user.need(needed)

@@ -1,0 +1,303 @@
+"""Collects what a function needs: from free names to live objects, from those to their source, and so on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from opgrip.capture.grip.source.constants import is_filled, is_literal, lost_defaults, made_by_call, statement_of
+from opgrip.capture.grip.source.decorators import FunctionDefinition, find_definition
+from opgrip.capture.grip.source.files import FUNCTIONS, find_class
+from opgrip.capture.grip.source.imports import live_import, source_module
+from opgrip.capture.grip.source.items import (
+    BuiltinItem,
+    ClassItem,
+    FunctionItem,
+    Item,
+    Link,
+    Piece,
+    ValueItem,
+)
+from opgrip.capture.grip.source.names import Mention, Role, Use
+from opgrip.capture.grip.source.packages import is_imported, module_of
+from opgrip.capture.grip.source.resolve import (
+    Kind,
+    Meaning,
+    kind_of,
+    namespace_of,
+    python_function,
+    resolve,
+)
+from opgrip.capture.grip.source.table import ItemTable
+from opgrip.capture.grip.source.values import Inexpressible, Refer, express, express_class
+from opgrip.capture.grip.source.walker import names_of
+from opgrip.errors import UserError
+
+_BY_TEXT = ("eval", "globals")
+_OF_EACH_MODULE = ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__builtins__", "__class__")
+_USUAL = {"numpy": "np", "pandas": "pd"}
+
+
+class Collector(ItemTable):
+    """Enters the items of one sample.
+
+    Parameters
+    ----------
+    words : strings that arguments hold, by which code may find functions
+
+    Attributes
+    ----------
+    mentions : attributes whose owner the source does not tell, with the piece that reads them and its item
+    class_reads : attributes that are read off a class, with the item that reads them, and whether its definition does
+    """
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.words = frozenset(words)
+        self.mentions: list[tuple[Mention, Piece, Item]] = []
+        self.class_reads: list[tuple[ClassItem, str, Item, bool]] = []
+
+    # source
+
+    def scan(self, piece: Piece, item: Item) -> None:
+        """Enter what a piece of source needs; the item is refused where something of that cannot be had."""
+        skipped = {
+            id(part) for one in (*piece.dropped, *(node for node, _ in piece.defaults)) for part in ast.walk(one)
+        }
+        uses = [one for one in piece.names.uses if id(one.nodes[0]) not in skipped and one.name not in _OF_EACH_MODULE]
+        # imports first: what a helper imports under another name is called as here
+        for use in sorted(uses, key=lambda one: resolve(one, piece.namespace).kind is not Kind.IMPORT):
+            self._link(use, piece, item)
+        for mention in piece.names.mentions:
+            self.mentions.append((_mangle(mention, piece), piece, item))
+        for statement in piece.names.imports:
+            self._local_import(statement, piece, item)
+        if any(isinstance(link.item, BuiltinItem) and link.item.name in _BY_TEXT for link in piece.links):
+            self._link_words(piece, item)
+        for annotation in piece.names.annotations:
+            meant = [(use, resolve(use, piece.namespace)) for use in annotation.uses]
+            piece.hints.append((annotation, meant))
+
+    def _link(self, use: Use, piece: Piece, item: Item) -> None:
+        early = use.role is Role.DEFINE
+        if early and piece.cls is not None and use.name in vars(piece.cls):
+            own = self.class_item(piece.cls)
+            if isinstance(own, ClassItem):
+                self.class_reads.append((own, use.name, item, False))
+            return
+        meaning = resolve(use, piece.namespace)
+        needed = self._item(meaning, use, piece)
+        if needed is None:
+            piece.absent.add(use.name)
+            return
+        item.need(needed, early)
+        piece.links.append(Link(use, needed, meaning.attribute_count))
+        if not isinstance(needed, ClassItem):
+            return
+        needed.has_bases |= not meaning.rest or use.role is Role.CHECK
+        if meaning.rest:
+            self.class_reads.append((needed, meaning.rest[0], item, early))
+        elif use.role is not Role.CHECK:
+            needed.is_live = needed.is_made = True
+
+    def _link_words(self, piece: Piece, item: Item) -> None:
+        """Enter the functions and classes that a piece may find by their names in strings."""
+        for word in sorted(piece.names.words | self.words):
+            use = Use(word, (), (), Role.TEXT)
+            meaning = resolve(use, piece.namespace)
+            if meaning.kind in (Kind.FUNCTION, Kind.CLASS):
+                needed = self._item(meaning, use, piece)
+                assert needed is not None
+                item.need(needed)
+                piece.links.append(Link(use, needed, 0))
+                if isinstance(needed, ClassItem):
+                    needed.is_live = needed.is_made = needed.has_bases = True
+
+    def _local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: Item) -> None:
+        """Enter what an import statement inside a function binds, where that is not imported in a sample either."""
+        package = piece.namespace.variables.get("__package__") or ""
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
+            if not all(map(is_imported, names)):
+                item.refuse(f"{item.name} imports {', '.join(names)} as a whole")
+            return
+        module = source_module(statement, package)
+        # what nothing imported so far, no call that was recorded came by
+        live = [(alias, live_import(module, alias.name)) for alias in statement.names]
+        if is_imported(module) or any(thing is None for _, thing in live):
+            return
+        bound = []
+        for alias, thing in live:
+            name = alias.asname or alias.name
+            use = Use(name, (), (ast.Name(name),), Role.RUN)
+            needed = self._item(Meaning(kind_of(thing), thing, 0, ()), use, piece)
+            if needed is not None:
+                item.need(needed)
+                bound.append((name, needed))
+                if isinstance(needed, ClassItem):
+                    needed.is_live = needed.is_made = needed.has_bases = True
+        piece.local_imports.append((statement, bound))
+
+    # live objects
+
+    def _item(self, meaning: Meaning, use: Use, piece: Piece) -> Item | None:
+        """The item that a name in a piece of source stands for; None where nothing is bound to it."""
+        thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
+        if meaning.kind is Kind.ABSENT:
+            return (
+                self.add_refused(f"{'.'.join((use.name, *use.attributes))} is not there")
+                if meaning.attribute_count
+                else None
+            )
+        if meaning.kind is Kind.BUILTIN:
+            return self.builtin(getattr(thing, "__name__", name))
+        # what is gripped itself is taken in, of whatever package it is
+        if meaning.kind is Kind.FUNCTION or self.knows_function(thing):
+            return self.function(thing, name, meaning.rest[:1])
+        if meaning.kind is Kind.CLASS:
+            return self.class_item(thing)
+        imported = self.add_import(thing, name, meaning.rest, piece)
+        if imported is not None:
+            return imported
+        if isinstance(thing, ModuleType):
+            return self.add_refused(f"the module {thing.__name__} is used as a value")
+        if meaning.kind is Kind.IMPORT:
+            return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by a name")
+        return self._value(thing, name, piece, meaning.attribute_count)
+
+    def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> Item:
+        """The item of a Python function, or of what decorators made of one.
+
+        Parameters
+        ----------
+        name : that it is used by, which becomes that of a lambda, or of a function that another one made
+        attributes : that are read off it
+        """
+        key = ("function", id(thing))
+        item = self._items.get(key)
+        if item is None:
+            item = FunctionItem(name, getattr(python_function(thing), "__module__", None) or "")
+            self.remember(key, item, thing)
+            self._take_function(item, thing)
+        own = getattr(thing, "__dict__", {})
+        for attribute in attributes:
+            if attribute in own and isinstance(item, FunctionItem):
+                item.attributes[attribute] = own[attribute]
+                self.check(own[attribute], item, f"{name}.{attribute}")
+        return item
+
+    def _take_function(self, item: FunctionItem, thing: Any) -> None:
+        if hasattr(thing, "registry") and hasattr(thing, "dispatch"):
+            item.refuse(f"{item.name} is of functools.singledispatch, whose functions register themselves")
+            return
+        try:
+            definition = find_definition(thing)
+        except UserError as error:
+            item.refuse(str(error))
+            return
+        if not any(isinstance(around, FUNCTIONS) for around in definition.file.enclosing(definition.node)):
+            item.name = getattr(definition.node, "name", item.name)
+        item.piece = self.function_piece(definition, item)
+        self.scan(item.piece, item)
+
+    def function_piece(self, definition: FunctionDefinition, item: Item, cls: type | None = None) -> Piece:
+        """The source of a function, whose default arguments are written by value where what they name is gone.
+
+        Parameters
+        ----------
+        cls : the class that it stands in
+        """
+        namespace = namespace_of(definition.function)
+        is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
+        piece = Piece(
+            definition.file, definition.node, namespace, names_of(definition.node, is_method), cls, definition.dropped
+        )
+        piece.defaults = tuple(lost_defaults(definition, piece))
+        for _, value in piece.defaults:
+            self.check(value, item, "a default argument")
+        return piece
+
+    def class_item(self, cls: type) -> Item:
+        """The item of a class, so far without any of its parts."""
+        key = ("class", id(cls))
+        if key in self._items:
+            return self._items[key]
+        try:
+            file, node = find_class(cls)
+        except UserError as error:
+            item: Item = ValueItem(cls.__name__, cls.__module__, value=cls, is_class=True)
+            self.remember(key, item, cls)
+            try:
+                express_class(cls, self.referring(item))
+            except Inexpressible:
+                item.refuse(str(error))
+            return item
+        item = ClassItem(name=cls.__name__, module=cls.__module__, cls=cls, file=file, node=node)
+        self.remember(key, item, cls)
+        return item
+
+    # values
+
+    def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> Item:
+        key = ("value", name, id(thing))
+        if key in self._items:
+            return self._items[key]
+        item = ValueItem(name, piece.namespace.module, value=thing)
+        self.remember(key, item, thing)
+        statement = None if attribute_count else statement_of(name, piece)
+        if statement is not None and not is_literal(statement, thing):
+            try:
+                express(thing, self.referring(item))
+                return item
+            except Inexpressible:
+                stays = made_by_call(statement, piece.namespace, thing) or is_filled(statement, thing)
+                statement = statement if stays else None
+        if statement is None:
+            self.check(thing, item, "the value")
+            return item
+        item.piece = Piece(piece.file, statement, piece.namespace, names_of(statement))
+        self.scan(item.piece, item)
+        return item
+
+    def check(self, value: Any, item: Item, what: str) -> None:
+        """Enter what a value refers to, and refuse the item where there is no text that would make the value anew."""
+        try:
+            express(value, self.referring(item))
+        except Inexpressible as error:
+            item.refuse(f"{what} of {item.name} is {error}, for which there is no literal")
+
+    def referring(self, user: Item) -> Refer:
+        """Gives what stands for a class, function or module within a value of an item, which then needs it."""
+
+        def refer(thing: Any) -> str:
+            item = self.of_value(thing)
+            if item is None:
+                raise Inexpressible(f"{thing!r}")
+            user.need(item, early=True)
+            return item.name
+
+        return refer
+
+    def of_value(self, thing: Any) -> Item | None:
+        """The item of a class, function or module within a value; None where it has none."""
+        kind, name = kind_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
+        if kind is Kind.BUILTIN:
+            return self.builtin(thing.__name__)
+        if kind is Kind.FUNCTION:
+            return self.function(thing, name)
+        if kind is Kind.CLASS:
+            item = self.class_item(thing)
+            if isinstance(item, ClassItem):
+                item.is_live = item.is_made = item.has_bases = True
+            return item
+        return self.add_import(thing, _USUAL.get(name, name), (), None)
+
+
+def _mangle(mention: Mention, piece: Piece) -> Mention:
+    """What is read off an object, under the name that Python gives it inside a class: `_Coder__scale` for `__scale`."""
+    name = mention.attribute
+    if piece.cls is None or not name.startswith("__") or name.endswith("__"):
+        return mention
+    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.receiver)

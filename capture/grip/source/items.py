@@ -1,0 +1,270 @@
+"""What a sample's module is to have, and what of it needs what."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from opgrip.capture.grip.source.files import SourceFile
+from opgrip.capture.grip.source.imports import Import
+from opgrip.capture.grip.source.names import Annotation, Names, Use
+from opgrip.capture.grip.source.resolve import Meaning, Namespace
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """Something that a sample's module is to have.
+
+    Attributes
+    ----------
+    name : that it has where it comes from
+    module : where it comes from
+    refusal : why it cannot be taken out, None where it can
+    needs : what it does not work without
+    early : those of `needs` that have to be there when it is defined
+    may_need : what it works without, as far as can be told
+    """
+
+    name: str
+    module: str
+    refusal: str | None = None
+    needs: list[Item] = field(default_factory=list)
+    early: list[Item] = field(default_factory=list)
+    may_need: list[Item] = field(default_factory=list)
+
+    def need(self, item: Item, early: bool = False) -> None:
+        """Enter what it does not work without."""
+        self.needs.append(item)
+        if early:
+            self.early.append(item)
+
+    def refuse(self, reason: str) -> None:
+        """Enter why it cannot be taken out; the first reason counts."""
+        self.refusal = self.refusal or reason
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A use of an item in a piece of source.
+
+    Attributes
+    ----------
+    attribute_count : how many of the use's attributes the item's name stands for, besides the use's name
+    """
+
+    use: Use
+    item: Item
+    attribute_count: int
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """A definition or statement that is taken over, and what its free names mean.
+
+    Attributes
+    ----------
+    cls : the class in whose body it stands
+    dropped : decorators that are left out
+    defaults : default arguments that are written by their value, since what they name is gone
+    absent : free names that nothing is bound to
+    local_imports : import statements of the project inside functions, with the names that they bind
+    hints : type annotations, with what the names in them mean
+    """
+
+    file: SourceFile
+    node: ast.AST
+    namespace: Namespace
+    names: Names
+    cls: type | None = None
+    dropped: tuple[ast.expr, ...] = ()
+    defaults: tuple[tuple[ast.expr, Any], ...] = ()
+    links: list[Link] = field(default_factory=list)
+    absent: set[str] = field(default_factory=set)
+    local_imports: list[tuple[ast.ImportFrom, list[tuple[str, Item]]]] = field(default_factory=list)
+    hints: list[tuple[Annotation, list[tuple[Use, Meaning]]]] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class BuiltinItem(Item):
+    """What Python has under that name everywhere."""
+
+
+@dataclass(eq=False, slots=True)
+class ImportItem(Item):
+    """What is imported."""
+
+    statement: Import = field(default_factory=lambda: Import("", None, ""))
+
+
+@dataclass(eq=False, slots=True)
+class ValueItem(Item):
+    """A constant.
+
+    Attributes
+    ----------
+    piece : the statement that it is taken over from; None where it is written by its value
+    is_class : the value is a class that a call of `namedtuple` or `Enum` made
+    """
+
+    value: Any = None
+    piece: Piece | None = None
+    is_class: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class FunctionItem(Item):
+    """A function.
+
+    Attributes
+    ----------
+    attributes : those of its own that are read
+    """
+
+    piece: Piece | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class ClassItem(Item):
+    """A class.
+
+    Attributes
+    ----------
+    whole : all of it, where it is not taken by parts
+    decorators : those that stay
+    bases : the imported classes that it inherits from, itself or by classes that a sample may do without, as the source
+        writes them, None where it does not
+    is_live : there may be objects of it
+    is_made : its constructor may be called
+    has_bases : classes that it inherits from and that are imported matter
+    """
+
+    cls: type
+    file: SourceFile
+    node: ast.ClassDef
+    whole: Piece | None = None
+    decorators: list[Piece] = field(default_factory=list)
+    bases: dict[type, Piece | None] = field(default_factory=dict)
+    parts: dict[str, PartItem] = field(default_factory=dict)
+    is_live: bool = False
+    is_made: bool = False
+    has_bases: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class PartItem(Item):
+    """A method or attribute of a class.
+
+    Attributes
+    ----------
+    pieces : the statements that define it; none where it is written by its value
+    """
+
+    owner: ClassItem | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    value: Any = None
+
+
+def unit(item: Item) -> Item:
+    """What is defined at the module's top level: the class of a part."""
+    return item.owner if isinstance(item, PartItem) and item.owner is not None else item
+
+
+def pieces_of(item: Item) -> list[Piece]:
+    """The source that an item is made of, the parts of a class aside."""
+    if isinstance(item, FunctionItem | ValueItem):
+        return [item.piece] if item.piece is not None else []
+    if isinstance(item, PartItem):
+        return item.pieces
+    if isinstance(item, ClassItem):
+        bases = [piece for piece in item.bases.values() if piece is not None]
+        return [*item.decorators, *bases, *([item.whole] if item.whole is not None else [])]
+    return []
+
+
+def refusals(items: Iterable[Item]) -> dict[Item, list[Item]]:
+    """The items that cannot be taken out, each with the way from it to the one that is to blame, itself included."""
+    users: dict[Item, list[Item]] = {}
+    ways: dict[Item, list[Item]] = {}
+    for item in items:
+        for needed in item.needs:
+            users.setdefault(needed, []).append(item)
+        if item.refusal is not None:
+            ways[item] = [item]
+    queue = list(ways)
+    for item in queue:
+        for user in users.get(item, ()):
+            if user not in ways:
+                ways[user] = [user, *ways[item]]
+                queue.append(user)
+    return ways
+
+
+def reachable(root: Item, refused: Iterable[Item]) -> list[Item]:
+    """All that an item needs or may need and that can be taken out, itself included."""
+    refused, reachable_items, queue = set(refused), {root: None}, [root]
+    for item in queue:
+        for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
+            if needed not in reachable_items:
+                reachable_items[needed] = None
+                queue.append(needed)
+    return list(reachable_items)
+
+
+def in_order(root: Item, included: Iterable[Item]) -> list[Item]:
+    """The items in an order in which each stands after what its definition needs, and helpers before their users."""
+    included = list(included)
+    units = list(dict.fromkeys(map(unit, included)))
+    early: dict[Item, list[Item]] = {one: [] for one in units}
+    needs: dict[Item, list[Item]] = {one: [] for one in units}
+    for item in included:
+        early[unit(item)] += [unit(one) for one in item.early]
+        needs[unit(item)] += [unit(one) for one in (*item.needs, *item.may_need)]
+    return list(_Order(early, needs).run([unit(root), *units]))
+
+
+class _Order:
+    """Visits what an item needs before it, without ever putting it before what its definition needs."""
+
+    def __init__(self, early: dict[Item, list[Item]], needs: dict[Item, list[Item]]) -> None:
+        self._early = early
+        self._needs = needs
+        self._open: set[Item] = set()
+        self._done: dict[Item, None] = {}
+
+    def run(self, items: Iterable[Item]) -> Iterable[Item]:
+        for item in items:
+            self._visit(item)
+        return self._done
+
+    def _visit(self, item: Item) -> None:
+        if item in self._done or item in self._open:
+            return
+        self._open.add(item)
+        for needed in self._early[item]:
+            self._visit(needed)
+        # a decorator calls its helpers when it decorates
+        called = [one for needed in self._early[item] if isinstance(needed, FunctionItem) for one in self._all(needed)]
+        for needed in (*called, *self._needs[item]):
+            if needed in self._early and not self._open & set(self._all_early(needed)):
+                self._visit(needed)
+        self._open.discard(item)
+        self._done[item] = None
+
+    def _all(self, item: Item) -> Iterator[Item]:
+        return self._closure(item, self._needs)
+
+    def _all_early(self, item: Item) -> Iterator[Item]:
+        return self._closure(item, self._early)
+
+    @staticmethod
+    def _closure(item: Item, edges: dict[Item, list[Item]]) -> Iterator[Item]:
+        closure = {item: None}
+        queue = [item]
+        for one in queue:
+            yield one
+            new = [needed for needed in edges.get(one, ()) if needed not in closure]
+            closure.update(dict.fromkeys(new))
+            queue += dict.fromkeys(new)

@@ -1,0 +1,225 @@
+"""From a gripped function to the text of a module that stands alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from opgrip.capture.grip.gripped import Gripped
+from opgrip.capture.grip.source.classes import Classes
+from opgrip.capture.grip.source.collect import Collector
+from opgrip.capture.grip.source.fields import Everything, named_in, words_in
+from opgrip.capture.grip.source.hints import hints_of
+from opgrip.capture.grip.source.items import (
+    ClassItem,
+    FunctionItem,
+    ImportItem,
+    Item,
+    PartItem,
+    ValueItem,
+    in_order,
+    pieces_of,
+    reachable,
+    refusals,
+)
+from opgrip.capture.grip.source.layout import Layout
+from opgrip.capture.grip.source.names import Role
+from opgrip.capture.grip.source.naming import names_for
+from opgrip.capture.grip.source.packages import is_imported, is_of_python, top_level
+from opgrip.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a function needs, collected.
+
+    Attributes
+    ----------
+    root : the function, or the method's place in its class
+    items : all that the sample has, the root first
+    left_out : why parts of its classes that nothing is known to need are not among them, by `Class.part`
+    """
+
+    collector: Collector
+    root: Item
+    items: tuple[Item, ...]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleText:
+    """A module that stands alone.
+
+    Attributes
+    ----------
+    entry : the function in it: `delta2bbox`, `Coder.decode`
+    classes : names in it of the classes and functions among the arguments, by `module:qualname` where they come from
+    projects : top-level packages and modules whose source was taken in
+    imports : top-level packages that it imports, those of Python aside
+    absent : free names in it that nothing is bound to where it comes from
+    left_out : why parts of its classes that nothing is known to need are not in it, by `Class.part`
+    """
+
+    text: str
+    entry: str
+    classes: dict[str, str]
+    projects: frozenset[str]
+    imports: frozenset[str]
+    absent: frozenset[str]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def take(gripped: Gripped) -> Requirements:
+    """All that a function needs.
+
+    Raises
+    ------
+    UserError : where something of that cannot be taken out, with the reason
+    """
+    collector = Collector(words_in(objects_of(gripped)))
+    root, classes = _enter_function(gripped, collector)
+    classes.expand(objects_of(gripped), root)
+    refused = refusals(collector.items)
+    if root in refused:
+        raise UserError(f"{gripped.entry} cannot be taken out", _reason(refused[root]))
+    items = reachable(root, refused)
+    for item in items:
+        if isinstance(item, ClassItem):
+            # a class stands after those that it inherits from, even past others between them
+            item.early += [one for one in map(collector.find_item, item.cls.__mro__[1:]) if one in items]
+    left_out = {_label(part): _reason(refused[part]) for item in items for part in item.may_need if part in refused}
+    return Requirements(collector, root, tuple(items), left_out)
+
+
+def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
+    """The text of a module that holds a function and all that it needs.
+
+    Parameters
+    ----------
+    origin : where the function comes from, in words
+    """
+    hints = hints_of(requirements.collector, requirements.items)
+    items = (*requirements.items, *hints.items)
+    ordered = in_order(requirements.root, items)
+    names = names_for(_by_claim(requirements, items, ordered))
+    _check_texts(items, names)
+    entry = _entry(gripped, requirements, names)
+    layout = Layout(requirements.collector, requirements.root, items, names, hints.annotations)
+    text = layout.module(f"{entry} of {origin}, and what it needs.", ordered)
+    return ModuleText(
+        text,
+        entry,
+        dict(_argument_names(gripped, requirements, names)),
+        frozenset(top_level(item.module) for item in items if _is_source(item)),
+        frozenset(
+            top_level(item.statement.module)
+            for item in items
+            if isinstance(item, ImportItem) and not is_of_python(item.statement.module)
+        ),
+        frozenset(name for item in items for piece in pieces_of(item) for name in piece.absent),
+        requirements.left_out,
+    )
+
+
+def owner_of(gripped: Gripped) -> type | None:
+    """The class of a method, also of one that was gripped inside the class's body."""
+    path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
+    if gripped.owner is not None or not path:
+        return gripped.owner
+    for call in gripped.calls:
+        for first in call.args[:1]:
+            for cls in first.__mro__ if isinstance(first, type) else type(first).__mro__:
+                if cls.__qualname__.rpartition("<locals>.")[2] == path:
+                    return cls
+    thing: Any = sys.modules.get(gripped.function.__module__)
+    for name in path.split("."):
+        thing = getattr(thing, name, None)
+    if not isinstance(thing, type):
+        raise UserError(f"the class of {gripped.entry} is not found", "grip it after the class is made")
+    return thing
+
+
+def _enter_function(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
+    """The item of the function itself."""
+    function, owner = gripped.function, owner_of(gripped)
+    method = gripped.entry.rpartition(".")[2]
+    if owner is None:
+        classes = Classes(collector)
+        if isinstance(function, partial):
+            root: Item = ValueItem(gripped.name, "", value=function)
+            collector.remember(root, root)
+            collector.check(function, root, "the function")
+            return root, classes
+        if isinstance(function, MethodType):
+            raise UserError(f"{gripped.entry} is bound to an object", "grip it on its class")
+        return collector.function(function, method if method.isidentifier() else gripped.name), classes
+    first = [call.args[0] for call in gripped.calls if call.args]
+    classes = Classes(collector, {owner, *(type(one) for one in first if isinstance(one, owner))})
+    provider = next((cls for cls in owner.__mro__ if method in vars(cls)), None)
+    if provider is None:
+        raise UserError(f"{owner.__qualname__} has no {method}", "name one of its methods")
+    root = classes.part(provider, method)
+    item = collector.class_item(owner)
+    if item is not root:
+        root.need(item)
+    if isinstance(item, ClassItem) and not isinstance(vars(provider)[method], staticmethod):
+        item.is_live = item.has_bases = True
+    return root, classes
+
+
+def objects_of(gripped: Gripped) -> Iterator[Any]:
+    """What the calls took and gave."""
+    for call in gripped.calls:
+        yield from (call.args, call.kwargs, call.results)
+        if call.after is not None:
+            yield call.after
+
+
+def _reason(way: Sequence[Item]) -> str:
+    """Why an item is refused, by the way from it to the one that is to blame."""
+    through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
+    return f"{way[-1].refusal} (by way of {through})"
+
+
+def _label(item: Item) -> str:
+    return f"{item.owner.name}.{item.name}" if isinstance(item, PartItem) and item.owner is not None else item.name
+
+
+def _by_claim(requirements: Requirements, items: tuple[Item, ...], ordered: list[Item]) -> list[Item]:
+    """The items in the order in which they may choose their names."""
+    root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
+    first: list[Item] = [] if root is None else [root]
+    live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
+    imports = [item for item in items if isinstance(item, ImportItem)]
+    return list(dict.fromkeys([*first, *live, *imports, *ordered, *items]))
+
+
+def _entry(gripped: Gripped, requirements: Requirements, names: dict[Item, str]) -> str:
+    owner = owner_of(gripped)
+    if owner is None:
+        return names[requirements.root]
+    return f"{names[requirements.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
+
+
+def _check_texts(items: Iterable[Item], names: dict[Item, str]) -> None:
+    """Raise `UserError` where something that is found by its name in a string has another name in the sample."""
+    for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
+        if link.use.role is Role.TEXT and names[link.item] != link.use.name:
+            raise UserError(f"{link.use.name} is found by its name", "another function of the sample has that name")
+
+
+def _argument_names(gripped: Gripped, requirements: Requirements, names: dict[Item, str]) -> Iterator[tuple[str, str]]:
+    for thing in named_in(objects_of(gripped), Everything()):
+        item = requirements.collector.find_item(thing)
+        if item is not None and item in names and not isinstance(item, ImportItem):
+            yield f"{thing.__module__}:{thing.__qualname__}", names[item]
+
+
+def _is_source(item: Item) -> bool:
+    if isinstance(item, FunctionItem | ClassItem):
+        return not is_imported(item.module)
+    return False

@@ -1,0 +1,130 @@
+"""Programs with compiled regions: run as the operators they were made of, or recorded region by region."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from opgrip.capture.command.choices import OPERATORS
+from opgrip.capture.hooks.dispatch import RecordingMode
+from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.torch_compat.compiler_private import leave_compiled
+from opgrip.capture.torch_compat.higher_order_private import compiling_as_unwatched, place_of_compiling, stance_here
+from opgrip.traces.schema.records import COMPILED
+
+_KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
+
+
+class OpaqueMode(RecordingMode):
+    """Leaves compiled code as it is, and sees the operators that it still calls."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch may run compiled code under this mode."""
+        return True
+
+
+leave_compiled(OpaqueMode)
+
+
+class CompiledWatch:
+    """While it is entered, compiled regions are seen.
+
+    Parameters
+    ----------
+    compiled : `operators` runs what is compiled as the operators that it was made of, and leaves it compiled; `opaque`
+        makes each call of a region that inductor compiled one call
+    """
+
+    def __init__(self, recorder: Recorder, compiled: str) -> None:
+        self.recorder = recorder
+        self.compiled = compiled
+        self._hooks = ExitStack()
+        self._patches = Patches()
+
+    def __enter__(self) -> CompiledWatch:
+        if self.compiled == OPERATORS:
+            # else torch marks what it meets under a mode as not to be compiled, for good
+            self._hooks.enter_context(_eager)
+            place = place_of_compiling()
+            if place is not None:
+                self._patches.replace(*place, lambda entered: compiling_as_unwatched(entered, _eager.stance_before))
+        else:
+            from torch._inductor.output_code import CompiledFxGraph
+
+            self._patches.replace(CompiledFxGraph, "__call__", self._recording)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hooks.close()
+        self._patches.undo()
+
+    def _recording(self, original: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
+        @functools.wraps(original)
+        def recorded(graph: Any, inputs: Sequence[Any]) -> Any:
+            mode = None
+            try:
+                name = f"torch.compile:{region_name(graph)}"
+                mode = self.recorder.mode_here()
+            except Exception as error:
+                self.recorder.drop("compiled region", error)
+            if mode is None:
+                return original(graph, inputs)
+            return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})
+
+        return recorded
+
+
+class _Eager:
+    """Torch's stance to run without the compiler, from the first capture's start to the last one's end."""
+
+    _before = "default"
+
+    def __init__(self) -> None:
+        self._captures = 0
+        self._stance: AbstractContextManager[Any] = nullcontext()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._captures == 0:
+                self._before = stance_here()
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+            self._captures += 1
+
+    def stance_before(self) -> str:
+        """The one that the program had taken."""
+        return self._before
+
+    def __exit__(self, *ignored: object) -> None:
+        with self._lock:
+            self._captures -= 1
+            if self._captures == 0:
+                self._stance.__exit__(None, None, None)
+
+
+_eager = _Eager()
+
+
+def region_name(graph: Any) -> str:
+    """The kernels that a compiled region launches, in order, as inductor's code names them."""
+    region: str | None = getattr(graph, "_opgrip_name", None)
+    if region is None:
+        launches = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))
+        region = "+".join(dict.fromkeys(name for name in launches if not name.endswith(_NOT_KERNELS))) or "region"
+        graph._opgrip_name = region
+    return region
+
+
+_NOT_KERNELS = ("_reinterpret_tensor", "empty_strided_cpu", "empty_strided_cuda", "assert_size_stride")

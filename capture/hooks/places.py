@@ -1,0 +1,176 @@
+"""Where a program is when it makes a call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from weakref import ref
+
+import torch
+from torch import nn
+
+from opgrip.capture.hooks.qualified_names import qualified_name
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+_CALLS_FORWARD = nn.Module._call_impl.__code__
+_OF_GRAPHS = "<eval_with_key>"
+"""What the name of code begins with that torch wrote of a graph."""
+_OF_TRITON = "triton."
+_OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
+_OWN_PACKAGES = tuple(
+    f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces")
+)
+"""Packages whose functions are not the program's. Samples and built-in models are programs."""
+_RUNNER = "opgrip.cli.command"
+"""Module that runs a command of opgrip: frames around it are of the command, not of the program that it runs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """What the hooks say of where a thread is. `Places` makes each only once, so that they compare by identity.
+
+    Attributes
+    ----------
+    module, module_type : path and class of the innermost module that runs; both empty outside all modules
+    phase : `forward`, `backward` or `optimizer`
+    inside : as a `Scope` has it; None where the program itself runs
+    autocast : the device types that autocast is on for, with its dtype, such as `cpu:bfloat16`; empty where it is off
+    gripped : whether `inside` is a gripped function, or an operator that takes functions
+    modules : by a module's id, the module and the place that calling it from here leads to
+    """
+
+    module: str
+    module_type: str
+    phase: str
+    inside: str | None
+    autocast: str
+    gripped: bool = False
+    modules: dict[int, tuple[ref[nn.Module], Place]] = field(default_factory=dict, repr=False)
+
+
+class Places:
+    """All places of a capture."""
+
+    def __init__(self) -> None:
+        self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Place] = {}
+
+    def at(
+        self,
+        module: str = "",
+        module_type: str = "",
+        phase: str = FORWARD,
+        inside: str | None = None,
+        autocast: str = "",
+        gripped: bool = False,
+    ) -> Place:
+        """The place with these attributes."""
+        key = (module, module_type, phase, inside, autocast, gripped)
+        place = self._places_by_key.get(key)
+        return self._places_by_key.setdefault(key, Place(*key)) if place is None else place
+
+    def module(self, place: Place, path: str, kind: str) -> Place:
+        """The same place, in another module."""
+        return self.at(path, kind, place.phase, place.inside, place.autocast, place.gripped)
+
+    def phase(self, place: Place, phase: str) -> Place:
+        """The same place, in another phase."""
+        return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
+
+    def inside(self, place: Place, name: str, gripped: bool = False) -> Place:
+        """The same place, inside a function that is a call of its own."""
+        return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
+
+    def autocast(self, place: Place, autocast: str) -> Place:
+        """The same place, under another autocast."""
+        return self.at(place.module, place.module_type, place.phase, place.inside, autocast, place.gripped)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of the program.
+
+    Attributes
+    ----------
+    function : its qualified name
+    file : of a module by its name, `mmdet/models/necks/fpn.py`; of a script below the working directory from there
+    """
+
+    function: str
+    file: str
+    line: int
+
+
+class CallSites:
+    """Finds the program's own frames on the stack: those of torch, Triton and opgrip are passed over.
+
+    Parameters
+    ----------
+    depth : how many frames to give, from the innermost
+    """
+
+    def __init__(self, depth: int = 1) -> None:
+        self.depth = depth
+        self._files: dict[CodeType, str | None] = {}
+
+    def here(self) -> tuple[Site, ...]:
+        """The innermost frames of the program that runs in this thread."""
+        frame: FrameType | None = sys._getframe(1)
+        sites: list[Site] = []
+        while frame is not None and len(sites) < self.depth:
+            code = frame.f_code
+            if frame.f_globals.get("__name__") == _RUNNER:
+                break
+            if code not in self._files:
+                self._files[code] = _short_name(code.co_filename, frame.f_globals.get("__name__"))
+            file = self._files[code]
+            if file is not None:
+                sites.append(Site(qualified_name(code, frame.f_globals), file, frame.f_lineno or 0))
+            frame = frame.f_back
+        return tuple(sites)
+
+
+def innermost_module() -> nn.Module | None:
+    """The module that the innermost method on this thread's stack belongs to.
+
+    Hooks tell of calls of modules; of a method such as `head.loss()`, only the stack does. It is looked at as far as
+    the call that hooks told of.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALLS_FORWARD:
+        names = frame.f_code.co_varnames
+        is_graph = frame.f_code.co_filename.startswith(_OF_GRAPHS)
+        if names and names[0] == "self" and not is_graph and frame.f_trace is None:
+            variables = frame.f_locals
+            owner = variables.get("self")
+            if sys.version_info < (3, 13):
+                # it is a copy that would keep the variables' values alive; later it is the variables themselves
+                variables.clear()
+            if isinstance(owner, nn.Module):
+                return owner
+        frame = frame.f_back
+    return None
+
+
+def is_running(frame: FrameType) -> bool:
+    """Whether a frame is on this thread's stack."""
+    above: FrameType | None = sys._getframe(1)
+    while above is not None:
+        if above is frame:
+            return True
+        above = above.f_back
+    return False
+
+
+def _short_name(file: str, module: object) -> str | None:
+    """A file's name as a trace holds it; None for a file that is not the program's."""
+    if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith((_OF_TRITON, *_OWN_PACKAGES)):
+        return None
+    if isinstance(module, str) and module != "__main__" and file.endswith(".py"):
+        path = module.replace(".", "/")
+        return f"{path}/__init__.py" if Path(file).name == "__init__.py" else f"{path}.py"
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here)

@@ -1,0 +1,220 @@
+"""Tells each thread's mode where the program is: the module that runs, whether an optimizer does, autocast."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FunctionType, TracebackType
+from typing import Any, cast
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from opgrip.capture.hooks.contexts import describe_autocast
+from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.hooks.places import OPTIMIZER, Place
+from opgrip.capture.hooks.thread_mode import ThreadMode
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.timing.budget import Thinning
+from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
+from opgrip.hook_errors import is_from_program
+from opgrip.traces.schema.records import HIGHER_ORDER
+
+
+class ModulePaths:
+    """The paths of the modules that were met, by identity: modules may compare as they like.
+
+    Parameters
+    ----------
+    model : the module that paths begin at; else each outermost module that is called begins its own
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._paths_by_id: dict[int, tuple[ref[nn.Module], str]] = {}
+        if model is not None:
+            self._name_all(model)
+
+    def of(self, module: nn.Module) -> str | None:
+        """The path of a module; None where none is known."""
+        entry = self._paths_by_id.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else None
+
+    def called(self, module: nn.Module, above: str | None) -> str:
+        """The path of a module that is called.
+
+        Parameters
+        ----------
+        above : path of the module that calls it; None outside all modules
+        """
+        path = self.of(module)
+        if path is None and above is None:
+            self._name_all(module)
+            path = ""
+        elif path is None:
+            # called, but not registered, by the module above it
+            path = ".".join(filter(None, (above, f"({type(module).__name__})")))
+            self._paths_by_id[id(module)] = (ref(module), path)
+        return path
+
+    def _name_all(self, root: nn.Module) -> None:
+        # not by named_modules, which passes over a module that equals another one
+        queue, visited_ids = [("", root)], set()
+        for path, module in queue:
+            if id(module) in visited_ids:
+                continue
+            visited_ids.add(id(module))
+            if self.of(module) is None:
+                self._paths_by_id[id(module)] = (ref(module), path)
+            children = ((name, child) for name, child in module._modules.items() if child is not None)
+            queue += [(f"{path}.{name}" if path else name, child) for name, child in children]
+
+
+class ScopeWatch:
+    """While it is entered, keeps the places of all threads' modes up to date."""
+
+    def __init__(self, recorder: Recorder, model: nn.Module | None = None) -> None:
+        self.recorder = recorder
+        self._paths = ModulePaths(model)
+        self._hooks = ExitStack()
+        self._patches = Patches()
+        recorder.path_of = self._paths.of
+
+    def __enter__(self) -> ScopeWatch:
+        self._hooks.callback(register_optimizer_step_pre_hook(self._enter_optimizer).remove)
+        self._hooks.callback(register_optimizer_step_post_hook(self._leave_optimizer).remove)
+        # torch's hooks around forward cost three times as much
+        self._patches.replace(nn.Module, "__call__", self._watching_call)
+        for name in ("__enter__", "__exit__"):
+            self._patches.replace(torch.autocast, name, self._watching_autocast)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._patches.undo()
+        self._hooks.close()
+
+    def _watching_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        here, enter, is_traced = self._mode_here, self._enter_module, torch.compiler.is_dynamo_compiling
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # the compiler, which takes this for the module's call, knows the answer and sees the call alone
+            if is_traced():
+                return original(module, *args, **kwargs)
+            mode, depth = here()
+            if mode is None:
+                return original(module, *args, **kwargs)
+            try:
+                enter(mode, depth, module)
+                return original(module, *args, **kwargs)
+            except Exception as error:
+                if not depth and self.recorder.module_raised is not None:
+                    self._tell(self.recorder.module_raised, error)
+                raise
+            finally:
+                try:
+                    mode.leave_to(depth)
+                except BaseException as error:
+                    # it was interrupted, or has failed behind the point at which the place is left
+                    mode.leave_to(depth)
+                    self.recorder.drop("module scope", error)
+
+        return functools.wraps(original)(watched)
+
+    def _mode_here(self) -> tuple[ThreadMode | None, int]:
+        """Return the mode that follows this thread, None if none does, and its depth."""
+        try:
+            mode = self.recorder.mode_in_step()
+            if mode is None:
+                self.recorder.passed += 1
+                return None, 0
+            mode.settle()
+            depth = mode.depth()
+            # what an outermost one raises ends a step
+            if self.recorder.thinning and depth and self.recorder.leave_out(Thinning.SCOPES):
+                return None, 0
+            return mode, depth
+        except Exception as error:
+            self.recorder.drop("module scope", error)
+            return None, 0
+
+    def _enter_module(self, mode: ThreadMode, depth: int, module: nn.Module) -> None:
+        try:
+            place = mode.place
+            there = place.modules.get(id(module))
+            if there is None or there[0]() is not module:
+                there = (ref(module), self._place_in(module, place))
+                place.modules[id(module)] = there
+            if not place.module_type:
+                mode.look_at_settings()
+            mode.enter(module, there[1])
+        except Exception as error:
+            mode.leave_to(depth)
+            self.recorder.drop("module scope", error)
+
+    def _place_in(self, module: nn.Module, place: Place) -> Place:
+        if place.gripped and (place.inside or "").startswith(HIGHER_ORDER) and isinstance(module, GraphModule):
+            # torch made it of a function that the operator takes
+            return place
+        path = self._paths.called(module, place.module if place.module_type else None)
+        return self.recorder.places.module(place, path, type(module).__name__)
+
+    def _enter_optimizer(self, optimizer: Any, *ignored: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        try:
+            mode = self.recorder.mode_in_step()
+            if mode is None:
+                return
+            mode.settle()
+            mode.look_at_settings()
+            # the frame that runs the step: if that fails, no hook tells
+            mode.enter(optimizer, self.recorder.places.phase(mode.place, OPTIMIZER), sys._getframe(1))
+        except Exception as error:
+            self.recorder.drop("optimizer scope", error)
+
+    def _leave_optimizer(self, optimizer: Any, *ignored: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        try:
+            mode = self.recorder.mode_in_step()
+            if mode is not None:
+                mode.leave(optimizer)
+                self.recorder.steps.end_optimizer_step(optimizer)
+        except Exception as error:
+            self.recorder.drop("optimizer scope", error)
+
+    def _tell(self, told: Callable[[BaseException], None], error: Exception) -> None:
+        try:
+            told(error)
+        except Exception as fault:
+            self.recorder.drop("module that raised", fault)
+
+    def _watching_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                self._note_autocast()
+            except BaseException as error:
+                if is_from_program(error):
+                    # or calls to come would have the wrong scope
+                    self._note_autocast()
+                self.recorder.drop("autocast scope", error)
+            return result
+
+        return watched
+
+    def _note_autocast(self) -> None:
+        mode = self.recorder.mode_in_step()
+        if mode is not None:
+            mode.set_autocast(describe_autocast())
+
+
+# what a compiled step leaves to Python between its regions
+for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
+    hide_from_compiler(cast(FunctionType, hook))

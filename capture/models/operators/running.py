@@ -1,0 +1,153 @@
+"""Runs the samples of operators: each is tried where no capture sees it, and run again if it brings something new."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from opgrip.capture.models.operators.coverage import Coverage
+from opgrip.capture.models.operators.drawing import seeded
+from opgrip.capture.models.operators.entry import Arguments, Entry
+from opgrip.capture.models.operators.selecting import has_sizes, spread
+from opgrip.capture.models.operators.trials import run_backward, try_call
+from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.traces.schema.torch_names import plain_name
+
+TRIALS = 3
+"""Samples that are tried for each that is to be run, before a dtype is given up."""
+
+Resize = Callable[[Entry, Arguments], Iterator[Arguments]]
+"""Gives what a sample is replaced by, in the order in which to try them."""
+
+
+class SampleScope(nn.Module):
+    """Stands for an operator among the modules of a trace, so that its calls are found by its name."""
+
+    def forward(self, run: Callable[[], Any]) -> Any:
+        """Run a sample."""
+        return run()
+
+
+@dataclass(slots=True)
+class SampleRunner:
+    """Runs the samples of entries.
+
+    Attributes
+    ----------
+    most : samples of an entry and dtype that are run; 0 for all
+    resize : gives samples other shapes; None to leave them
+    calls : keys of the operator calls that are in the trace by now
+    """
+
+    device: str
+    seed: int
+    most: int
+    coverage: Coverage
+    resize: Resize | None = None
+    calls: set[Hashable] = field(default_factory=set)
+
+    def run(self, entry: Entry, scope: nn.Module) -> None:
+        """Run an entry's samples, of all dtypes; what fails is counted, and ends nothing."""
+        self.coverage.entries += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                dtypes, differentiable = entry.dtypes(self.device), entry.differentiable(self.device)
+            except Exception as error:
+                self.coverage.fail(entry.name, "", error)
+                return
+            for dtype in dtypes:
+                with seeded(self.seed, entry.name, dtype):
+                    self._run_dtype(entry, dtype, dtype in differentiable, scope)
+
+    def operators_of(self, entries: Iterable[Entry]) -> set[Any]:
+        """The operators that the first samples of entries call, of the first dtype that each takes."""
+        operators: set[Any] = set()
+        for entry in entries:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with suppress(Exception):
+                    dtype = entry.dtypes(self.device)[0]
+                    with_gradients = dtype in entry.differentiable(self.device)
+                    with seeded(self.seed, entry.name, dtype):
+                        samples = spread(entry.samples(self.device, dtype, with_gradients))
+                        for sample in islice(samples, TRIALS):
+                            operators |= try_call(entry.function, sample, with_gradients).operators
+        return operators
+
+    def _run_dtype(self, entry: Entry, dtype: torch.dtype, with_gradients: bool, scope: nn.Module) -> None:
+        named = plain_name(dtype)
+        try:
+            with without_modes(), without_functions():
+                samples = list(spread(entry.samples(self.device, dtype, with_gradients)))
+            if self.resize is not None:
+                samples = [sample for sample in samples if has_sizes(sample)] or samples
+        except Exception as error:
+            self.coverage.fail(entry.name, named, error)
+            return
+        ran = 0
+        for sample in samples if not self.most else islice(samples, TRIALS * self.most):
+            ran += self._run_sample(entry, sample, named, with_gradients, scope)
+            if self.most and ran == self.most:
+                break
+        if entry.in_place is not None:
+            self._run_in_place(entry, entry.in_place, dtype, scope)
+
+    def _run_sample(self, entry: Entry, sample: Arguments, dtype: str, with_gradients: bool, scope: nn.Module) -> bool:
+        """Run a sample, in other shapes where these are asked for; whether it brought something new."""
+        with without_modes(), without_functions():
+            tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
+        for arguments in tries:
+            is_new = self._try_call(entry, entry.function, arguments, dtype, with_gradients, scope)
+            if not isinstance(is_new, Exception):
+                return is_new
+        assert isinstance(is_new, Exception), "the loop ran"
+        self.coverage.fail(entry.name, dtype, is_new)
+        return False
+
+    def _run_in_place(self, entry: Entry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module) -> None:
+        """Run the variant that writes into its first argument, on the first samples that it takes."""
+        with without_modes(), without_functions():
+            samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
+        for sample in samples:
+            # many cannot hold what the sample gives
+            if self._try_call(entry, function, sample, plain_name(dtype), False, scope) is True:
+                return
+
+    def _try_call(
+        self,
+        entry: Entry,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        dtype: str,
+        with_gradients: bool,
+        scope: nn.Module,
+    ) -> bool | Exception:
+        """Run a call where a trial of it runs and calls something new; whether it did, or why it does not run."""
+        try:
+            trial = try_call(function, arguments, with_gradients)
+        except Exception as error:
+            return error
+        if trial.calls <= self.calls:
+            return False
+        scope(partial(_run, function, arguments, trial.backward == ""))
+        self.calls |= trial.calls
+        self.coverage.samples += 1
+        self.coverage.operators |= trial.operators
+        if trial.backward:
+            self.coverage.fail(entry.name, dtype, f"backward: {trial.backward}")
+        return True
+
+
+def _run(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> None:
+    result = function(*arguments[0], **arguments[1])
+    if with_gradients:
+        run_backward(result, arguments)

@@ -1,0 +1,207 @@
+"""Sample calls made from an operator's schema, where its arguments are tensors and plain values."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, product
+from typing import Any
+
+import torch
+
+from opgrip.capture.models.operators.categories import CUSTOM, SCHEMA
+from opgrip.capture.models.operators.drawing import seeded
+from opgrip.capture.models.operators.entry import Arguments, Entry
+from opgrip.capture.models.operators.forked import try_all
+from opgrip.capture.models.operators.registered import is_custom, name_of
+from opgrip.traces.schema.torch_names import DTYPES, plain_name
+
+SHAPES = ((4, 4), (2, 4, 8, 8), (3,), (2, 4, 8), (2, 4, 8, 8, 8), ())
+"""Of tensors, tried in turn, all tensors of a call alike."""
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+WHOLE = (torch.int64, torch.bool)
+MOST_TRIALS = 150
+"""Samples of an operator that are tried with a dtype."""
+WHOLE_PARTS = ("ind", "offset", "length", "repeats", "target", "pivot", "seqlen", "label")
+"""What names of arguments have in them that are whole numbers."""
+BOOL_PARTS = ("mask", "condition")
+VALUES: dict[str, tuple[Any, ...]] = {
+    "IntType": (1, 0, 2),
+    "SymIntType": (1, 0, 2),
+    "FloatType": (0.5, 1.0),
+    "NumberType": (1, 0.5),
+    "ComplexType": (1.0,),
+    "BoolType": (False, True),
+    "SymBoolType": (False,),
+}
+"""By kind of argument, the values that are tried in turn for those that have no default."""
+LENGTHS = (2, 1, 3, 4)
+"""Of lists, tried in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the arguments of a call are made.
+
+    Attributes
+    ----------
+    shape : of its tensors
+    length : of its lists
+    values : of its numbers, by their kind
+    """
+
+    shape: tuple[int, ...]
+    length: int
+    values: Mapping[str, Any]
+    device: str
+    dtype: torch.dtype
+    wants_grad: bool
+
+
+def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[Entry], dict[str, str]]:
+    """Operators with samples that they run with on the processor; and of the others why there are none, by name.
+
+    Parameters
+    ----------
+    seed : of the values that the samples hold
+    """
+    reasons: dict[str, str] = {}
+    candidates = []
+    for function in functions:
+        if reason := why_not(function):
+            reasons[name_of(function)] = reason
+        else:
+            candidates.append(function)
+    entries = []
+    trials = [partial(find_samples, function, seed) for function in candidates]
+    for function, (places, reason) in zip(candidates, try_all(trials), strict=True):
+        if places:
+            entries.append(schema_entry(function, {DTYPES[name]: place for name, place in places.items()}))
+        else:
+            reasons[name_of(function)] = reason or "none of its samples runs"
+    return entries, reasons
+
+
+def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> Entry:
+    """An operator whose samples are made from its schema.
+
+    Parameters
+    ----------
+    places : by dtype, which of the samples it runs with
+    """
+
+    def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
+        place = places[dtype]
+        yield from islice(schema_samples(function, device, dtype, wants_grad), place, place + 1)
+
+    return Entry(
+        name=name_of(function),
+        categories=frozenset({CUSTOM if is_custom(function) else SCHEMA}),
+        function=function,
+        dtypes=lambda device: tuple(places),
+        differentiable=lambda device: frozenset(FLOATING),
+        samples=samples,
+    )
+
+
+def find_samples(function: Any, seed: int) -> dict[str, int]:
+    """By the name of a dtype, which of an operator's samples is the first that it runs with; raises where none is."""
+    places: dict[str, int] = {}
+    failures: list[Exception] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for dtype in (*FLOATING, *WHOLE):
+            if dtype in FLOATING[1:] and not places:
+                # others fail as the first does
+                continue
+            try:
+                places[plain_name(dtype)] = _first_running(function, dtype, seed, places.get(plain_name(FLOATING[0])))
+            except NotImplementedError as error:
+                if not places and dtype is FLOATING[0] and "Could not run" in str(error):
+                    raise
+                failures.append(error)
+            except Exception as error:
+                failures.append(error)
+    if not places:
+        raise failures[0]
+    return places
+
+
+def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | None) -> int:
+    """Which sample of a dtype is the first that an operator runs with; raises what the first raised where none is.
+
+    Parameters
+    ----------
+    only : the one to try; None for all
+    """
+    failure: Exception | None = None
+    with seeded(seed, name_of(function), dtype):
+        samples = schema_samples(function, "cpu", dtype, dtype in FLOATING)
+        for place, (args, kwargs) in enumerate(islice(samples, MOST_TRIALS if only is None else only + 1)):
+            if only not in (None, place):
+                continue
+            try:
+                function(*args, **kwargs)
+                return place
+            except Exception as error:
+                failure = failure or error
+                if "Could not run" in str(error):
+                    break
+    raise failure or RuntimeError("none of its samples runs")
+
+
+def why_not(function: Any) -> str:
+    """Why no arguments of an operator can be made; empty where they can."""
+    for argument in function._schema.arguments:
+        *around, inner = _kinds(argument.type)
+        known = inner in (*VALUES, "TensorType", "DeviceObjType") or "OptionalType" in around
+        if not argument.has_default_value() and not known:
+            return f"no samples are made of its argument {argument.name}: {argument.type.annotation_str}"
+    return ""
+
+
+def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
+    """Arguments that may be right: all tensors of a shape, numbers and lists that are small."""
+    required = [item for item in function._schema.arguments if not item.has_default_value()]
+    kinds = {kind for item in required for kind in _kinds(item.type)}
+    numbers = sorted(kinds & VALUES.keys())
+    lengths = LENGTHS if "ListType" in kinds else LENGTHS[:1]
+    for *values, length, shape in product(*(VALUES[kind] for kind in numbers), lengths, SHAPES):
+        drawing = Drawing(shape, length, dict(zip(numbers, values, strict=True)), device, dtype, wants_grad)
+        made = [(item, _value(item.type, item.name, drawing)) for item in required]
+        yield (
+            tuple(value for item, value in made if not item.kwarg_only),
+            {item.name: value for item, value in made if item.kwarg_only},
+        )
+
+
+def _value(kind: Any, name: str, drawing: Drawing) -> Any:
+    match kind.kind():
+        case "TensorType":
+            return _tensor(name, drawing)
+        case "ListType":
+            return [_value(kind.getElementType(), name, drawing) for _ in range(drawing.length)]
+        case "OptionalType":
+            return _value(kind.getElementType(), name, drawing) if "TensorType" in _kinds(kind) else None
+        case "DeviceObjType":
+            return torch.device(drawing.device)
+        case other:
+            return drawing.values[other]
+
+
+def _tensor(name: str, drawing: Drawing) -> torch.Tensor:
+    shape, device = drawing.shape, drawing.device
+    if any(part in name for part in BOOL_PARTS):
+        return torch.rand(shape, device=device) > 0.5
+    if any(part in name for part in WHOLE_PARTS):
+        return torch.randint(0, 2, shape, device=device)
+    if not drawing.dtype.is_floating_point:
+        return torch.randint(0, 2, shape, device=device).to(drawing.dtype)
+    return torch.rand(shape, device=device).to(drawing.dtype).requires_grad_(drawing.wants_grad)
+
+
+def _kinds(kind: Any) -> tuple[str, ...]:
+    name = kind.kind()
+    return (name, *_kinds(kind.getElementType())) if name in ("ListType", "OptionalType") else (name,)

@@ -1,0 +1,1 @@
+"""Tables, blocks and files of a recording."""

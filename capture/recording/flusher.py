@@ -1,0 +1,371 @@
+"""Writes a recorder's buffers every half second, so that a killed program leaves a trace."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from time import monotonic, perf_counter_ns, sleep, thread_time_ns
+from types import TracebackType
+
+from opgrip.capture.recording.blocks import Blocks, CallBlock
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.recording_limits import Held, Limits, parts_within
+from opgrip.capture.timing.accelerators import describe_devices, started_devices
+from opgrip.cli.output_files import reason_of
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
+from opgrip.platform.contention import Contention
+from opgrip.traces.io.writer import TraceWriter, encode_line
+from opgrip.traces.schema.records import End, Record, listed
+from opgrip.traces.table.accelerators import describe_accelerators
+
+INTERVAL_S = 0.5
+SPAN_NS = 100_000_000
+"""Time after which contention is looked at again."""
+ALIVE_S = 1.0
+"""Between two looks at whether the thread that is waited for is there."""
+PAUSE_S = 50e-6
+UNLIMITED = Limits()
+
+
+class Flusher:
+    """A thread that writes what a recorder has while it is entered, and the rest at the end.
+
+    Parameters
+    ----------
+    open_writer : begins the file, when there is something to write
+    learns : some steps are not to be recorded, and what no recorded call refers to is not written
+
+    Attributes
+    ----------
+    learning : calls are thrown away
+    failure : what stopped the writing, None where nothing did
+    discarded : leave no file
+    discards_empty : leave none where nothing was called
+    reached : the limit that ended the recording, None where none did
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        open_writer: Callable[[], TraceWriter],
+        limits: Limits = UNLIMITED,
+        learns: bool = False,
+    ) -> None:
+        self.recorder = recorder
+        self.limits = limits
+        self.writer: TraceWriter | None = None
+        self.failure: Exception | None = None
+        self.discarded = False
+        self.discards_empty = False
+        self.reached: str | None = None
+        self.blocks = Blocks(recorder)
+        self._contended_ns = self._recorded_ns = 0
+        self._contention: Contention | None = None
+        self._looked_ns = perf_counter_ns()
+        self.learning = False
+        self._learns = learns
+        self._held = Held() if limits or learns else None
+        self._open_writer = open_writer
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
+        # not the thread's `is_alive`, which says no for ever once an exception has interrupted it
+        self._running_in: int | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="opgrip-flusher", daemon=True)
+
+    def open(self) -> TraceWriter:
+        """The file's writer, made where there is none."""
+        if self.writer is None:
+            self.writer = self._open_writer()
+        return self.writer
+
+    def prepare(self) -> None:
+        """Begin the file, so that what keeps it from being written is told before the program runs."""
+        self.open()
+
+    def __enter__(self) -> Flusher:
+        self._running_in = os.getpid()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        try:
+            self.run_job(self.finish)
+        except BaseException:
+            # the program was interrupted, not the thread: the trace is whole once that has run another job
+            self.run_job(lambda: None)
+            raise
+        finally:
+            self._jobs.put(None)
+            if self._thread.is_alive():
+                self._thread.join()
+            if self._contention is not None:
+                self._contention.close()
+
+    def run_job(self, job: Callable[[], object]) -> None:
+        """Run a job in the thread that writes, and wait for it.
+
+        No exception of the program reaches that thread: what interrupts the program interrupts the wait, and nothing
+        that is half written.
+        """
+        if not self._is_running() or self._thread.ident == threading.get_ident():
+            job()
+            return
+        done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            failure: Exception | None = None
+            try:
+                job()
+            except Exception as error:
+                failure = error
+            done.put(failure)
+
+        self._jobs.put(run)
+        while True:
+            try:
+                failure = done.get(timeout=ALIVE_S)
+                break
+            except queue.Empty:
+                if not self._is_running():
+                    return
+        if failure is not None:
+            raise failure
+
+    def _is_running(self) -> bool:
+        """Return True if the thread that writes runs in this process, which may be a fork."""
+        return self._running_in == os.getpid()
+
+    def write_now(self) -> None:
+        """Write what has come since the last time, and which calls the threads are in."""
+        if not self.recorder.holds_tables():
+            self.run_job(self._write_now)
+
+    def _write_now(self) -> None:
+        self.flush()
+        self.write_running()
+
+    def flush(self, pause_s: float = 0.0) -> None:
+        """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's.
+
+        Parameters
+        ----------
+        pause_s : rest after each block of calls, so that the program's threads never wait long for Python's lock:
+            writing in one go would lengthen a call that it meets by the interpreter's switch interval of 5 ms
+        """
+        if os.getpid() != self.recorder.pid or self.failure is not None:
+            return
+        if self.recorder.graphs.is_ongoing and not self._stop.is_set():
+            # how long calls took can be asked when the program has its graph
+            return
+        with self._writing:
+            try:
+                self._look_at_contention()
+                kernels = self.recorder.kernels
+                # what has ended by now, whose calls are all there
+                windows = [] if kernels is None else kernels.take_windows()
+                while self.reached is None and (blocks := self.blocks.take(self._room())):
+                    for block in self._within_limit(blocks):
+                        self._write(self.blocks.records(block, self.learning))
+                        if self._at_limit():
+                            break
+                        if pause_s:
+                            sleep(pause_s)
+                    if pause_s:
+                        # what has come meanwhile is for the next time: a busy program would keep this going
+                        break
+                if kernels is not None and windows and self.writer is not None:
+                    self._write(kernels.records(windows))
+                self.recorder.fitter.fit_deferred(self.recorder.graphs)
+                if self.writer is not None or self.recorder.pending:
+                    self._write(())
+                    self.open().flush()
+            except Exception as error:
+                self.failure = error
+                # what cannot be written is not kept either
+                self.recorder.stop()
+
+    def set_learning(self, learning: bool) -> None:
+        """Throw calls away from now on, or record them; those before now are not concerned."""
+        if learning is not self.learning:
+            self.run_job(lambda: self._set_learning(learning))
+
+    def _set_learning(self, learning: bool) -> None:
+        self.flush()
+        self.learning = learning
+        self.recorder.observations.set_learning(learning)
+
+    def problem_with(self, path: str | Path) -> UserError | None:
+        """Why there is no whole trace under a path, and what there is of it; None where nothing stopped the writing."""
+        if self.failure is None:
+            return None
+        reason = reason_of(self.failure)
+        unfinished = None if self.writer is None else self.writer.unfinished
+        if unfinished is not None:
+            reason += f"; {Path(path).with_name(unfinished.name)} has what was written, read it with --partial"
+        return UserError(f"{path} could not be written", reason)
+
+    @property
+    def signatures(self) -> int:
+        """How many signatures are in the file, where some may be left out of it; else how many were met."""
+        if self._held is None or not (self._learns or self.reached is not None):
+            return self.recorder.signatures
+        return self._held.signatures
+
+    def write_running(self) -> None:
+        """Write which calls the threads are in."""
+        with self._writing:
+            try:
+                running = list(self.blocks.running())
+                if running and self.reached is None and not self.learning:
+                    self._write(running)
+                    self.open().flush()
+            except Exception as error:
+                self.failure = error
+
+    def finish(self) -> None:
+        """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
+        if self.discards_empty and not self.discarded:
+            self.flush()
+            holds_calls = self.blocks.calls > self.blocks.marks.total()
+            self.discarded = not holds_calls and not self.recorder.dropped and self.failure is None
+        if self.discarded:
+            if self.writer is not None:
+                self.writer.discard()
+        else:
+            self._close()
+        if self.recorder.fitter.full is not None:
+            self.recorder.fitter.full.discard()
+
+    def _close(self) -> None:
+        self._fit_what_is_left()
+        self.flush()
+        if self.failure is not None or self.writer is None:
+            return
+        recorder = self.recorder
+        if self._held is not None and self.reached is None and not self._learns:
+            self.writer.write_lines(self._held.release_all())
+        try:
+            end = self._end(recorder.signatures_closed if self._held is None else self._held.signatures)
+            self.writer.write_lines(b"".join(map(encode_line, recorder.outgoing(end))))
+            if recorder.fitter.full is not None:
+                # first: a trace that has its name has its values
+                recorder.fitter.full.finish()
+            self.writer.close()
+        except Exception as error:
+            self.failure = error
+        recorder.storages.close()
+
+    def _end(self, signatures: int) -> End:
+        """The closing record of a trace with so many signatures."""
+        recorder = self.recorder
+        return End(
+            calls=self.blocks.calls,
+            signatures=signatures,
+            duration_ns=perf_counter_ns() - recorder.started_ns,
+            dropped=listed(recorder.dropped),
+            passed_by=listed(recorder.passed_by),
+            without_values=listed(recorder.fitter.without_values),
+            stopped=self.reached,
+            thinned={} if recorder.budget is None else recorder.budget.counts(),
+            contended=self.contended,
+            step_starts_ns=[] if recorder.by_steps else recorder.steps.starts_ns(),
+            devices=describe_devices(),
+            accelerator=describe_accelerators(started_devices()),
+        )
+
+    def _fit_what_is_left(self) -> None:
+        try:
+            self.recorder.fitter.fit_deferred(self.recorder.graphs, wait=True)
+        except Exception as error:
+            self.recorder.drop("values on a device", error)
+
+    def _write(self, records: Iterable[Record]) -> None:
+        records = [item for record in records for item in self.recorder.outgoing(record)]
+        # what the records refer to was known by then, and goes before them
+        pending = self.recorder.take_pending()
+        if self._held is None:
+            needed = b"".join(line for _, line in pending)
+        else:
+            self._held.add(pending)
+            needed = self._held.release(records)
+        self.open().write_lines(needed)
+        self.open().write_lines(b"".join(map(encode_line, records)))
+
+    def _within_limit(self, blocks: Iterable[CallBlock]) -> Iterator[CallBlock]:
+        """The blocks, each in parts that end near a limit of bytes."""
+        if self.limits.bytes is None or self._held is None:
+            yield from blocks
+            return
+        for block in blocks:
+            remaining = block
+            while len(remaining):
+                self._held.add(self.recorder.take_pending())
+                room = self.limits.bytes - self.open().bytes_written
+                part, remaining = parts_within(remaining, self.recorder.scopes.pairs, self._held, room)
+                yield part
+
+    def _room(self) -> int | None:
+        return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
+
+    def _at_limit(self) -> bool:
+        calls, size, full = self.limits.calls, self.limits.bytes, self.recorder.fitter.full
+        whole = 0 if full is None else full.bytes_written
+        if self.limits.is_over_memory(self.recorder):
+            self.reached = f"{self.limits.memory} bytes of memory"
+        elif calls is not None and self.blocks.calls >= calls:
+            self.reached = counted(calls, "call")
+        elif size is not None and (self.open().bytes_written + whole >= size or (full is not None and full.over)):
+            self.reached = f"{size} bytes"
+        if self.reached is not None:
+            self.recorder.stop()
+        return self.reached is not None
+
+    def _look_at_contention(self) -> None:
+        """Find out whether other processes used the processors while the calls ran that are written next."""
+        span = perf_counter_ns() - self._looked_ns
+        if self._contention is None or (span < SPAN_NS and not self._stop.is_set()):
+            return
+        self._looked_ns += span
+        self.blocks.is_contended = self._contention.is_contended()
+        if self.recorder.waiting:
+            self._recorded_ns += span
+            self._contended_ns += span if self.blocks.is_contended else 0
+
+    @property
+    def contended(self) -> float:
+        """Share of the recorded time in which other processes used the processors that the program waited for."""
+        return round(self._contended_ns / max(self._recorded_ns, 1), 3)
+
+    def _run(self) -> None:
+        try:
+            self._run_jobs()
+        finally:
+            self._running_in = None
+
+    def _run_jobs(self) -> None:
+        # this thread waits while the program uses the processors, as it is to do
+        self._contention = Contention(ignored=threading.get_native_id())
+        with self.recorder.own_work():
+            due_s = monotonic() + INTERVAL_S
+            while True:
+                try:
+                    job = self._jobs.get(timeout=max(0.0, due_s - monotonic()))
+                    if job is None:
+                        return
+                    job()
+                except queue.Empty:
+                    # what is left is written by `finish`
+                    if not self._stop.is_set():
+                        self.flush(PAUSE_S)
+                        self.write_running()
+                    due_s = monotonic() + INTERVAL_S
+                self.recorder.writing_ns = thread_time_ns()
+                self.recorder.thin()

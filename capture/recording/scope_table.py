@@ -1,0 +1,153 @@
+"""Numbers of where calls came from: of scopes, of the settings there, and of signatures in scopes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+from torch import nn
+
+from opgrip.capture.hooks.contexts import describe_context, read_context
+from opgrip.capture.hooks.places import CallSites, Place, Places, Site, innermost_module
+from opgrip.capture.recording.epochs import PAIR, Epochs
+from opgrip.traces.schema.records import Context, Record, Scope
+
+Sites = tuple[Site, ...]
+
+
+class ScopeTable:
+    """The scopes of one capture's calls.
+
+    Parameters
+    ----------
+    places : of the threads
+    sites : finds the lines of the program that a call is made from
+    epochs : give the numbers
+    new : held where something new is met
+    pend : takes the records that are to be written
+    path_of : the path of a module
+
+    Attributes
+    ----------
+    refines : a method of a module that was not called itself is in that module's scope
+    pairs : signature, scope and number of tensors that a pair's number stands for
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        sites: CallSites,
+        epochs: Epochs,
+        new: threading.RLock,
+        pend: Callable[[Record], None],
+        path_of: Callable[[nn.Module], str | None],
+    ) -> None:
+        self.refines = True
+        self._path_of = path_of
+        self.pairs: dict[int, tuple[int, int, int]] = {}
+        self._places = places
+        self._sites = sites
+        self._epochs = epochs
+        self._new = new
+        self._pend = pend
+        self._scopes: dict[Hashable, int] = {}
+        self._records: dict[int, Scope] = {}
+        self._contexts: dict[Hashable, int] = {}
+        self._pair_numbers: dict[tuple[int, int, int], int] = {}
+
+    def point(self, signature: int, place: Place, tensors: int) -> tuple[int, int]:
+        """Scope and pair of calls that are made from where this thread is."""
+        scope = self.scope(self._refine_place(place), self._sites.here(), self._context(place.autocast))
+        return scope, self.pair(signature, scope, tensors)
+
+    def pair(self, signature: int, scope: int, tensors: int) -> int:
+        """The number of a signature in a scope, for calls that take and give so many tensors."""
+        key = (signature, scope, tensors)
+        number = self._pair_numbers.get(key)
+        if number is None:
+            with self._new:
+                number = self._pair_numbers.get(key)
+                if number is None:
+                    number = self._epochs.next(PAIR)
+                    # first: other threads take the number without the lock
+                    self.pairs[number] = key
+                    self._pair_numbers[key] = number
+        return number
+
+    def scope(self, place: Place, sites: Sites, context: int) -> int:
+        """The number of a scope."""
+        key = (place, sites, context)
+        number = self._scopes.get(key)
+        if number is None:
+            with self._new:
+                number = self._scopes.get(key)
+                if number is not None:
+                    return number
+                site = sites[0] if sites else Site("", "", 0)
+                callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
+                where = (place.module, place.module_type, place.phase, place.inside)
+                number = self._epochs.next(Scope)
+                record = Scope(number, *where, site.function, site.file, site.line, callers, context)
+                record = replace(record, gripped=place.gripped)
+                self._records[number] = record
+                self._pend(record)
+                # last, here and below: a number that is found is written, whatever interrupts this
+                self._scopes[key] = number
+        return number
+
+    def has_scope(self, number: int) -> bool:
+        """Whether a scope was not forgotten."""
+        return number in self._records
+
+    def backward_scope(self, scope: int, forward: int) -> int:
+        """The number of a backward call's scope with that of the forward call that caused it."""
+        key = (scope, forward)
+        number = self._scopes.get(key)
+        if number is None:
+            with self._new:
+                number = self._scopes.get(key)
+                if number is not None:
+                    return number
+                number = self._epochs.next(Scope)
+                record = replace(self._records[scope], number=number, forward=forward)
+                self._records[number] = record
+                self._pend(record)
+                self._scopes[key] = number
+        return number
+
+    def forget(self) -> None:
+        """Begin anew, under the lock; what calls refer to by number stays until `prune`."""
+        for table in (self._pair_numbers, self._scopes, self._contexts):
+            table.clear()
+
+    def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
+        """Forget all pairs but these, and those of these epochs."""
+        self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
+            number: self.pairs[number] for number in self._epochs.numbers(PAIR, epochs) if number in self.pairs
+        }
+
+    def prune_scopes(self, scopes: set[int]) -> None:
+        """Forget all scopes but these."""
+        self._records = {number: self._records[number] for number in scopes if number in self._records}
+
+    def _refine_place(self, place: Place) -> Place:
+        """The place, in the module whose method runs where that is not the one that was called."""
+        module = innermost_module() if place.module_type and self.refines else None
+        path = None if module is None else self._path_of(module)
+        if path is None or path == place.module:
+            return place
+        return self._places.module(place, path, type(module).__name__)
+
+    def _context(self, autocast: str) -> int:
+        values = read_context()
+        number = self._contexts.get((values, autocast))
+        if number is None:
+            with self._new:
+                number = self._contexts.get((values, autocast))
+                if number is not None:
+                    return number
+                number = self._epochs.next(Context)
+                self._pend(Context(number, describe_context(values) | {"autocast": autocast}))
+                self._contexts[values, autocast] = number
+        return number

@@ -1,0 +1,1 @@
+"""A capture: its parts, schedule, processes and ranks."""

@@ -1,0 +1,462 @@
+"""`Capture`: watches a program, or some of its steps, and writes what it runs to a trace."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from torch import nn
+
+from opgrip.capture.command.checks import check_choices, check_flight
+from opgrip.capture.command.choices import (
+    EVENTS,
+    FULL,
+    KERNELS,
+    KNOWN_EXTENSIONS,
+    OPAQUE,
+    OPERATORS,
+    SKETCH,
+    VALUE_SHARE,
+)
+from opgrip.capture.command.notes import notes_of_recorder, notes_of_schedule
+from opgrip.capture.grip.gripping import Grips
+from opgrip.capture.grip.patterns import parse_pattern
+from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
+from opgrip.capture.hooks.dispatch import RecordingMode
+from opgrip.capture.hooks.extensions import ExtensionWatch
+from opgrip.capture.hooks.scopes import ScopeWatch
+from opgrip.capture.hooks.threads import ThreadWatch
+from opgrip.capture.hooks.triton_launches import TritonWatch
+from opgrip.capture.recording.flight.flights import Flights
+from opgrip.capture.recording.flusher import Flusher
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.recording_limits import Limits
+from opgrip.capture.session.environment import describe_environment
+from opgrip.capture.session.private_captures import check_private, policy_of
+from opgrip.capture.session.processes import ChildFiles, ForkWatch, child_path, own_path
+from opgrip.capture.session.schedule import ALWAYS, Schedule
+from opgrip.capture.session.watching import Watching
+from opgrip.capture.signatures import full_values
+from opgrip.capture.signatures.full_values import FullValues
+from opgrip.capture.timing.budget import Budget
+from opgrip.capture.timing.kernels import KernelTimes, check_kernels
+from opgrip.capture.timing.spending import Spending
+from opgrip.capture.torch_compat.torch_private import load_private
+from opgrip.errors import UserError, in_words_of_python
+from opgrip.traces.io.tensor_file import HEADER_FIELD
+from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import Header
+from opgrip.traces.table.doubts import time_doubts
+from opgrip.traces.values import value_models
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Capture:
+    """Records every operator call of the block, its extension functions' calls, and their scopes.
+
+    ::
+
+        with Capture("step.jsonl"):
+            model(images)
+
+        with Capture("steps.jsonl", schedule=Schedule(skip=1000, active=1, repeat=2)) as capture:
+            for batch in batches:
+                train(batch)
+                capture.step()
+
+    As a decorator it records every call of the function, until `close` or the end of the program.
+
+    Parameters
+    ----------
+    path : the trace file, compressed where it ends in `.gz` or `.zst`; `-` for standard output. A rank of a program
+        that torchrun started adds its number, a process that the program forks its own: `step.rank1.jsonl`
+    model : the module that module paths begin at; else each outermost module that is called begins its own
+    extensions : names of extension modules whose functions are recorded, where the program has loaded them
+    schedule : which steps are recorded; the program tells by `step` that one has ended. Between them it runs at full
+        speed
+    max_calls, max_bytes : end the recording, and not the program, after so many calls, or bytes before compression
+    max_memory : the same, once what the capture keeps of the program takes about so many bytes
+    max_overhead : share of the program's time that the capture may take. Near it, it leaves out values of new
+        signatures, then scopes of modules, then whole steps where the program tells of them by `step`
+    stack_depth : source lines kept of each scope
+    compiled : `operators` runs what torch.compile compiled as the operators it was made of; `opaque` lets compiled
+        regions run, and makes each run one call
+    write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
+    device_time : `events` times calls on an accelerator from an event before to one after; `kernels` by the kernels,
+        copies and fills that they launch, whose names the trace then has
+    values : `sketch` keeps models of tensors' values; `full` also the values of every signature's first call, which
+        can be private data, in a file beside: `step.values.safetensors`
+    value_share : of the program's time that looks at values of later calls may take; those beyond it wait
+    private : write no names, paths, texts and values of the program, as `opgrip trace redact` would, so that they never
+        reach the disk
+    salt_file : has the salt of the names, and is made where there is none; traces of one salt can be compared. None for
+        a salt that nobody knows
+    grip : names of functions whose calls are recorded too, with the operators below them: `module:function`, as shells
+        match file names
+    grip_to : the folder that a sample of each is written into, at the end at the latest; None for no samples
+    last : keep so many calls in memory, those that ended last, and write them when the block or an outermost module
+        raises, a signal ends the program, or it asks by `dump`; else leave no file. With `write_ahead` they are in a
+        file all the time, which does not grow, so that they survive a crash
+    details : fields to add to the trace's header
+    force : replace an existing file
+
+    Attributes
+    ----------
+    calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
+        and how many could not be recorded
+    marks : how many marks of `record_function` were recorded besides
+    perturbed : how many calls ran right after the capture's own work, and are marked so
+    doubts : what made the times doubtful, in sentences; empty on a quiet machine
+    stopped : the limit that ended the recording while the program went on, None where none did
+    bytes_written : size of the trace before compression
+    failure, problem : what kept the trace from being written, and in words, with what there is of it; None where
+        nothing did
+    full_values : after the block, what became of the whole values; None where they were not asked for
+    child_files : after the block, the traces of processes that the program forked, as far as these have ended;
+        `old_child_files` are those of an earlier program, which `force` removes
+    dumps : with `last`, the traces that were written
+    grips : the gripped functions; its `written` are the samples' folders, its `refused` tells of what was not gripped
+
+    Raises
+    ------
+    UserError : when entered, where a file exists or cannot be written, or the capture is running already; when made,
+        where `values` or `device_time` is no such choice, `grip` names no functions, or what is asked for besides
+        `private` is not
+
+    Whatever goes wrong later is a warning at the end of the block, and never reaches the program.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        model: nn.Module | None = None,
+        extensions: Iterable[str] = KNOWN_EXTENSIONS,
+        schedule: Schedule = ALWAYS,
+        max_calls: int | None = None,
+        max_bytes: int | None = None,
+        max_memory: int | None = None,
+        max_overhead: float | None = None,
+        stack_depth: int = 1,
+        compiled: str = OPERATORS,
+        write_ahead: bool = False,
+        values: str = SKETCH,
+        value_share: float = VALUE_SHARE,
+        device_time: str = EVENTS,
+        private: bool = False,
+        salt_file: str | Path | None = None,
+        grip: Iterable[str] = (),
+        grip_to: str | Path | None = None,
+        last: int | None = None,
+        details: Mapping[str, Any] | None = None,
+        force: bool = False,
+    ) -> None:
+        check_choices(model, values, device_time)
+        check_private(private, salt_file, values, grip_to)
+        self.path = own_path(path)
+        # the program may go to another folder
+        self._file = self.path if str(path) == "-" else Path(self.path).absolute()
+        self.schedule = schedule
+        self.calls = self.signatures = self.dropped = self.bytes_written = 0
+        self.marks = self.perturbed = 0
+        self.doubts: tuple[str, ...] = ()
+        self.stopped: str | None = None
+        self.failure: Exception | None = None
+        self.problem: UserError | None = None
+        self.full_values: FullValues | None = None
+        self.child_files: tuple[Path, ...] = ()
+        self.old_child_files: tuple[Path, ...] = ()
+        self._child_files: ChildFiles | None = None
+        self._full = values == FULL
+        self._details = dict(details or {})
+        self._force = force
+        self._limits = Limits(max_calls, max_bytes, max_memory)
+        self._max_overhead = max_overhead
+        check_flight(last, path, values, device_time, self._limits)
+        make_mode = OpaqueMode if compiled == OPAQUE else RecordingMode
+        self._recorder = Recorder(make_mode, stack_depth, write_ahead, value_share, policy_of(private, salt_file))
+        self._recorder.write_now = self._write_now
+        samples = None if grip_to is None else Path(grip_to)
+        self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
+        self.extensions = ExtensionWatch(self._recorder, tuple(extensions))
+        kernels = KernelTimes() if device_time == KERNELS else None
+        self._recorder.kernels = kernels
+        watches = (
+            *(() if kernels is None else (kernels,)),
+            ScopeWatch(self._recorder, model),
+            self.grips,
+            self.extensions,
+            TritonWatch(self._recorder),
+            ThreadWatch(self._recorder),
+            self._recorder.graphs,
+            CompiledWatch(self._recorder, compiled),
+        )
+        self._watching = Watching(self._recorder, watches)
+        self._flights = None if last is None else Flights(self._recorder, last)
+        self._forks = ForkWatch(self._begin_in_child, self.close)
+        self._flusher: Flusher | None = None
+        self._step = 0
+        self._has_recorded = False
+        self._depth = 0
+
+    def discard(self, if_empty: bool = False) -> None:
+        """Leave no file at the end of the block; an older one of that name stays.
+
+        Parameters
+        ----------
+        if_empty : only where the block calls nothing
+        """
+        if self._flusher is None:
+            return
+        if if_empty:
+            self._flusher.discards_empty = True
+        else:
+            self._flusher.discarded = True
+
+    def step(self) -> None:
+        """Tell that a step of the program has ended, for the schedule."""
+        if self._flusher is None:
+            return
+        self._step += 1
+        self._recorder.steps.program_reports = True
+        if self.schedule is ALWAYS and self._recorder.passes_step():
+            return
+        self._follow_schedule()
+
+    @property
+    def dumps(self) -> list[Path]:
+        """The traces that a capture of the last calls has written."""
+        return [] if self._flights is None else self._flights.dumps
+
+    def dump(self, reason: str = "asked") -> Path | None:
+        """Write the last calls to a trace, each once, and go on; None where there are none, or they cannot be written.
+
+        The first trace has the capture's path, others a number in their names.
+
+        Parameters
+        ----------
+        reason : what the trace's header says of it
+        """
+        if self._flights is None:
+            raise UserError("this capture keeps no last calls", "give --last a number of them")
+        return self._flights.dump(reason)
+
+    def note_error(self, error: BaseException, is_last: bool = True) -> None:
+        """Tell of an error that the program, or a step of it, ended in: with `last`, the last calls are written."""
+        if self._flights is not None:
+            self._flights.dump_for_error(error, always=is_last)
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether the last calls alone are kept."""
+        return self._flights is not None
+
+    def close(self) -> None:
+        """End the recording and write the rest of the trace. Does nothing where it has ended."""
+        flusher, self._flusher = self._flusher, None
+        if flusher is None:
+            return
+        # all of these run, whatever interrupts one of them
+        with ExitStack() as stages:
+            stages.callback(self._tell_end, flusher, flusher.discarded)
+            stages.callback(flusher.__exit__, None, None, None)
+            if self._flights is not None:
+                stages.callback(self._flights.end)
+            stages.callback(self._recorder.set_idle, True)
+            self._forks.active = False
+            self._watching.pause()
+
+    def _tell_end(self, flusher: Flusher, was_discarded: bool) -> None:
+        """Take note of what was written, and tell of what went wrong."""
+        recorder = self._recorder
+        if not was_discarded:
+            self.grips.finish()
+        blocks = flusher.blocks
+        self.marks, self.perturbed = blocks.marks.total(), blocks.perturbed
+        self.calls, self.signatures = blocks.calls - self.marks, flusher.signatures - len(blocks.marks)
+        slow_memory = recorder.slow_memory.excess_ns / max(blocks.duration_ns, 1)
+        self.doubts = tuple(time_doubts(flusher.contended, slow_memory))
+        self.stopped = flusher.reached
+        self.dropped = sum(recorder.dropped.values())
+        self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
+        self.failure, self.problem = flusher.failure, flusher.problem_with(self.path)
+        self.full_values = recorder.fitter.full
+        if self._child_files is not None:
+            self._end_child_files(self._child_files, flusher.discarded)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Tell of what went wrong, and what is missing."""
+        if self.problem is not None:
+            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=7)
+        elif self.full_values is not None and self.full_values.failure is not None:
+            text = f"the trace {self.path} could not be written with whole values: {self.full_values.failure}"
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
+        for text in self.notes():
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
+
+    def __enter__(self) -> Capture:
+        self._open()
+        try:
+            self._follow_schedule()
+        except BaseException:
+            self.discard()
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.note_error(error)
+        self.close()
+
+    def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """The function, with its calls recorded."""
+
+        @functools.wraps(function)
+        def captured(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            if self._flusher is None and not self._step:
+                self._open()
+                atexit.register(self.close)
+            self._depth += 1
+            if self._depth == 1 and self._flusher is not None:
+                self._recorder.steps.program_reports = True
+                self._follow_schedule()
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                if self._depth == 1:
+                    self.note_error(error, is_last=False)
+                raise
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and self._flusher is not None:
+                    self._watching.pause()
+                    self._recorder.leave_steps()
+                    self._step += 1
+
+        return captured
+
+    def __repr__(self) -> str:
+        state = "not running" if self._flusher is None else "running"
+        return f"<Capture to {self.path}, {state}: {self.calls:,} calls of {self.signatures:,} signatures>"
+
+    def _open(self) -> None:
+        if self._flusher is not None:
+            raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
+        load_private()
+        # those that other packages bring are looked for now and not at the first call
+        value_models.names()
+        if self._recorder.kernels is not None:
+            check_kernels()
+        with in_words_of_python():
+            if self._full:
+                full_values.check(self._file, self._force)
+            self._begin_recorder(self._file)
+            flusher = self._make_flusher(self._file, self._details)
+            flusher.prepare()
+            try:
+                if self._max_overhead is not None:
+                    self._recorder.budget = Budget(self._max_overhead, Spending(self._recorder))
+                if self._flights is not None:
+                    self._flights.begin()
+            except BaseException:
+                if flusher.writer is not None:
+                    flusher.writer.discard()
+                raise
+        flusher.__enter__()
+        self._flusher = flusher
+        self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
+        self._forks.active = True
+
+    @property
+    def custom_operators(self) -> list[str]:
+        """Of a private capture, the operators of the program whose names are in the trace."""
+        return self._recorder.custom_operators
+
+    def notes(self) -> Iterator[str]:
+        """What was asked for and is not in the trace."""
+        for name, reason in self.grips.refused.items():
+            yield f"{name} was not gripped: {reason}"
+        for name, reason in self.extensions.refused().items():
+            yield f"the extension {name} was not recorded: {reason}"
+        if self._flights is not None:
+            yield from self._flights.notes()
+        yield from notes_of_recorder(self._recorder)
+        yield from notes_of_schedule(self.schedule, self._step, self._has_recorded)
+
+    def _end_child_files(self, files: ChildFiles, discarded: bool) -> None:
+        self.child_files = files.new()
+        if self._force and not discarded and self.failure is None:
+            files.remove_old()
+        self.old_child_files = files.old()
+
+    def _begin_recorder(self, path: str | Path) -> None:
+        self._recorder.begin()
+        self._recorder.steps.in_header = "steps" in self._details
+        if self._full:
+            self._recorder.fitter.full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes)
+
+    def _make_flusher(self, path: str | Path, details: Mapping[str, Any]) -> Flusher:
+        if self._flights is not None:
+            return self._flights.recorder_to(path, lambda file, fields: self._begin_file(file, {**details, **fields}))
+        begin_file = functools.partial(self._begin_file, path, details)
+        return Flusher(self._recorder, begin_file, self._limits, learns=self.schedule.warmup > 0)
+
+    def _begin_file(self, path: str | Path, details: Mapping[str, Any]) -> TraceWriter:
+        recorder = self._recorder
+        started = time.time_ns() - (time.perf_counter_ns() - recorder.started_ns)
+        named = {} if recorder.fitter.full is None else {HEADER_FIELD: recorder.fitter.full.path.name}
+        fields = describe_environment() | {"started_unix_ns": started, **details, **named}
+        (header,) = recorder.outgoing(Header(fields))
+        return TraceWriter(path, cast(Header, header), self._force)
+
+    def _follow_schedule(self) -> None:
+        learns = self.schedule.learns(self._step)
+        if self._flusher is not None:
+            self._flusher.set_learning(learns)
+        if learns or self.schedule.records(self._step):
+            if self._recorder.leaves_out_step():
+                self._watching.pause()
+                return
+            self._watching.resume()
+            self._has_recorded = self._has_recorded or not learns
+            if not learns:
+                self._recorder.steps.begin_step()
+        else:
+            self._watching.pause()
+            self._recorder.leave_steps()
+            if self.schedule.is_over(self._step):
+                self.close()
+
+    def _write_now(self) -> None:
+        flusher = self._flusher
+        if flusher is not None:
+            flusher.write_now()
+
+    def _begin_in_child(self) -> None:
+        """Go on in a forked process, which writes a file of its own once it makes a call."""
+        parent = self._flusher
+        if parent is None:
+            return
+        if parent.writer is not None:
+            parent.writer.abandon()
+        if self._recorder.fitter.full is not None:
+            self._recorder.fitter.full.abandon()
+        path = Path(os.devnull) if str(self.path) == "-" else child_path(self._file)
+        self._child_files = None
+        self._begin_recorder(path)
+        self._flusher = self._make_flusher(path, self._details | {"parent_pid": os.getppid()})
+        self._flusher.__enter__()

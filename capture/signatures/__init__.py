@@ -1,0 +1,1 @@
+"""Signatures of calls: keys, predictions, values and layouts."""

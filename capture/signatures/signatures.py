@@ -1,0 +1,248 @@
+"""What makes two calls the same: the key that a call is looked up by, and the signature made where it is new.
+
+The key is built at every call, the signature once. A key holds, for every argument, what a signature would hold, as
+hashable values with their types, since 1, 1.0 and True are equal to Python and different to an operator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgrip.capture.signatures.collectives import describe_group, describe_script_object, is_group
+from opgrip.capture.signatures.layouts import PLAIN, FitValues, describe_made_of, is_pinned, take_apart
+from opgrip.capture.torch_compat.torch_private import storage_address
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
+from opgrip.traces.schema.python_objects import (
+    BRANCHES,
+    NamedSpec,
+    SameSpec,
+    ScalarSpec,
+    children,
+    outline,
+    with_children,
+)
+from opgrip.traces.schema.tensor_specs import PACKED, QUANTIZED, memory_dtype, shape_of
+
+_BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_SIMPLE_BASES = (bool, int, float, complex, str)
+_AS_THEY_ARE = (
+    *(ScalarSpec, NamedSpec, SameSpec, Opaque),
+    *(set, frozenset, slice, range, bytes, type(...)),
+)
+"""What only functions take, as it was taken apart."""
+_KEYS = _BY_VALUE | {float, tuple, bytes, torch.Size}
+"""Types of keys of dictionaries."""
+_STRIDED = torch.strided
+
+
+def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The key of a call: equal for two calls just when their signatures are."""
+    parts: list[Any] = [op]
+    tensors: list[torch.Tensor] = []
+    _add_all(parts, tensors, args)
+    for name, value in kwargs.items():
+        parts.append(name)
+        _add_all(parts, tensors, (value,))
+    if len(tensors) > 1:
+        storages = [storage_address(tensor) for tensor in tensors]
+        if len(set(storages)) != len(storages):
+            parts.append(tuple(map(storages.index, storages)))
+    return tuple(parts)
+
+
+def _add_all(parts: list[Any], tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
+    # the kinds that operators take most often first: this is run for every call
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            dtype = value.dtype
+            if value.layout is _STRIDED and dtype not in QUANTIZED and not value.is_nested:
+                tensors.append(value)
+                parts += (
+                    *(kind, value.shape, value.stride(), dtype, value.device, value.requires_grad),
+                    *(value.storage_offset(), value.is_conj(), value.is_neg()),
+                )
+            else:
+                _add_unusual_tensor(parts, tensors, value)
+        elif kind in _BY_VALUE:
+            parts += (kind, value)
+        elif kind is float:
+            # nan is not equal to itself, and -0.0 is equal to 0.0
+            parts += (kind, value if value and value == value else repr(value))
+        elif kind is list or kind is tuple:
+            parts += (kind, len(value))
+            _add_all(parts, tensors, value)
+        else:
+            _add_unusual(parts, tensors, value)
+
+
+def _add_unusual(parts: list[Any], tensors: list[torch.Tensor], value: Any) -> None:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        _add_unusual_tensor(parts, tensors, value)
+    elif isinstance(value, list | tuple):
+        parts += (kind, len(value))
+        _add_all(parts, tensors, value)
+    elif isinstance(value, dict):
+        parts += (kind, len(value), *value)
+        _add_all(parts, tensors, value.values())
+    elif isinstance(value, torch.Generator):
+        parts += (kind, value.device, value.initial_seed())
+    elif isinstance(value, np.generic):
+        _add_all(parts, tensors, (value.item(),))
+    elif isinstance(value, _SIMPLE_BASES):
+        parts += (kind, repr(value))
+    elif isinstance(value, torch.ScriptObject):
+        parts += (kind, describe_script_object(value))
+    elif isinstance(value, BRANCHES):
+        parts += (kind, *outline(value))
+        _add_all(parts, tensors, children(value) or ())
+    elif isinstance(value, _AS_THEY_ARE):
+        parts += (kind, repr(value))
+    elif is_group(value):
+        parts += (kind, describe_group(value))
+    else:
+        parts.append(kind)
+
+
+def _add_unusual_tensor(parts: list[Any], tensors: list[torch.Tensor], value: torch.Tensor) -> None:
+    layout = value.layout
+    parts += (type(value), value.dtype, value.device, layout, value.requires_grad)
+    made_of, facts = take_apart(value)
+    parts += facts
+    _add_all(parts, tensors, made_of)
+    if value.is_nested:
+        return
+    parts.append(value.shape)
+    if layout is torch.strided:
+        tensors.append(value)
+        parts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
+
+
+def describe_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], fit_for: Callable[[int | str], FitValues]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call as a signature holds them.
+
+    Parameters
+    ----------
+    fit_for : gives, for the place or keyword of an argument, what gives the number of a tensor's value model, or None
+    """
+    groups = _sharing(tensors_in((*args, *kwargs.values())))
+    described_args = tuple(_describe(value, groups, fit_for(place)) for place, value in enumerate(args))
+    return described_args, {str(name): _describe(value, groups, fit_for(name)) for name, value in kwargs.items()}
+
+
+def describe_result(result: Any) -> Any:
+    """What a call returned, in the same form, without values."""
+    return _describe(result, {}, lambda tensor: None)
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """All tensors in arguments or results, in order."""
+    tensors: list[torch.Tensor] = []
+    _collect(tensors, values)
+    return tensors
+
+
+def _collect(tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, list | tuple):
+            _collect(tensors, value)
+        elif isinstance(value, dict):
+            _collect(tensors, value.values())
+        elif isinstance(value, BRANCHES):
+            _collect(tensors, children(value) or ())
+
+
+def _sharing(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The number of each storage that several tensors or parts of them share, by the storage's address."""
+    counts: Counter[int] = Counter()
+    for tensor in tensors:
+        made_of, _ = ((), ()) if _is_memory(tensor) else take_apart(tensor)
+        counts.update(map(storage_address, made_of))
+        if _is_memory(tensor):
+            counts[storage_address(tensor)] += 1
+    return {address: number for number, address in enumerate(filter(lambda item: counts[item] > 1, counts))}
+
+
+def _is_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return _describe_tensor(value, groups, fit)
+    if kind in _BY_VALUE or kind in (float, complex):
+        return value
+    if kind is torch.Size:
+        return value
+    if isinstance(value, tuple):
+        return tuple(_describe(item, groups, fit) for item in value)
+    if isinstance(value, list):
+        return [_describe(item, groups, fit) for item in value]
+    if isinstance(value, dict) and all(type(name) in _KEYS for name in value):
+        return {name: _describe(item, groups, fit) for name, item in value.items()}
+    if isinstance(value, BRANCHES):
+        return with_children(value, lambda item: _describe(item, groups, fit))
+    if isinstance(value, _AS_THEY_ARE):
+        return value
+    if isinstance(value, torch.Generator):
+        return GeneratorSpec(str(value.device), value.initial_seed())
+    if isinstance(value, np.generic):
+        return _describe(value.item(), groups, fit)
+    if isinstance(value, torch.ScriptObject):
+        return describe_script_object(value)
+    if is_group(value):
+        return describe_group(value)
+    for base in _SIMPLE_BASES:
+        # enumerations and the like: an operator takes them for the number or text that they are
+        if isinstance(value, base):
+            return base(value)  # type: ignore[arg-type]
+    return Opaque(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec | Opaque:
+    plain, memory = type(tensor) in PLAIN, _is_memory(tensor)
+    if tensor.is_nested and not (plain and tensor.layout is torch.strided):
+        # its sizes are no numbers
+        return Opaque("nested tensor")
+    return TensorSpec(
+        shape=shape_of(tensor),
+        stride=tuple(map(int, tensor.stride())) if memory else None,
+        dtype=tensor.dtype,
+        device=str(tensor.device),
+        layout=tensor.layout,
+        offset=int(tensor.storage_offset()) if memory else 0,
+        requires_grad=tensor.requires_grad,
+        storage=groups.get(storage_address(tensor)) if memory and groups else None,
+        values=_fit_values(tensor, fit) if memory and plain and not tensor.is_meta else None,
+        conj=tensor.is_conj() if memory else False,
+        neg=tensor.is_neg() if memory else False,
+        cls=None if plain else type(tensor).__qualname__,
+        pinned=memory and plain and is_pinned(tensor),
+        made_of=describe_made_of(tensor, lambda part, fit: _describe_part(part, groups, fit), fit),
+    )
+
+
+def _describe_part(part: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec:
+    described = _describe_tensor(part, groups, fit)
+    assert isinstance(described, TensorSpec), "parts are plain"
+    # of the whole alone
+    return replace(described, requires_grad=False)
+
+
+def _fit_values(tensor: torch.Tensor, fit: FitValues) -> int | None:
+    if tensor.is_quantized:
+        return None if tensor.dtype in PACKED else fit(tensor.int_repr())
+    dtype = memory_dtype(tensor.dtype)
+    return fit(tensor if dtype is tensor.dtype else tensor.view(dtype))

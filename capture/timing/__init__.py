@@ -1,0 +1,1 @@
+"""Times of calls: the host, devices, page faults, and what a capture itself costs."""
