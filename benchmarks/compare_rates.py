@@ -33,12 +33,12 @@ from others import Usage, share_of_others
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
-from opgrip.replay.comparing import compare
-from opgrip.replay.comparing.differences import contended_share
-from opgrip.replay.comparing.gate import Outcome
-from opgrip.replay.comparing.priors import SHORT_US
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.compare import compare
+from opgrip.replay.compare.differences import contended_share
+from opgrip.replay.compare.gate import Outcome
+from opgrip.replay.compare.priors import SHORT_US
 from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.results.results import Result
 
 GATE = "slower<=5%"
 SLOWDOWNS = (1.0, 1.05, 1.1, 1.2, 2.0, 10.0)

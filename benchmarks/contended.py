@@ -18,8 +18,8 @@ from pathlib import Path
 
 from others import measure_part
 
-from opgrip.replay.measuring.results import OK
 from opgrip.replay.reports.cells import load_results
+from opgrip.replay.results.results import OK
 
 TRACE = Path(__file__).parents[1] / "traces" / "faster_rcnn.jsonl"
 WITHIN = 0.25

@@ -69,9 +69,9 @@ def rate(trace: Path, mode: str, workers: int, environment: dict[str, str]) -> t
 def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
     """What `rate` gives, by workers of this process."""
     from opgrip.cli.progress import QuietReporter
-    from opgrip.replay.engines.options import EngineOptions
-    from opgrip.replay.engines.ray import start_ray
-    from opgrip.replay.options import job_with
+    from opgrip.replay.replay_options import job_with
+    from opgrip.replay.workers.engines.options import EngineOptions
+    from opgrip.replay.workers.engines.ray import start_ray
 
     job = job_with(trace, mode=mode, cache="warm", iterations=MODES[mode], warmup=0, threads=1, jobs=1)
     loaded = job.load()

@@ -38,9 +38,9 @@ from rich.table import Table
 from workloads import REPLAYED, Workload
 
 from opgrip.capture import Capture, Schedule
-from opgrip.replay.arguments.values import KINDS, RECORDED
+from opgrip.replay.command.replay import replay
+from opgrip.replay.inputs.values import KINDS, RECORDED
 from opgrip.replay.outcome import Results
-from opgrip.replay.replay import replay
 from opgrip.traces import Trace, load
 from opgrip.traces.codec.record_forms import to_json
 

@@ -24,13 +24,13 @@ from torch.utils.benchmark import Measurement, Timer
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
-from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.measuring.measure import measure_cases
-from opgrip.replay.measuring.results import OK, Result
-from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import find_operator
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
+from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.measure import measure_cases
+from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.methods import CONTINUOUS
 from opgrip.replay.workers.job import settings_for

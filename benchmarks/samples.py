@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.samples import SHIPPED
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import whole_cells
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead

@@ -14,11 +14,11 @@ from pathlib import Path
 from opgrip.cli.options import Option, flag_of, options_in, title_of, words_in
 from opgrip.cli.plural import counted
 from opgrip.replay.analyses import in_order
-from opgrip.replay.comparing.reports.rows import ComparisonColumns
-from opgrip.replay.measuring.columns import Column, columns_in
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.options import make_parser, option_classes
+from opgrip.replay.compare.reports.rows import ComparisonColumns
+from opgrip.replay.replay_options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
+from opgrip.replay.results.columns import Column, columns_in
+from opgrip.replay.results.results import Result
 from opgrip.tools.verbs.zoo_list import summary
 from opgrip.tools.zoo import Distinct, count_distinct
 from opgrip.traces.zoo import ZooTrace, read_manifest

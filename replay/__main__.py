@@ -2,7 +2,7 @@
 
 import sys
 
-from opgrip.replay.opreplay import main
+from opgrip.replay.command.opreplay import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,7 @@ from opgrip.cli.options import flag_of, from_arguments, words_in
 from opgrip.cli.output_files import check_writable
 from opgrip.errors import UserError
 from opgrip.replay.analyses import analyses
-from opgrip.replay.options import Output
+from opgrip.replay.replay_options import Output
 from opgrip.replay.reports import report_for
 from opgrip.replay.workers.journal import journal_path
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.signatures.signatures import describe_call
-from opgrip.replay.arguments.inputs import device_map
+from opgrip.replay.inputs.inputs import device_map
 from opgrip.traces import values
 from opgrip.traces.values import ValueModel
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from programs import ROOT
 
 from opgrip.errors import UserError
-from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.traces import Trace, load
 from opgrip.traces.io.foreign_files import Losses, formats
 from opgrip.traces.schema.records import Signature

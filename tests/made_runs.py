@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.replay.measuring.repeats import join_repeats
-from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.results import OK, Result
 
 HEADER: dict[str, Any] = {
     "trace": "net.jsonl",

@@ -21,7 +21,7 @@ from programs import SHIPPED_TRACES, program_path
 from opgrip.capture.command.capture_options import make_parser as capture_parser
 from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
 from opgrip.replay.modes import modes
-from opgrip.replay.options import make_parser as replay_parser
+from opgrip.replay.replay_options import make_parser as replay_parser
 from opgrip.tools.opgrip import make_parser as opgrip_parser
 
 PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}

@@ -17,9 +17,9 @@ from opgrip.replay.analyses import Analysis, analyses
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import CaseSet, sources
-from opgrip.replay.measuring.columns import Columns, column
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports import report
+from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import Result
 
 PREFIX = "powers:"
 

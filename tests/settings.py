@@ -9,10 +9,10 @@ from typing import Any
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings
-from opgrip.replay.measuring.measure import measure_cases
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Settings
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.measure import measure_cases
+from opgrip.replay.run.settings import Settings
 from opgrip.replay.workers.job import settings_for
 
 

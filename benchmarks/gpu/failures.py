@@ -9,7 +9,7 @@ import torch
 
 from gpu.programs import capture_calls, expect_ok, replay_rows, row_of
 from gpu.step import Facts, Place, Step, expect
-from opgrip.replay.measuring.results import RAN
+from opgrip.replay.results.results import RAN
 
 HUGE = 1 << 30
 """Bytes of a tensor for which there is no memory under `LIMIT`."""

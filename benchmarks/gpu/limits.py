@@ -10,8 +10,8 @@ from gpu.programs import capture_calls, expect_ok, replay_rows
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.analyses.roofline.limits import LimitColumns
-from opgrip.replay.measuring.energy import EnergyColumns
 from opgrip.replay.operators.devices import with_index
+from opgrip.replay.run.energy import EnergyColumns
 
 MOST_OF_LIMIT = 1.1
 """A ceiling is measured too: a row may be a little better."""

@@ -14,7 +14,7 @@ from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.nsys.rows import NsysColumns
-from opgrip.replay.measuring.results import RAN, UNSUPPORTED, Result
+from opgrip.replay.results.results import RAN, UNSUPPORTED, Result
 from opgrip.replay.timing.ranges import check_ranges
 
 NEAR = 0.3

@@ -13,7 +13,7 @@ import torch
 from gpu.step import NotHereError, Place, expect
 from opgrip.capture import Capture
 from opgrip.replay import replay
-from opgrip.replay.measuring.results import CONTENDED, OK, RAN, Result
+from opgrip.replay.results.results import CONTENDED, OK, RAN, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "traces/faster_rcnn.jsonl"

@@ -14,8 +14,8 @@ from gpu.programs import SHIPPED, capture_calls, median_us, replay_rows, row_of
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
 from opgrip.platform.nvml import find_gpu
-from opgrip.replay.measuring.results import CONTENDED, OK, RAN, UNSUPPORTED
 from opgrip.replay.operators.devices import with_index
+from opgrip.replay.results.results import CONTENDED, OK, RAN, UNSUPPORTED
 from opgrip.traces import load
 
 METHODS = ("discrete", "events", "graph")

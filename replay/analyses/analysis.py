@@ -13,8 +13,8 @@ from opgrip.cli.plugins import Registry
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.replay.measuring.columns import Columns
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.columns import Columns
+from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job, Loaded

@@ -12,7 +12,7 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.speed_ups import FASTER_MEANS, SpeedUp, speed_up_columns, speed_up_of
-from opgrip.replay.measuring.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
+from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, CONTENDED)
 

@@ -9,7 +9,7 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.speed_ups import FASTER_MEANS, speed_up_columns, speed_up_of
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.results.results import OK, Result
 
 DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
     "values": lambda row: row.values,

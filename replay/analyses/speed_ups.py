@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgrip.display.tables import TableColumn
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.results.results import OK, Result
 
 FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"
 """What the columns of `speed_up_columns` mean."""

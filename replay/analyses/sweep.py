@@ -10,7 +10,7 @@ from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.results.results import OK, Result
 
 WORTH = 1.05
 """A step is worth while where it makes an operator so many times quicker."""

@@ -15,7 +15,7 @@ from opgrip.cli.output_files import whole_file
 from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.profiling.rows import key_of, why_unseen
-from opgrip.replay.measuring.results import RAN, Result, not_run
+from opgrip.replay.results.results import RAN, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
 
 RUNS = 3

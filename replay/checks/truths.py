@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.checks.runs import run_seeded, tensors_of
+from opgrip.replay.inputs.casting import CAST
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.tf32 import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32

@@ -11,14 +11,14 @@ import pandas as pd
 
 from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
-from opgrip.replay.measuring.behaviours import BehaviourColumns
-from opgrip.replay.measuring.columns import Column, Columns, columns_in
-from opgrip.replay.measuring.energy import EnergyColumns
-from opgrip.replay.measuring.machines import MachineColumns
-from opgrip.replay.measuring.origins import OriginColumns
-from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.reports.reading import cells_in, check_size, other_columns
 from opgrip.replay.reports.report import report_for
+from opgrip.replay.results.behaviours import BehaviourColumns
+from opgrip.replay.results.columns import Column, Columns, columns_in
+from opgrip.replay.results.machines import MachineColumns
+from opgrip.replay.results.origins import OriginColumns
+from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.sequences.ranks.columns import RankColumns
 

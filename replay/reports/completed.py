@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.errors import UserError
-from opgrip.replay.measuring.results import WAY, Result
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.report import report_for
+from opgrip.replay.results.results import WAY, Result
 
 OF_CASE = ("case", "op", "count", *(name for name in WAY if name not in ("cache", "method", "device")))
 """Columns that options and the trace set, and no measurement."""

@@ -10,10 +10,10 @@ import pandas as pd
 
 from opgrip.cli.command import printable
 from opgrip.display.csv_escape import quoted, unquoted
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.cells import all_columns, to_frame
 from opgrip.replay.reports.reading import parse_json
 from opgrip.replay.reports.report import report
+from opgrip.replay.results.results import Result
 
 
 def read_csv(path: Path) -> pd.DataFrame:

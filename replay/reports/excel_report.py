@@ -9,10 +9,10 @@ from typing import IO, Any
 
 from opgrip.cli.command import printable
 from opgrip.cli.extras import needed
-from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.reports.report import report
+from opgrip.replay.results.columns import Column
+from opgrip.replay.results.results import OK, Result
 
 ROWS = 1_048_575
 """Of a sheet, beside that of names."""

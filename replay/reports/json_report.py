@@ -11,11 +11,11 @@ from typing import IO, Any
 
 import pandas as pd
 
-from opgrip.replay.measuring.columns import columns_in
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.cells import check_columns, whole_cells
 from opgrip.replay.reports.reading import parse_json
 from opgrip.replay.reports.report import report
+from opgrip.replay.results.columns import columns_in
+from opgrip.replay.results.results import Result
 
 _INFINITE = "1e999"
 """How a file says inf: JSON has no word for it, and readers of numbers take one that is too large for it."""

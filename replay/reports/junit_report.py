@@ -8,8 +8,8 @@ from typing import IO, Any
 from xml.etree import ElementTree
 
 from opgrip.cli.command import printable
-from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 from opgrip.replay.reports.report import report
+from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 
 
 @dataclass(frozen=True, slots=True)

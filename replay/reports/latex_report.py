@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from opgrip.cli.command import printable
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.report import report
 from opgrip.replay.reports.table import table_of
+from opgrip.replay.results.results import Result
 
 SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_{}"},

@@ -8,7 +8,7 @@ from typing import IO
 
 from opgrip.cli.command import printable
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.measuring.results import describe_shapes
+from opgrip.replay.results.results import describe_shapes
 
 COLUMNS = ("case", "share", "count", "operator", "shapes")
 

@@ -11,10 +11,10 @@ import pandas as pd
 
 from opgrip.cli.extras import needed
 from opgrip.errors import UserError
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.cells import all_columns, check_columns, to_frame
 from opgrip.replay.reports.reading import LARGEST_BYTES, parse_json
 from opgrip.replay.reports.report import report
+from opgrip.replay.results.results import Result
 from opgrip.traces.formats.parquet_files import parquet_errors
 from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
 

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from opgrip.errors import UserError
-from opgrip.replay.measuring.cells import checked_cell, quoted
-from opgrip.replay.measuring.columns import Column
+from opgrip.replay.results.columns import Column
+from opgrip.replay.run.cells import checked_cell, quoted
 from opgrip.traces.codec.json_values import check_finite
 from opgrip.traces.schema.limits import check_nesting
 

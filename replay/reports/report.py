@@ -11,7 +11,7 @@ import pandas as pd
 
 from opgrip.cli.plugins import Registry
 from opgrip.errors import UserError
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 
 Write = Callable[[Sequence[Result], Mapping[str, Any], IO[Any]], None]
 """Writes rows to a file, of text unless the report is `binary`, the header saying where they come from."""

@@ -8,9 +8,9 @@ from typing import IO
 from opgrip.cli.command import printable
 from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.terminal import print_line
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.table import QUIETER, print_results
+from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.results import SequenceResult
 
 ROWS, REASONS = 20, 12

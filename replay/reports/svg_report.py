@@ -8,8 +8,8 @@ from typing import IO, Any
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline.drawing import draw
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.report import report
+from opgrip.replay.results.results import Result
 from opgrip.traces.analysis.ceilings.ceilings import from_json
 
 

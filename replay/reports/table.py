@@ -12,15 +12,15 @@ from opgrip.cli.folding import shorten
 from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.measuring.behaviours import BehaviourColumns
-from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.results import CONTENDED, Result
+from opgrip.replay.inputs.values import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.markdown import literal
 from opgrip.replay.reports.report import report
+from opgrip.replay.results.behaviours import BehaviourColumns
+from opgrip.replay.results.columns import Column
+from opgrip.replay.results.results import CONTENDED, Result
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.timing.methods import ON_DEVICE
 

@@ -24,10 +24,10 @@ from opgrip.cli.output_files import whole_file
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
-from opgrip.replay.measuring.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.origins import Origin, origin_in, origin_of
+from opgrip.replay.results.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result
 from opgrip.replay.scoring.spread import MOST_DEVIATION, deviation_of
 from opgrip.traces.schema.limits import check_nesting
 from opgrip.traces.zoo import manifest

@@ -9,10 +9,10 @@ from math import fsum, sqrt
 from typing import Any
 
 from opgrip.errors import UserError
-from opgrip.replay.comparing.priors import SHORT_US, USUAL
-from opgrip.replay.measuring.origins import Origin, origin_in
-from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, Result
+from opgrip.replay.compare.priors import SHORT_US, USUAL
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.origins import Origin, origin_in
+from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, Result
 from opgrip.replay.scoring.baselines import MOST_US, is_of_program, is_time, unusual_in
 from opgrip.replay.scoring.measured import measured_of, way_of
 from opgrip.replay.scoring.scores import Score, TraceScore, check_ways, score_traces

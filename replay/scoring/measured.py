@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.results import Result
 from opgrip.replay.scoring.baselines import Baseline, about_of
 
 CPU = "cpu"

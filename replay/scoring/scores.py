@@ -12,9 +12,9 @@ from math import exp, fsum, log
 
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.measuring.origins import Origin, origin_in, origin_of
-from opgrip.replay.measuring.results import CONTENDED, OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.origins import Origin, origin_in, origin_of
+from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, WRONG, Result
 from opgrip.replay.scoring.baselines import (
     Baseline,
     BaselineCase,

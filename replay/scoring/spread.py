@@ -9,9 +9,9 @@ from math import fsum, sqrt
 
 import numpy as np
 
-from opgrip.replay.comparing.estimates import estimate
-from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.compare.estimates import estimate
+from opgrip.replay.compare.priors import DRIFT, SHORT_US, USUAL
+from opgrip.replay.results.results import Result
 
 RESAMPLES, SEED = 10_000, 0
 """Of the models, for the interval."""

@@ -7,10 +7,10 @@ from math import isclose
 from statistics import median
 
 from opgrip.errors import UserError
-from opgrip.replay.arguments.values import RECORDED
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.inputs.values import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.results import OK, Result
 from opgrip.replay.scoring.baselines import Baseline, about_of, is_of_program, is_time, unusual_in
 
 Times = Mapping[tuple[str, str], float]

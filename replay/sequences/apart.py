@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
-from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.devices import DeviceLostError, check_use, is_accelerator, use_device
+from opgrip.replay.run.settings import Settings
 from opgrip.replay.sequences.rehearsal import Excluded
 from opgrip.replay.sequences.results import SequenceResult, from_plain
 from opgrip.replay.sequences.sequence import MOST_FAILURES, SequenceSettings, replay_sequence

@@ -10,9 +10,9 @@ import torch
 
 from opgrip.cli.error_causes import cause_of
 from opgrip.platform.machine import free_memory
-from opgrip.replay.arguments.filling import memory_of
-from opgrip.replay.arguments.inputs import DeviceMap, Inputs, as_recorded
 from opgrip.replay.cases.flow import Need
+from opgrip.replay.inputs.filling import memory_of
+from opgrip.replay.inputs.inputs import DeviceMap, Inputs, as_recorded
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from opgrip.replay.arguments.filling import memory_of
-from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import can_flow
+from opgrip.replay.inputs.filling import memory_of
+from opgrip.replay.inputs.inputs import DeviceMap, Inputs
 from opgrip.replay.operators.agreement.checking import check_agreement
 from opgrip.replay.operators.bounds import bounded_arguments
 from opgrip.replay.operators.calling import Arguments

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 
 from opgrip.errors import UserError
-from opgrip.replay.arguments.inputs import Inputs
-from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.cases.ways import FORWARD, Way
 from opgrip.replay.checks import Reference
 from opgrip.replay.checks.tolerances import Tolerance
-from opgrip.replay.measuring.failures import describe_failure
-from opgrip.replay.measuring.results import OK, WRONG
+from opgrip.replay.inputs.inputs import Inputs
+from opgrip.replay.inputs.values import RECORDED
 from opgrip.replay.modes import Program, Tuning, find_mode, runs_graphs
 from opgrip.replay.operators.bounds import bound_indices
 from opgrip.replay.operators.calling import Arguments, tensors_in
@@ -26,6 +24,8 @@ from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.programs.programs import make_program, run_program
+from opgrip.replay.results.results import OK, WRONG
+from opgrip.replay.run.failures import describe_failure
 from opgrip.replay.sequences.watches import Watch
 
 

@@ -13,15 +13,15 @@ from weakref import WeakValueDictionary, finalize
 import torch
 
 from opgrip.cli.progress import REDRAW_S, Tell, tell_nobody
-from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
-from opgrip.replay.measuring.failures import describe_failure
-from opgrip.replay.measuring.results import OK, SKIPPED
+from opgrip.replay.inputs.inputs import DeviceMap, Inputs
 from opgrip.replay.operators.agreement.checking import checking_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
+from opgrip.replay.results.results import OK, SKIPPED
+from opgrip.replay.run.failures import describe_failure
 from opgrip.replay.sequences.memory import Memory, reason_of
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.replay.sequences.programs import CallProgram, ModeSettings, make_call_program

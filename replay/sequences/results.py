@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from opgrip.replay.cases.flow import Flow, FlowingCall
-from opgrip.replay.measuring.results import CONTENDED, FAILED, OK, RAN
 from opgrip.replay.modes import EAGER
+from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
 from opgrip.replay.sequences.programs import CallProgram
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
 from opgrip.replay.sequences.watches import typical_ns

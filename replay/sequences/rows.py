@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.measuring.preparation import empty_row
-from opgrip.replay.measuring.results import CONTENDED, NOISY, RAN, Result
-from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.results.results import CONTENDED, NOISY, RAN, Result
+from opgrip.replay.run.preparation import empty_row
+from opgrip.replay.run.settings import Settings
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.sequences.results import SequenceResult, SignatureTimes
 from opgrip.replay.timing.caches import PROGRAM

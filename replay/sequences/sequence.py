@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from opgrip.cli.progress import Tell, tell_nobody
-from opgrip.replay.arguments.inputs import DeviceMap
-from opgrip.replay.arguments.values import trace_with_defaults
 from opgrip.replay.cases.flow import FlowingCall, make_flow
 from opgrip.replay.cases.fresh import NewMemory, new_memory
 from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.inputs.inputs import DeviceMap
+from opgrip.replay.inputs.values import trace_with_defaults
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
     check_use,

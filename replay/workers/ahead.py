@@ -15,13 +15,13 @@ import torch
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import Way
-from opgrip.replay.measuring.failures import OUT_OF_MEMORY
-from opgrip.replay.measuring.preparation import empty_row
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import find_mode
 from opgrip.replay.operators.devices import free_by_driver
 from opgrip.replay.programs.programs import remove_partial
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.failures import OUT_OF_MEMORY
+from opgrip.replay.run.preparation import empty_row
+from opgrip.replay.run.settings import Settings
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import POLL_S, Ended

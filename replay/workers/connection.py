@@ -12,7 +12,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
-from opgrip.replay.measuring.results import FAILED, TIMEOUT
+from opgrip.replay.results.results import FAILED, TIMEOUT
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import POLL_S, Ended, Process, how_it_ended, last_words, start
 from opgrip.replay.workers.watch import NOTHING, Watch

@@ -18,10 +18,10 @@ from opgrip.cli.output_files import cannot_be_written, open_ordinary
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.measuring.cells import measured_row
-from opgrip.replay.measuring.limits import Limits
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.cells import measured_row
+from opgrip.replay.run.limits import Limits
+from opgrip.replay.run.settings import Plan
 from opgrip.replay.workers.job import Job
 
 TORCH, MACHINE_KIND = "torch", "machine_kind"

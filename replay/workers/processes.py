@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 from opgrip.cli.own_python import own_python
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
-from opgrip.replay.measuring.results import FAILED, TIMEOUT
+from opgrip.replay.results.results import FAILED, TIMEOUT
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING, Watch

@@ -17,7 +17,7 @@ from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
-    from opgrip.replay.measuring.settings import Settings
+    from opgrip.replay.run.settings import Settings
 
 AUTO = "auto"
 MOST_SHARDS = 1_000_000

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from math import ceil
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.measuring.measure import CASES, windows
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.measure import CASES, windows
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Loaded
 from opgrip.replay.workers.processes import POLL_S

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.measuring.measure import CachedRows
-from opgrip.replay.measuring.preparation import empty_row, empty_rows
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.measure import CachedRows
+from opgrip.replay.run.preparation import empty_row, empty_rows
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import Ended

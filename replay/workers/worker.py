@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from opgrip.platform.machine import lines
-from opgrip.replay.measuring.measure import measure_cases
-from opgrip.replay.measuring.preparation import prepare
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, limit_device_memory, use_device
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.measure import measure_cases
+from opgrip.replay.run.preparation import prepare
+from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import Watch

@@ -24,8 +24,8 @@ from opgrip.capture import Capture
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.signatures import tensors_in
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
-from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.traces import Trace, UserError, load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.io.tensor_file import TensorFile, load_safetensors

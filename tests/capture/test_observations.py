@@ -14,8 +14,8 @@ from opgrip.capture import Capture
 from opgrip.capture.hooks import dispatch
 from opgrip.capture.signatures import deferred
 from opgrip.capture.timing import page_faults
-from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.traces import Trace, load
 
 

@@ -20,7 +20,7 @@ from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.results import OK, UNSUPPORTED
+from opgrip.replay.results.results import OK, UNSUPPORTED
 from opgrip.traces import Trace, load
 
 MODELS = {

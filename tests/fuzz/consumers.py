@@ -17,18 +17,18 @@ from typing import Any
 from settings import settings_of
 
 from opgrip.errors import UserError
-from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.cases.fresh import new_memory
 from opgrip.replay.cases.selection import FUNCTION, MODULE, Selection
 from opgrip.replay.cases.surroundings import make_surroundings
 from opgrip.replay.cases.units import make_units
-from opgrip.replay.measuring.preparation import empty_rows
+from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.outcome import write_results
 from opgrip.replay.reports.report import reports
 from opgrip.replay.reports.table import print_results
+from opgrip.replay.run.preparation import empty_rows
 from opgrip.tools.opgrip import main
 from opgrip.tools.verbs.trace_export_case import source_of
 from opgrip.traces import Trace, TraceReader, load

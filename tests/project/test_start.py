@@ -16,7 +16,7 @@ from opgrip.tools.verbs import verbs
 
 ENTRIES = {
     "opcapture": "opgrip.capture.command.start",
-    "opreplay": "opgrip.replay.opreplay",
+    "opreplay": "opgrip.replay.command.opreplay",
     "opgrip": "opgrip.tools.opgrip",
 }
 LOADED = """
@@ -67,7 +67,7 @@ def test_on_a_terminal_a_command_says_at_once_that_torch_is_loaded_and_takes_it_
 
 
 def test_public_names_are_those_of_the_rooms_and_no_modules() -> None:
-    import opgrip.replay.replay  # binds the module in its package
+    import opgrip.replay.command.replay  # binds the module in its package
 
     assert {name: type(getattr(opgrip.replay, name)).__name__ for name in ("replay", "benchmark")} == {
         "replay": "function",

@@ -15,8 +15,8 @@ from programs import hear_ctrl_c, program_path, run_command, wait_for
 
 from opgrip.cli.progress import Reporter
 from opgrip.replay import load_results
-from opgrip.replay.options import job_with, make_parser
-from opgrip.replay.replay import Replay
+from opgrip.replay.command.replay import Replay
+from opgrip.replay.replay_options import job_with, make_parser
 from opgrip.replay.workers.supervisor import supervise
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]

@@ -12,7 +12,7 @@ from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from example_trace import write
 from programs import run_command
 
-from opgrip.replay.measuring.results import CONTENDED, FAILED, OK, TIMEOUT
+from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Scope, Signature
 

@@ -14,10 +14,10 @@ from settings import settings_of
 from opgrip.capture import Capture, Schedule
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.measuring.behaviours import BehaviourColumns
-from opgrip.replay.measuring.measure import measure_cases
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.table import print_results
+from opgrip.replay.results.behaviours import BehaviourColumns
+from opgrip.replay.run.measure import measure_cases
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.storage_codes import encode_storages

@@ -11,7 +11,7 @@ import pytest
 import torch
 from busy import compared_times
 
-from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.timing import beside
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.crew import Crew, Work

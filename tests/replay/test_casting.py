@@ -10,7 +10,7 @@ import torch
 from described_calls import HERE, described
 from unusual_tensors import NESTED, QUANTIZED, SPARSE
 
-from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
 
 

@@ -13,11 +13,11 @@ from settings import rows_of, settings_of
 
 from opgrip.errors import UserError
 from opgrip.platform.nvml import Gpu, find_gpu, open_gpu
-from opgrip.replay.measuring import clocks, measure, metering
-from opgrip.replay.measuring.clocks import Clocks, warm_up
-from opgrip.replay.measuring.energy import EnergyColumns, Meter, open_meter
-from opgrip.replay.measuring.results import OK
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
+from opgrip.replay.results.results import OK
+from opgrip.replay.run import clocks, measure, metering
+from opgrip.replay.run.clocks import Clocks, warm_up
+from opgrip.replay.run.energy import EnergyColumns, Meter, open_meter
 from opgrip.replay.timing.rounds import NO_ROW
 
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"

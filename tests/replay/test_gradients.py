@@ -13,9 +13,9 @@ from optional import optional
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.replay.measuring.preparation import prepare
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.preparation import prepare
+from opgrip.replay.run.settings import Plan
 from opgrip.replay.timing.options import Effort, TimingOptions
 from opgrip.replay.workers.job import Job
 from opgrip.traces import Trace, load

@@ -17,14 +17,14 @@ from opgrip.capture import Capture
 from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.comparing import compare
-from opgrip.replay.measuring.preparation import expected_rows
-from opgrip.replay.measuring.results import WAY, Result
-from opgrip.replay.options import make_parser, option_classes, run_settings
+from opgrip.replay.compare import compare
+from opgrip.replay.compare.store.merging import merge_runs
+from opgrip.replay.compare.store.store import summary_of
 from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.replay_options import make_parser, option_classes, run_settings
 from opgrip.replay.reports.json_report import write_json
-from opgrip.replay.store.merging import merge_runs
-from opgrip.replay.store.store import summary_of
+from opgrip.replay.results.results import WAY, Result
+from opgrip.replay.run.preparation import expected_rows
 from opgrip.traces import load
 
 TIMES = [10.0, 10.1, 10.2]

@@ -17,8 +17,8 @@ from programs import run_command, run_python
 
 from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
-from opgrip.replay.options import job_with
 from opgrip.replay.outcome import Results
+from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.completed import read_completed
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import Journal, identity
@@ -140,7 +140,7 @@ def test_results_that_are_whole_are_gone_on_with_by_the_same_replay_alone(tmp_pa
 WITHIN = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from opgrip.replay.opreplay import main
+from opgrip.replay.command.opreplay import main
 sys.exit(main(sys.argv[2:]))
 """
 """A command whose files may have so many bytes, which stands for a disk that is full."""

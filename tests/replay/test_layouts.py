@@ -12,8 +12,8 @@ from unusual_tensors import ALL, NESTED, QUANTIZED, SPARSE, STRIDED, outline, th
 from versions import has_detached_views
 
 from opgrip.capture import Capture
-from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import find_operator
 from opgrip.traces import load
 

@@ -30,8 +30,8 @@ from opgrip.replay.analyses.ncu.report import Kernel, kernels_of_csv, read_repor
 from opgrip.replay.analyses.ncu.rows import joined
 from opgrip.replay.analyses.nsys.report import read_report as read_nsys
 from opgrip.replay.analyses.profiling import target
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
+from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"

@@ -22,9 +22,9 @@ from opgrip.replay.analyses.nsys.nsys import PLACES
 from opgrip.replay.analyses.nsys.report import Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined, joined_alone, with_seen
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, merged_arguments
-from opgrip.replay.measuring.results import OK, Result
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import load_results
+from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.timing.rounds import MOST_DROPPED
 

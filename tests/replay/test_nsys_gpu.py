@@ -21,8 +21,8 @@ from opgrip.replay.analyses.nsys import Nsys, NsysAnalysis
 from opgrip.replay.analyses.nsys.nsys import NsysOptions, profile_rows
 from opgrip.replay.analyses.nsys.report import GRAPH_NAME, Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, joined, joined_alone, with_seen
-from opgrip.replay.measuring.results import OK, Result
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
+from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing import subjects
 from opgrip.replay.timing.ranges import BEFORE, DOMAIN, READY, Range
 from opgrip.replay.timing.rounds import NO_ROW

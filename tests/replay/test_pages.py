@@ -264,7 +264,7 @@ REPLAYED = """
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.run.settings import Plan
 from opgrip.replay.sequences import sequence
 from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.timing import pages

@@ -11,7 +11,7 @@ from programs import run_command, run_python
 
 from opgrip.cli.keywords import OF_COMMANDS, arguments_of
 from opgrip.replay import Results, load_results, replay
-from opgrip.replay.options import make_parser
+from opgrip.replay.replay_options import make_parser
 from opgrip.traces import UserError
 
 FAST = {"iterations": 1, "warmup": 0}

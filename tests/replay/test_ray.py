@@ -22,11 +22,11 @@ from ray_clusters import LOOPBACK, cluster, processes_below, workers_below
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay.engines.options import EngineOptions
-from opgrip.replay.engines.processors import Processors
-from opgrip.replay.engines.ray import start_ray
-from opgrip.replay.engines.ray_pool import LOSSES, Task
 from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.workers.engines.options import EngineOptions
+from opgrip.replay.workers.engines.processors import Processors
+from opgrip.replay.workers.engines.ray import start_ray
+from opgrip.replay.workers.engines.ray_pool import LOSSES, Task
 
 RAY = ["--engine", "ray", "--processors", "0"]
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
@@ -157,8 +157,8 @@ def test_a_node_that_cannot_write_is_left_out_and_one_line_tells_of_the_last(fol
 
 FAILS_SOON = """
 import sys
-from opgrip.replay.engines import ray_pool
-from opgrip.replay.opreplay import main
+from opgrip.replay.workers.engines import ray_pool
+from opgrip.replay.command.opreplay import main
 
 def start(pool, usual=ray_pool.Pool.start):
     usual(pool)

@@ -14,14 +14,14 @@ from fake_ray import LOST, FakeRay, Node, Worker, fake_ray
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay.engines.engine import EngineLostError
-from opgrip.replay.engines.options import EngineOptions
-from opgrip.replay.engines.ray import RayEngine, RayRunner
-from opgrip.replay.engines.ray_pool import START_S, Pool, Task
-from opgrip.replay.measuring.machines import Machine
-from opgrip.replay.measuring.preparation import empty_rows
-from opgrip.replay.measuring.results import OK
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
+from opgrip.replay.results.machines import Machine
+from opgrip.replay.results.results import OK
+from opgrip.replay.run.preparation import empty_rows
+from opgrip.replay.workers.engines.engine import EngineLostError
+from opgrip.replay.workers.engines.options import EngineOptions
+from opgrip.replay.workers.engines.ray import RayEngine, RayRunner
+from opgrip.replay.workers.engines.ray_pool import START_S, Pool, Task
 
 A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
 

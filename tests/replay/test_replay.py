@@ -13,10 +13,10 @@ from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import Selection, make_cases
-from opgrip.replay.measuring import preparation
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.replay.results.results import Result
+from opgrip.replay.run import preparation
+from opgrip.replay.run.settings import Settings
 from opgrip.traces import load
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 

@@ -24,8 +24,8 @@ from opgrip.replay import load_results, replay
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns, limit_of, with_limits
 from opgrip.replay.analyses.roofline.table import nearness
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.work.work import Work, counted, work_of
+from opgrip.replay.operators.work.work import Work, counted, work_of
+from opgrip.replay.results.results import Result
 from opgrip.traces.analysis.ceilings.ceilings import (
     Ceilings,
     Level,

@@ -20,12 +20,12 @@ from settings import rows_of, settings_of
 from opgrip.capture import Capture
 from opgrip.platform.contention import Waits
 from opgrip.platform.machine import last_cache_bytes
-from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.surroundings import BEFORE, FLUSHING_BYTES, Place, make_surroundings, recent_bytes
-from opgrip.replay.measuring.measure import measure_cases, windows
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.timing import pages, rounds, stopwatch
 from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE

@@ -25,10 +25,10 @@ from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
 from opgrip.errors import UserError
-from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.cases.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
-from opgrip.replay.measuring.results import OK
+from opgrip.replay.inputs.inputs import device_map
+from opgrip.replay.results.results import OK
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import never_flowing
 from opgrip.replay.sequences.rehearsal import OTHER_SHAPES, Rehearsal, switching

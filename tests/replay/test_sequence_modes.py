@@ -12,12 +12,12 @@ import torch
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.results import OK, UNSUPPORTED, WRONG, Result
-from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.modes import ModeOptions, Program, Task, modes
 from opgrip.replay.modes.mode import Mode
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
+from opgrip.replay.results.results import OK, UNSUPPORTED, WRONG, Result
+from opgrip.replay.run.settings import Plan
 from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.rows import rows_of
 from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence

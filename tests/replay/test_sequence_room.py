@@ -12,11 +12,11 @@ import torch
 from example_trace import write
 
 from opgrip.capture import Capture
-from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.results import FAILED, OK, SKIPPED, UNSUPPORTED
-from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
+from opgrip.replay.run.settings import Plan
 from opgrip.replay.sequences import sequence
 from opgrip.replay.sequences.rehearsal import Rehearsal
 from opgrip.replay.sequences.rows import rows_of, totals_of

@@ -18,12 +18,12 @@ from programs import run_command
 from opgrip.capture import Capture
 from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.results import OK, SKIPPED, UNSUPPORTED
-from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.command.replay import replay
 from opgrip.replay.operators.calling import Function
 from opgrip.replay.outcome import Results
-from opgrip.replay.replay import replay
 from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
+from opgrip.replay.run.settings import Plan
 from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.sequences.rows import rows_of, totals_of
@@ -46,7 +46,7 @@ def _quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"is_slowed": False, "is_contended": False, "contended_calls": frozenset()}.items():
             patch.setattr(Slowdown, name, value)
-        patch.setattr(import_module("opgrip.replay.replay"), "replay_apart", replay_here)
+        patch.setattr(import_module("opgrip.replay.command.replay"), "replay_apart", replay_here)
         yield
 
 

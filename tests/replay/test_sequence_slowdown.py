@@ -12,11 +12,11 @@ import pytest
 from others import busy_processors
 
 from opgrip.platform.contention import Contention
-from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.settings import Plan
 from opgrip.replay.sequences import slowdown
 from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.sequences.sequence import MOST_DROPPED, SequenceResult, SequenceSettings, replay_sequence

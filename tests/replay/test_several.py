@@ -15,12 +15,12 @@ from several_traces import small_trace
 from opgrip.cli.progress import QuietReporter
 from opgrip.errors import UserError
 from opgrip.replay import compare, load_results, replay
-from opgrip.replay.engines.processes import ProcessRunner
-from opgrip.replay.measuring.machines import Machine
-from opgrip.replay.options import make_parser
+from opgrip.replay.command.several.run import SeveralReplays
+from opgrip.replay.command.several.targets import targets_of
 from opgrip.replay.outcome import read_run
-from opgrip.replay.several.run import SeveralReplays
-from opgrip.replay.several.targets import targets_of
+from opgrip.replay.replay_options import make_parser
+from opgrip.replay.results.machines import Machine
+from opgrip.replay.workers.engines.processes import ProcessRunner
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.distill import FIELD, distill
@@ -102,7 +102,7 @@ def test_resume_goes_on_with_the_traces_that_are_missing(folder: Path, tmp_path:
 def test_resume_keeps_the_rows_of_a_trace_that_was_whole(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opgrip.replay.several import run
+    from opgrip.replay.command.several import run
 
     files, output = [folder / "net.predict.jsonl", folder / "net.train.jsonl"], tmp_path / "r.json"
     options = {"iterations": 3, "warmup": 0, "cache": "warm", "output": output}
@@ -282,7 +282,7 @@ def test_rows_of_another_torch_or_another_file_are_not_gone_on_with(
         with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: give the same"):
             replay(one, **QUICK, output=output, resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr("opgrip.replay.several.run.this_machine", lambda device: Machine("m", "another"))
+        patch.setattr("opgrip.replay.command.several.run.this_machine", lambda device: Machine("m", "another"))
         with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: give the same"):
             replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))

@@ -11,13 +11,13 @@ import pytest
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay.engines.engine import EngineLostError
-from opgrip.replay.engines.processes import ProcessEngine, ProcessRunner
-from opgrip.replay.measuring.machines import Machine
-from opgrip.replay.measuring.measure import CachedRows
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.opreplay import main
+from opgrip.replay.command.opreplay import main
 from opgrip.replay.outcome import read_run
+from opgrip.replay.results.machines import Machine
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.measure import CachedRows
+from opgrip.replay.workers.engines.engine import EngineLostError
+from opgrip.replay.workers.engines.processes import ProcessEngine, ProcessRunner
 from opgrip.replay.workers.job import Job, Loaded
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
@@ -80,7 +80,7 @@ def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         def start(args: object) -> Iterator[Elsewhere]:
             yield engine
 
-        monkeypatch.setattr("opgrip.replay.engines.start.start_engine", start)
+        monkeypatch.setattr("opgrip.replay.workers.engines.start.start_engine", start)
         return main([str(output.parent / "traces"), *FAST, "-o", str(output), *words])
 
     return run

@@ -21,8 +21,8 @@ from opgrip.replay import load_results
 from opgrip.replay.analyses.points import print_points
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.table import print_results
+from opgrip.replay.results.results import Result
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread

@@ -14,7 +14,9 @@ from opgrip.replay import load_results
 from opgrip.replay.analyses.timeline import merged
 
 FAST = ("--top", "4", "--iterations", "2", "--warmup", "0")
-WITHOUT_NVTX = "import sys; sys.modules['nvtx'] = None; from opgrip.replay.opreplay import main; sys.exit(main())"
+WITHOUT_NVTX = (
+    "import sys; sys.modules['nvtx'] = None; from opgrip.replay.command.opreplay import main; sys.exit(main())"
+)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -18,14 +18,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
-from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, Selection
 from opgrip.replay.cases.units import FUNCTION, MODULE, UNIT, make_units
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import load_results
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.settings import Settings
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread

@@ -17,7 +17,7 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused import FOR_BACKWARD, with_unused
 from opgrip.replay.checks import Reference, Tolerance
 from opgrip.replay.modes.mode import Results
-from opgrip.replay.options import job_with
+from opgrip.replay.replay_options import job_with
 from opgrip.traces import Trace, load
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"

@@ -18,18 +18,18 @@ from programs import run_command
 from terminals import show
 
 from opgrip.errors import UserError
-from opgrip.replay.comparing import compare
-from opgrip.replay.comparing.gate import exit_status, hold, parse_gate
-from opgrip.replay.comparing.priors import USUAL, Prior, learn
-from opgrip.replay.comparing.reports.files import FORMS, as_junit, write_comparisons
-from opgrip.replay.comparing.reports.rows import rows_of
-from opgrip.replay.comparing.reports.table import print_comparison
-from opgrip.replay.comparing.reports.words import summary
-from opgrip.replay.comparing.verdicts import Difference, Verdict, judge
-from opgrip.replay.measuring.repeats import join_repeats
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.compare import compare
+from opgrip.replay.compare.gate import exit_status, hold, parse_gate
+from opgrip.replay.compare.priors import USUAL, Prior, learn
+from opgrip.replay.compare.reports.files import FORMS, as_junit, write_comparisons
+from opgrip.replay.compare.reports.rows import rows_of
+from opgrip.replay.compare.reports.table import print_comparison
+from opgrip.replay.compare.reports.words import summary
+from opgrip.replay.compare.verdicts import Difference, Verdict, judge
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.reports.markdown import literal
+from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.results import Result
 
 SLOWER_BY_5 = parse_gate("slower<=5%")
 

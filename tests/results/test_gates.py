@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from made_runs import HEADER, made_row, made_run
 
-from opgrip.replay.comparing import compare
-from opgrip.replay.comparing.gate import Outcome
-from opgrip.replay.comparing.verdicts import Verdict
-from opgrip.replay.measuring.repeats import join_repeats
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.compare import compare
+from opgrip.replay.compare.gate import Outcome
+from opgrip.replay.compare.verdicts import Verdict
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.results import Result
 
 FAILED, PASSED, NOT_DECIDED = Outcome.FAILED, Outcome.PASSED, Outcome.NOT_DECIDED
 

@@ -12,9 +12,9 @@ from made_runs import HEADER, made_row
 from programs import run_command
 
 from opgrip.errors import UserError
-from opgrip.replay.measuring.origins import Origin
-from opgrip.replay.measuring.results import FAILED, Result
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.origins import Origin
+from opgrip.replay.results.results import FAILED, Result
 from opgrip.replay.scoring import baseline_of, distilled_scores, score_of
 from opgrip.replay.scoring.table import plain_of, score_line
 from opgrip.traces.corpus.distill import FIELD

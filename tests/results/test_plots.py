@@ -18,9 +18,9 @@ from programs import run_command
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline.limits import with_limits
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.plots import Request, plots
+from opgrip.replay.reports.plots import Request, plots
+from opgrip.replay.results.results import Result
 from opgrip.tools.opgrip import main
 from opgrip.traces.analysis.ceilings.ceilings import Ceilings, Level, to_json
 

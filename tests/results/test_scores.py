@@ -18,10 +18,10 @@ from made_runs import HEADER, made_row
 from programs import run_command
 
 from opgrip.errors import UserError
-from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
-from opgrip.replay.measuring.origins import Origin
-from opgrip.replay.measuring.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
+from opgrip.replay.compare.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.origins import Origin
+from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
 from opgrip.replay.scoring.distilled import distilled_scores
@@ -318,7 +318,7 @@ def test_two_people_get_the_same_interval() -> None:
 
 
 def test_more_repeats_make_the_score_surer() -> None:
-    from opgrip.replay.measuring.repeats import join_repeats
+    from opgrip.replay.results.repeats import join_repeats
 
     once = made_zoo()
     often = Results([join_repeats([row] * 5) for row in once.rows], HEADER)

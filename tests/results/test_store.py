@@ -16,13 +16,13 @@ from programs import run_command
 
 from opgrip.errors import UserError
 from opgrip.replay import replay
-from opgrip.replay.comparing import compare
-from opgrip.replay.comparing.verdicts import Verdict
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.command.repeating import repeat
+from opgrip.replay.compare import compare
+from opgrip.replay.compare.store.merging import merge_runs
+from opgrip.replay.compare.store.store import Store
+from opgrip.replay.compare.verdicts import Verdict
 from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.repeating import repeat
-from opgrip.replay.store.merging import merge_runs
-from opgrip.replay.store.store import Store
+from opgrip.replay.results.results import Result
 
 FAST = ("--top", "3", "--iterations", "3", "--warmup", "0", "--cache", "warm")
 

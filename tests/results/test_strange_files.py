@@ -19,8 +19,8 @@ from pyarrow import parquet
 
 from opgrip.display.csv_escape import quoted, unquoted
 from opgrip.errors import UserError
-from opgrip.replay.comparing import compare
-from opgrip.replay.comparing.reports.files import FORMS
+from opgrip.replay.compare import compare
+from opgrip.replay.compare.reports.files import FORMS
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.tools.report import make_page
 

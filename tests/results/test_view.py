@@ -15,8 +15,8 @@ from pages import in_browser, opened
 from programs import run_command
 
 from opgrip.errors import UserError
+from opgrip.replay.compare.store.store import Store
 from opgrip.replay.outcome import Results
-from opgrip.replay.store.store import Store
 from opgrip.tools.report import make_page
 from opgrip.tools.report.server import PageServer
 

@@ -18,13 +18,13 @@ from opgrip.capture import Capture
 from opgrip.replay import load_results
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.measuring.limits import Limits
-from opgrip.replay.measuring.measure import measure_cases, windows
-from opgrip.replay.measuring.preparation import empty_row
-from opgrip.replay.measuring.results import FAILED, OK, Result
-from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.operators.devices import DeviceLostError, use_device
-from opgrip.replay.opreplay import main as opreplay
+from opgrip.replay.results.results import FAILED, OK, Result
+from opgrip.replay.run.limits import Limits
+from opgrip.replay.run.measure import measure_cases, windows
+from opgrip.replay.run.preparation import empty_row
+from opgrip.replay.run.settings import Settings
 
 ASSERT = "device-side assert triggered"
 MB = 1 << 20

@@ -9,7 +9,7 @@ import torch
 from simulation import on_simulator
 
 from opgrip.capture import Capture
-from opgrip.replay.opreplay import main as opreplay
+from opgrip.replay.command.opreplay import main as opreplay
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=700", SIM_ONE_FAILED_CAPTURE="1")

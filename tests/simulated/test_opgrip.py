@@ -18,7 +18,7 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline import measuring
-from opgrip.replay.opreplay import main as opreplay
+from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.traces import load
 from opgrip.traces.analysis.ceilings import copying
 from opgrip.traces.schema.arguments import tensors

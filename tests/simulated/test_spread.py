@@ -16,7 +16,7 @@ from simulation import on_simulator
 
 from opgrip.capture import Capture
 from opgrip.replay import load_results
-from opgrip.replay.opreplay import main as opreplay
+from opgrip.replay.command.opreplay import main as opreplay
 
 BOTH = ("--device", "sim:0,sim:1")
 FEW = ("--iterations", "2", "--warmup", "0", "--cache", "warm", "--clock-warmup", "0")

@@ -12,7 +12,7 @@ from simulation import on_simulator
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
-from opgrip.replay.opreplay import main as opreplay
+from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.graph import make_graph

@@ -13,7 +13,7 @@ from made_runs import made_run
 from programs import run_python
 
 import opgrip.replay
-from opgrip.replay.comparing import compare
+from opgrip.replay.compare import compare
 from opgrip.replay.outcome import read_run, write_results
 
 pytest_plugins = ["pytester"]
@@ -38,7 +38,7 @@ STEADY_TIMES = """
 import importlib
 from dataclasses import replace
 
-module = importlib.import_module("opgrip.replay.replay")
+module = importlib.import_module("opgrip.replay.command.replay")
 real = module.replay_arguments
 
 def steady(args):

@@ -18,9 +18,9 @@ from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
-from opgrip.replay.measuring.origins import Origin
-from opgrip.replay.measuring.results import OK
 from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.results.origins import Origin
+from opgrip.replay.results.results import OK
 from opgrip.replay.scoring import distilled_scores, standing_of
 from opgrip.replay.scoring.baselines import read_baselines
 from opgrip.replay.scoring.predictions import Check, check_of, print_check

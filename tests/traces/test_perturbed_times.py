@@ -9,7 +9,7 @@ import pytest
 import torch
 from example_trace import write
 
-from opgrip.replay.arguments.inputs import device_map
+from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.graph import make_graph

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from programs import ROOT, SHIPPED_TRACES, run_command
 
-from opgrip.replay.options import EXAMPLES
+from opgrip.replay.replay_options import EXAMPLES
 from opgrip.tools.verbs import verbs
 from opgrip.traces import load
 from opgrip.traces.io.shipped_traces import shipped_traces

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from unusual_tensors import ALL, UNUSUAL
 
 from opgrip.capture import Capture
-from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge

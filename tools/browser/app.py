@@ -16,9 +16,9 @@ from textual.widgets import DataTable, Footer, Header, Input, Static
 
 from opgrip.cli.command import printable
 from opgrip.cli.folding import shorten
-from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.results import OK, Result, summarize
 from opgrip.replay.reports.cells import all_columns
+from opgrip.replay.results.columns import Column
+from opgrip.replay.results.results import OK, Result, summarize
 
 SHOWN = (
     *("op", "mode", "status", "median_us", "captured_us", "speed_up", "share", "count", "p10_us", "p90_us"),

@@ -14,10 +14,10 @@ from opgrip.cli.keywords import arguments_of
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.replay.measuring.results import RAN, Result
+from opgrip.replay.command.replay import Replay
 from opgrip.replay.modes.mode import EAGER
-from opgrip.replay.options import make_parser
-from opgrip.replay.replay import Replay
+from opgrip.replay.replay_options import make_parser
+from opgrip.replay.results.results import RAN, Result
 from opgrip.traces.corpus import Corpus
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.io.reader import read_header

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opgrip.replay.measuring.results import Result
     from opgrip.replay.outcome import Results
+    from opgrip.replay.results.results import Result
 
 TESTS = "tests"
 """In the header: the test of each row."""

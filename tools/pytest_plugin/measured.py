@@ -13,11 +13,11 @@ from opgrip.tools.pytest_plugin.options import Options
 from opgrip.tools.pytest_plugin.turns import Turns
 
 if TYPE_CHECKING:
-    from opgrip.replay.comparing import Comparison
-    from opgrip.replay.comparing.comparison import Pair
-    from opgrip.replay.comparing.gate import Gate, Held
-    from opgrip.replay.measuring.results import Result
+    from opgrip.replay.compare import Comparison
+    from opgrip.replay.compare.comparison import Pair
+    from opgrip.replay.compare.gate import Gate, Held
     from opgrip.replay.outcome import Results
+    from opgrip.replay.results.results import Result
 
 ADDED, BROKEN, CHANGED = "ADDED", "BROKEN", "CHANGED"
 
@@ -133,7 +133,7 @@ class Benchmarks:
         # imports pandas
         if not self.options.conditions:
             return []
-        from opgrip.replay.comparing.gate import parse_gate
+        from opgrip.replay.compare.gate import parse_gate
 
         return list(map(parse_gate, self.options.conditions))
 
@@ -146,8 +146,8 @@ class Benchmarks:
         """Compare the rows of a group of tests with the baseline's of the same group."""
         if self.baseline is None:
             return Judged(pairs, header)
-        from opgrip.replay.comparing import compare
-        from opgrip.replay.comparing.gate import hold_all, margin_for
+        from opgrip.replay.compare import compare
+        from opgrip.replay.compare.gate import hold_all, margin_for
 
         base_rows = self.baseline.rows_for(group, [row for _, row in pairs])
         base, new = results_of(base_rows, self.baseline.header), results_of(pairs, header)
@@ -156,7 +156,7 @@ class Benchmarks:
 
     def add(self, test: str, text: str) -> None:
         """Take what a test's report carries."""
-        from opgrip.replay.measuring.results import Result
+        from opgrip.replay.results.results import Result
 
         carried = json.loads(text)
         self.headers.append(carried["header"])

@@ -22,8 +22,8 @@ from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
-    from opgrip.replay.measuring.results import Result
     from opgrip.replay.outcome import Results
+    from opgrip.replay.results.results import Result
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 REFUSED = ("sequence", "list", "output", "resume", "append")
@@ -70,7 +70,7 @@ class TraceFile(pytest.File):
 
     def collect(self) -> Iterator[TraceTest]:
         """A test for each case or operator."""
-        from opgrip.replay.options import job_of
+        from opgrip.replay.replay_options import job_of
 
         try:
             cases = job_of(self._arguments()).load().cases
@@ -107,8 +107,8 @@ class TraceFile(pytest.File):
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
         """The results of some cases, which workers of pytest-xdist leave to each other in a folder."""
+        from opgrip.replay.command.replay import replay_arguments
         from opgrip.replay.outcome import read_run, write_results
-        from opgrip.replay.replay import replay_arguments
 
         args = self._arguments()
         args.start, args.stop = args.start + start, args.start + stop
@@ -122,7 +122,7 @@ class TraceFile(pytest.File):
 
     def _arguments(self) -> argparse.Namespace:
         """What opreplay's command line would give for this file."""
-        from opgrip.replay.options import make_parser
+        from opgrip.replay.replay_options import make_parser
 
         text = self.config.getoption("--opgrip-options")
         with redirect_stderr(io.StringIO()) as said:
@@ -140,7 +140,7 @@ class TraceFile(pytest.File):
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
     """Of the test of each case; `operator[shapes]`, as pytest names variants of a test."""
     from opgrip.cli.folding import shorten
-    from opgrip.replay.measuring.results import describe_shapes
+    from opgrip.replay.results.results import describe_shapes
 
     seen: Counter[str] = Counter()
     for case in cases:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from opgrip.errors import one_line
-from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import contexts_of
+from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from opgrip.replay.comparing.comparison import compare
-from opgrip.replay.comparing.gate import hold_all, margin_for, parse_gate
-from opgrip.replay.comparing.reports.rows import rows_of
-from opgrip.replay.comparing.reports.words import advice, summary, total_line
+from opgrip.replay.compare.comparison import compare
+from opgrip.replay.compare.gate import hold_all, margin_for, parse_gate
+from opgrip.replay.compare.reports.rows import rows_of
+from opgrip.replay.compare.reports.words import advice, summary, total_line
 from opgrip.replay.outcome import Results
 
 GATES = ("slower<=5%", "failed<=0", "changed<=0")

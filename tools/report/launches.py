@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from opgrip.replay.measuring.results import describe_shapes
+from opgrip.replay.results.results import describe_shapes
 from opgrip.traces.table.trace import Trace
 
 SHORT_US = 10.0

@@ -13,11 +13,11 @@ import numpy as np
 from opgrip.replay.analyses.modes import summarize_modes
 from opgrip.replay.analyses.speed_ups import SpeedUp
 from opgrip.replay.cases.families import family_of
-from opgrip.replay.measuring.columns import Column
-from opgrip.replay.measuring.ratios import reference_of, with_ratios_by_case
-from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.cells import all_columns
+from opgrip.replay.results.columns import Column
+from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
+from opgrip.replay.results.results import OK, Result
 
 DERIVED = (
     Column("the file that the row is of", name="run"),

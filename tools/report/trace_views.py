@@ -146,7 +146,7 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
 
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
     """Each argument, and of tensors what is known of their values."""
-    from opgrip.replay.measuring.results import describe_shapes
+    from opgrip.replay.results.results import describe_shapes
 
     yield "all", describe_shapes(signature)
     for place, spec in enumerate(tensors([signature.args, signature.kwargs])):

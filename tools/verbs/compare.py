@@ -54,12 +54,12 @@ GATE_HELP = (
 def run(args: argparse.Namespace) -> int:
     """Compare, and hold the gates."""
     from opgrip.cli.output_files import check_writable
-    from opgrip.replay.comparing import compare
-    from opgrip.replay.comparing.gate import exit_status, hold_all, margin_for, parse_gate
-    from opgrip.replay.comparing.reports.files import form_for, write_comparisons
-    from opgrip.replay.comparing.reports.table import print_comparison
+    from opgrip.replay.compare import compare
+    from opgrip.replay.compare.gate import exit_status, hold_all, margin_for, parse_gate
+    from opgrip.replay.compare.reports.files import form_for, write_comparisons
+    from opgrip.replay.compare.reports.table import print_comparison
+    from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.store.store import Store
 
     gates = list(map(parse_gate, args.gate))
     if args.output is not None:

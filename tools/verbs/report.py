@@ -55,7 +55,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page."""
-    from opgrip.replay.comparing.gate import parse_gate
+    from opgrip.replay.compare.gate import parse_gate
     from opgrip.tools.report import make_page
     from opgrip.tools.report.bundles import plotly, tables
     from opgrip.tools.report.comparisons import GATES
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: dict[str, Trace]) -> None:
+    from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.store.store import Store
     from opgrip.traces import load
 
     path = Path(name)

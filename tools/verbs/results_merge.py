@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
     """Merge: cases of one run alone stand beside each other, those of several become repeats."""
     from opgrip.cli.output_files import check_writable
     from opgrip.cli.plural import counted
+    from opgrip.replay.compare.store.merging import merge_runs
+    from opgrip.replay.compare.store.shards import missing_shards
+    from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run, write_results
-    from opgrip.replay.store.merging import merge_runs
-    from opgrip.replay.store.shards import missing_shards
-    from opgrip.replay.store.store import Store
 
     check_writable(args.output, args.force)
     store = Store(args.store)

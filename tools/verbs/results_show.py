@@ -27,10 +27,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the header says, then the table as opreplay prints it."""
-    from opgrip.replay.measuring.results import summarize
+    from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.reports.table import print_results
-    from opgrip.replay.store.store import Store
+    from opgrip.replay.results.results import summarize
 
     results = read_run(Store(args.store).find(args.which))
     apart = ("environment", "accelerator", "ceilings")

@@ -28,9 +28,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the table until the user leaves it."""
+    from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.reports.table import print_results
-    from opgrip.replay.store.store import Store
 
     results = read_run(Store(args.store).find(args.which))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

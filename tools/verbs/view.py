@@ -61,7 +61,7 @@ class _Maker:
         self._of: list[str] | None = None
 
     def __call__(self) -> str:
-        from opgrip.replay.store.store import Store, summary_of
+        from opgrip.replay.compare.store.store import Store, summary_of
         from opgrip.tools.report import make_page
 
         args, store = self._args, Store(self._args.store)

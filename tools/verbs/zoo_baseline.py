@@ -39,9 +39,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the baseline, and say what is in it."""
+    from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.scoring import added, baseline_of, read_baselines, write_baseline
-    from opgrip.replay.store.store import Store
 
     baseline = baseline_of(read_run(Store(args.store).find(args.which)))
     if args.add_to is not None:

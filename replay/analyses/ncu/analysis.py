@@ -16,7 +16,7 @@ from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
 from opgrip.replay.analyses.ncu.programs import COMMAND, FLAGS, PLACES
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import check_ranges
 
 

@@ -20,7 +20,7 @@ from opgrip.replay.analyses.ncu.rows import columns_of, joined
 from opgrip.replay.analyses.profiling import target
 from opgrip.replay.analyses.profiling.programs import LAST_LINES, merged_arguments, run_program
 from opgrip.replay.analyses.profiling.rows import key_of
-from opgrip.replay.measuring.results import RAN, Result
+from opgrip.replay.results.results import RAN, Result
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.ranges import DOMAIN, NCU

@@ -11,8 +11,8 @@ from typing import Any
 from opgrip.replay.analyses.ncu.metrics import DURATION, SHARES, SUMS
 from opgrip.replay.analyses.ncu.report import Kernel
 from opgrip.replay.analyses.profiling.rows import Key, key_of
-from opgrip.replay.measuring.columns import Columns, column
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import row_name
 
 

@@ -25,7 +25,7 @@ from opgrip.replay.analyses.profiling.programs import (
     run_program,
 )
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
-from opgrip.replay.measuring.results import RAN, Result
+from opgrip.replay.results.results import RAN, Result
 from opgrip.replay.timing.ranges import NSYS, check_ranges
 
 if TYPE_CHECKING:

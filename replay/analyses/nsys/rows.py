@@ -10,8 +10,8 @@ from statistics import median
 
 from opgrip.replay.analyses.nsys.report import Kind, Report, Span, Work
 from opgrip.replay.analyses.profiling.rows import Key, key_of
-from opgrip.replay.measuring.columns import Columns, column
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, PREPARE, READY
 
 

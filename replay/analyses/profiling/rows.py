@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opgrip.replay.cases.ways import Point, Way
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 
 Key = tuple[int, str]
 """A case, and the words that tell its row from its others."""

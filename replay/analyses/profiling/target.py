@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.cli.own_python import own_python
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.supervisor import supervise
 

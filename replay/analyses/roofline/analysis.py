@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.replay.analyses.analysis import Analysis, analyses
 from opgrip.replay.analyses.roofline.limits import LimitColumns
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.ceilings.ceilings import Ceilings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.analyses.roofline.legends import COLORS
 from opgrip.replay.analyses.roofline.limits import LimitColumns
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from opgrip.display.figures import label_axis, literal, logarithmic, new_figure
 from opgrip.replay.analyses.roofline.dots import add_dots, add_numbers, time_of
 from opgrip.replay.analyses.roofline.legends import INK, add_key, add_legend, line_of_level, short
 from opgrip.replay.analyses.roofline.limits import LimitColumns
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 from opgrip.traces.analysis.ceilings.ceilings import TF32, Ceilings
 
 if TYPE_CHECKING:

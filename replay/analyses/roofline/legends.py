@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.extras import needed
 from opgrip.display.figures import PALETTE, literal
 from opgrip.replay.analyses.roofline.limits import BOUNDS
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opgrip.replay.measuring.columns import Columns, column
-from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.modes.mode import runs_graphs
+from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.methods import GRAPH, ON_DEVICE
 

@@ -11,8 +11,8 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
+from opgrip.replay.results.results import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.cases.traits import sizes_vary
+from opgrip.replay.inputs.casting import CAST
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
 from opgrip.traces.schema.mutated_arguments import written

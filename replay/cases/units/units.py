@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 from opgrip.errors import NothingSelectedError, UserError
-from opgrip.replay.arguments.stored import drawn_values
 from opgrip.replay.cases.call_sites import CallSite
 from opgrip.replay.cases.cases import (
     ALL_EXCLUDED,
@@ -27,6 +26,7 @@ from opgrip.replay.cases.units.graphs import UnitOperator
 from opgrip.replay.cases.units.links import link
 from opgrip.replay.cases.units.places import make_places, module_types, names_of, unit_name
 from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
+from opgrip.replay.inputs.stored import drawn_values
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.traces import Trace
 from opgrip.traces.analysis.module_runs import origins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgrip.replay.measuring.columns import Columns, column
+from opgrip.replay.results.columns import Columns, column
 
 
 @dataclass(frozen=True, slots=True)

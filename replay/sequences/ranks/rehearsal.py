@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from opgrip.replay.cases.flow import FlowingCall
-from opgrip.replay.measuring.results import UNSUPPORTED as NOT_SUPPORTED
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
 from opgrip.replay.sequences.memory import reason_of
 from opgrip.replay.sequences.ranks.collectives import LOCAL, Collective
 from opgrip.replay.sequences.ranks.control import Control, RankEndedError

@@ -8,8 +8,8 @@ from typing import Any
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
+from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.ranks.clocks import clock_offsets_ns
 from opgrip.replay.sequences.ranks.columns import RankColumns

@@ -18,8 +18,8 @@ from torch import nn
 
 from opgrip.cli.extras import needed
 from opgrip.errors import UserError
+from opgrip.replay.batch_scale.batch import Batches, scaled
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.traces import Trace, load
 from opgrip.traces.formats.nodes.wire import bytes_field
 from opgrip.traces.formats.onnx_operators import TABLE

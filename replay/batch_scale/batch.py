@@ -1,0 +1,278 @@
+"""Which dimension of which tensor is the batch, found out from the dataflow of a trace, and calls in larger batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from opgrip.replay.batch_scale.choices import NOTHING, Choice
+from opgrip.replay.batch_scale.growth import PLAIN, Growth, grown, growth_of
+from opgrip.replay.batch_scale.roots import ANCHORS, IMAGES, ROWS, Phased, parameters
+from opgrip.replay.batch_scale.trials import with_growth
+from opgrip.replay.batch_scale.verdicts import Judge, Verdict, with_asked
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.flow import FlowingCall, make_flow
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces import Trace
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, Signature
+
+PASSES = 8
+"""How often a trace is gone through at most: what later calls tell of earlier ones counts from the next time on."""
+
+CALL, OUTSIDE = "call", "outside"
+Origin: TypeAlias = tuple[str, int]
+"""What decides whether a tensor grows: the sizes that a signature is given, or memory from outside."""
+Key: TypeAlias = tuple[int, int]
+"""A tensor: its memory, and a number of its shape, strides and offset."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What is known of the tensors while a trace is gone through."""
+
+    growths: dict[Key, Growth] = field(default_factory=dict)
+    origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
+    memory: dict[int, Growth] = field(default_factory=dict)
+    verdicts: dict[int, Counter[Verdict]] = field(default_factory=dict)
+    requested_origins: set[Origin] = field(default_factory=set)
+    begun: bool = False
+    guessed: bool = False
+
+
+class Batches:
+    """The batch of a trace.
+
+    Parameters
+    ----------
+    batch : its size as it was recorded; None to see it from what the first operator of a network takes
+
+    What enters the trace is taken to be of the batch where operators of networks take it as their data, or where a
+    call would contradict a larger batch without it. In a trace of a batch of one little contradicts, for what is there
+    once is the same for all: a larger recorded batch tells more.
+    """
+
+    def __init__(self, trace: Trace, batch: int | None = None) -> None:
+        flow = make_flow(trace)
+        phases = trace.own_calls["phase"].tolist()
+        self._calls = [Phased(call, str(phase)) for call, phase in zip(flow.calls, phases, strict=True)]
+        self._signatures, self._interfaces = flow.signatures, flow.interfaces
+        self._outside, self._parameters = parameters(self._calls, flow.signatures)
+        self._shapes: dict[Any, int] = {}
+        self._keys = {
+            number: [[self._shape(spec) for spec in specs] for specs in (interface.takes, interface.gives)]
+            for number, interface in flow.interfaces.items()
+        }
+        self._first: dict[int, TensorSpec] = {}
+        self._tried: dict[int, set[Choice]] = {}
+        self._entering: dict[int, Growth] = {}
+        self._forced: dict[Key, Growth] = {}
+        self._verdicts: dict[int, Verdict] = {}
+        self.batch = batch or self._batch()
+        self._judge = Judge(self.batch)
+        if self.batch:
+            self._find_out()
+
+    def verdict(self, number: int) -> Verdict:
+        """What becomes of the calls of a signature, of most of those where it is known if they differ.
+
+        Raises
+        ------
+        Unsupported : where it is not known
+        """
+        if not self.batch:
+            raise Unsupported("the trace does not tell its batch: no call of it is of a network")
+        verdict = self._verdicts.get(number)
+        if verdict is None:
+            raise Unsupported("the trace has no call of it")
+        if verdict.lost is not None:
+            raise Unsupported(verdict.lost)
+        return verdict
+
+    def _shape(self, spec: TensorSpec) -> int:
+        return self._shapes.setdefault((spec.shape, spec.stride, spec.offset), len(self._shapes))
+
+    def _batch(self) -> int:
+        """The size of the first dimension of what the first operator of a network takes; 0 where there is none."""
+        for phased in self._calls:
+            call = phased.call
+            place = ANCHORS.get(call.op)
+            specs = self._interfaces[call.signature].takes
+            if place is None or phased.phase != "forward" or call.takes[place] in self._parameters:
+                continue
+            if not specs[place].shape:
+                continue
+            size = specs[place].shape[0]
+            if call.op in ROWS:
+                # rows of several sizes multiplied: what entered before has them apart
+                first = self._entered_before(call)
+                return next((shape[0] for shape in first if shape and shape[0] and size % shape[0] == 0), size)
+            return size
+        return 0
+
+    def _entered_before(self, until: FlowingCall) -> list[tuple[int, ...]]:
+        shapes = []
+        for phased in self._calls:
+            specs = self._interfaces[phased.call.signature].takes
+            for number, spec in zip(phased.call.takes, specs, strict=True):
+                if number in self._outside and number not in self._parameters and len(spec.shape) > 1:
+                    shapes.append(spec.shape)
+            if phased.call is until:
+                break
+        return shapes
+
+    def _find_out(self) -> None:
+        for _ in range(PASSES):
+            going = _Pass()
+            for phased in self._calls:
+                self._go(going, phased)
+                if going.guessed:
+                    break
+            if not going.requested_origins:
+                break
+        self._verdicts = {number: _most_frequent(counts) for number, counts in going.verdicts.items()}
+
+    def _go(self, going: _Pass, phased: Phased) -> None:
+        call, signature = phased.call, self._signatures.get(phased.call.signature)
+        if signature is None or signature.raised is not None:
+            return
+        takes, gives = self._keys[call.signature]
+        keys = list(zip(call.takes, takes, strict=True))
+        growths = tuple(
+            self._find_growth(going, key, spec)
+            for key, spec in zip(keys, self._interfaces[call.signature].takes, strict=True)
+        )
+        asks = self._anchored(going, phased, signature, keys, growths)
+        verdict = self._judge.judge(signature, with_asked(growths, asks))
+        if not any(self._is_parameter(going, keys[place]) for place, _ in verdict.asks):
+            asks += verdict.asks
+        # how the rows of several sizes multiplied are made is known when what they are made of grows
+        going.guessed = bool(asks) and signature.op in ROWS and not going.begun
+        for place, growth in asks:
+            self._ask(going, keys[place], growth, signature, place)
+        if asks:
+            verdict = self._judge.judge(signature, with_asked(growths, asks))
+        going.verdicts.setdefault(call.signature, Counter())[verdict] += 1
+        origins = self._origins(going, signature, keys, verdict)
+        for key, growth in zip(zip(call.gives, gives, strict=False), verdict.gives, strict=False):
+            if key[0] != NO_STORAGE:
+                going.growths[key] = growth
+                going.origins[key] = origins
+                going.begun = going.begun or growth.any
+                if growth != PLAIN or key[0] not in going.memory:
+                    going.memory[key[0]] = growth
+        if signature.kind == EXTENSION and verdict.lost is not None:
+            # it may write its results into any of its arguments
+            going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
+
+    def _is_parameter(self, going: _Pass, key: Key) -> bool:
+        """Whether a tensor is a parameter, not what a call made that repeats one."""
+        return key[0] in self._parameters and not going.origins.get(key)
+
+    def _find_growth(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
+        earlier_growth = self._forced.get(key) or going.growths.get(key)
+        if earlier_growth is not None:
+            return earlier_growth
+        if key[0] in self._parameters:
+            return PLAIN
+        whole = going.memory.get(key[0])
+        if whole is not None:
+            lost = whole.lost or ("a part of memory that no recorded call made" if whole.any else None)
+            return whole if lost is None else Growth(lost=lost)
+        if key[0] not in self._outside:
+            return PLAIN
+        self._first.setdefault(key[0], spec)
+        growth = self._entering.get(key[0], PLAIN)
+        going.growths[key] = growth
+        going.origins[key] = ((OUTSIDE, key[0]),)
+        going.memory[key[0]] = growth
+        going.begun = going.begun or growth.any
+        return growth
+
+    def _anchored(
+        self, going: _Pass, phased: Phased, signature: Signature, keys: Sequence[Key], growths: Sequence[Growth]
+    ) -> tuple[tuple[int, Growth], ...]:
+        """The data of an operator of networks, where it ought to grow and does not."""
+        place = ANCHORS.get(signature.op)
+        if place is None or phased.phase != "forward" or growths[place] != PLAIN:
+            return ()
+        if not going.origins.get(keys[place]):
+            return ()
+        spec = self._interfaces[signature.number].takes[place]
+        if signature.op not in IMAGES and going.begun:
+            return ()
+        batch_dimensions = [at for at, size in enumerate(spec.shape) if size == self.batch]
+        if signature.op in IMAGES:
+            batch_dimensions = [at for at in batch_dimensions if at == 0]
+        elif signature.op in ROWS and not batch_dimensions and spec.shape and spec.shape[0] % self.batch == 0:
+            batch_dimensions = [0]
+        return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
+
+    def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
+        """Let a tensor grow from the next pass on, where it comes from; and already in this one, where it is."""
+        origins = going.origins.get(key, ())
+        going.begun = True
+        going.growths[key] = growth
+        if origins and not going.requested_origins.isdisjoint(origins):
+            return
+        going.requested_origins.update(origins or ((OUTSIDE, key[0]),))
+        spec = self._interfaces[signature.number].takes[place]
+        # sizes that give just what is asked for come first, any that could last
+        if not any(self._answer(origin, growth, spec, fits) for fits in (True, False) for origin in origins):
+            self._forced[key] = growth
+
+    def _answer(self, origin: Origin, growth: Growth, spec: TensorSpec, fits: bool) -> bool:
+        """Let what comes from there grow; false where it does already or cannot."""
+        kind, number = origin
+        if kind == OUTSIDE:
+            if number in self._entering:
+                return False
+            first = self._first[number]
+            same = first.shape == spec.shape
+            sizes = growth.sizes if same else [at for at, size in enumerate(first.shape) if size == self.batch][:1]
+            if sizes:
+                self._entering[number] = growth_of(first, sizes)
+            return bool(sizes)
+        signature = self._signatures[number]
+        tried = self._tried.setdefault(number, set())
+        for choice in self._judge.own(signature):
+            if choice not in tried and (not fits or growth.sizes in self._judge.sizes(signature, choice)):
+                self._judge.chosen[number] = choice
+                tried.add(choice)
+                return True
+        return False
+
+    def _origins(self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: Verdict) -> tuple[Origin, ...]:
+        origins = dict.fromkeys(origin for key in keys for origin in going.origins.get(key, ()))
+        own = verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives)
+        if own and self._judge.own(signature):
+            return (CALL, signature.number), *list(origins)[:1]
+        return tuple(origins)[:2]
+
+
+def _most_frequent(counts: Counter[Verdict]) -> Verdict:
+    """Return the verdict on most calls of a signature, among those on calls whose growth is known if there are any."""
+    return max(counts, key=lambda verdict: (verdict.lost is None, counts[verdict]))
+
+
+def scaled(case: Case, factor: int, batches: Batches) -> Case:
+    """A case as it would be in a batch `factor` times as large; as it is where it takes nothing of the batch.
+
+    What was captured of it, such as its time and count, stays. Values are drawn for the new shapes.
+
+    Raises
+    ------
+    Unsupported : where it is not known which of its sizes are the batch's
+    """
+    verdict = batches.verdict(case.trace_number)
+    signature = with_growth(case.signature, verdict.takes, verdict.choice, factor)
+    of_result = iter(verdict.gives)
+    outputs = map_leaves(
+        lambda leaf: grown(leaf, next(of_result), factor) if isinstance(leaf, TensorSpec) else leaf, signature.outputs
+    )
+    listed = isinstance(outputs, list) and [growth.item for growth in verdict.gives] == list(range(batches.batch))
+    outputs = outputs * factor if listed else outputs
+    changed = signature != case.signature or outputs != signature.outputs
+    return replace(case, signature=replace(signature, outputs=outputs), variants=()) if changed else case

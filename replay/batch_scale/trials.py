@@ -1,0 +1,192 @@
+"""What becomes of a call when some of its arguments grow: found out by running it on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from opgrip.errors import one_line
+from opgrip.replay.batch_scale.choices import RESHAPED, Choice, dimension_of, operator_of
+from opgrip.replay.batch_scale.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
+from opgrip.replay.inputs.inputs import as_recorded
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
+from opgrip.traces.schema.records import Signature
+
+FACTOR = 7
+"""A prime that sizes of programs are seldom multiplied by, so that what is 7 times as large has grown."""
+
+
+class Contradiction(Exception):
+    """A call that cannot be one of a larger batch with these arguments, by the reason."""
+
+
+def with_growth(signature: Signature, growths: Sequence[Growth], choice: Choice, factor: int) -> Signature:
+    """The signature with its arguments as they would be in a batch `factor` times as large; its results as they are."""
+    numbers = _with_steps(signature, choice.numbers)
+    of_tensor, place = iter(growths), -1
+
+    def scale(leaf: Any) -> Any:
+        nonlocal place
+        place += 1
+        if isinstance(leaf, TensorSpec):
+            return grown(leaf, next(of_tensor), factor)
+        return leaf * factor if place in numbers else leaf
+
+    args, kwargs = map_leaves(scale, signature.args), map_leaves(scale, signature.kwargs)
+    if choice.listed:
+        args = (args[0] * factor, *args[1:])
+    return replace(signature, args=args, kwargs=kwargs)
+
+
+def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, batch: int) -> tuple[Growth, ...]:
+    """How the results grow.
+
+    Raises
+    ------
+    Contradiction : where the call cannot be made like that, or gives what is no such result in a larger batch
+    """
+    function = operator_of(signature)
+    if function is None:
+        raise Contradiction("what it does with its arguments is not known")
+    if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(function.tags):
+        raise Contradiction("the shapes of its results depend on values")
+    if _indexes_all(signature, growths):
+        raise Contradiction("an index of the whole batch does not grow with it")
+    argument_tensors, result_tensors = _run(function, with_growth(signature, growths, choice, FACTOR))
+    memory = {tensor.untyped_storage()._cdata for tensor in argument_tensors}
+    recorded = list(tensors(signature.outputs))
+    if len(result_tensors) == len(recorded) * FACTOR and len(recorded) == batch:
+        # a list of the elements of the batch
+        return tuple(Growth(item=item) for item in range(batch))
+    if len(result_tensors) != len(recorded):
+        raise Contradiction(f"it gives {len(result_tensors)} tensors where it gave {len(recorded)}")
+    if any(
+        len(spec.shape) != tensor.dim() or 0 in spec.shape
+        for spec, tensor in zip(recorded, result_tensors, strict=True)
+    ):
+        # as those that some devices leave empty and others do not
+        recorded = [_like(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)]
+    result_growths = [
+        _measure_growth(spec, tensor, memory) for spec, tensor in zip(recorded, result_tensors, strict=True)
+    ]
+    result_growths = [
+        _outer(signature, growths, spec, growth, batch) for spec, growth in zip(recorded, result_growths, strict=True)
+    ]
+    item = _item_taken(signature, growths, batch)
+    return tuple(replace(growth, item=item) if growth == PLAIN else growth for growth in result_growths)
+
+
+def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that a call takes and gives on the meta device."""
+    try:
+        args, kwargs = _on_meta(signature.args), _on_meta(signature.kwargs)
+        with torch.no_grad():
+            results = function(*args, **kwargs)
+    except Unsupported as error:
+        raise Contradiction(str(error)) from error
+    except Exception as error:
+        raise Contradiction(one_line(error)) from error
+    given, recorded = list(leaves(results)), list(leaves(signature.outputs))
+    if len(given) == len(recorded):
+        # other tools' files do not hold all results of a call
+        given = [leaf for leaf, record in zip(given, recorded, strict=True) if not isinstance(record, Opaque)]
+    argument_tensors, result_tensors = (
+        [leaf for leaf in items if isinstance(leaf, torch.Tensor)] for items in (leaves([args, kwargs]), given)
+    )
+    return argument_tensors, result_tensors
+
+
+def _like(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
+    return replace(spec, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset()))
+
+
+def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) -> Growth:
+    try:
+        if tensor.untyped_storage()._cdata in memory:
+            return met_growth(spec, tensor.shape, tensor.stride(), int(tensor.storage_offset()), FACTOR)
+        # kernels on the meta device lay results out in ways of their own
+        sizes = met_growth(replace(spec, stride=()), tensor.shape, (), spec.offset, FACTOR).sizes
+        return growth_of(spec, sizes)
+    except ValueError as error:
+        raise Contradiction(str(error)) from error
+
+
+def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
+    """Which element of the batch a call takes out of it, None where it does something else."""
+    if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
+        return None
+    spec, dimension = next(tensors(signature.args)), dimension_of(signature)
+    start = signature.args[2] if len(signature.args) > 2 else 0
+    if dimension not in growths[0].sizes or spec.shape[dimension] != batch or not isinstance(start, int):
+        return None
+    return start % batch
+
+
+def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
+    """Whether a call puts the batch in another order by an index that does not grow."""
+    if signature.op == "aten.index_select.default":
+        dimension = dimension_of(signature)
+    elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
+        dimension = 0
+    else:
+        return False
+    source, index = list(tensors(signature.args))[:2]
+    return (
+        dimension in growths[0].sizes and not growths[1].any and index.shape == source.shape[dimension : dimension + 1]
+    )
+
+
+def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
+    """The growth of a result with how often the batch stands in each dimension."""
+    arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
+    if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
+        (before, argument_growth), at = arguments[0], growth.sizes[0]
+        # of the elements of the batch, how far they are from each other in row-major order
+        batch_stride = prod(before.shape[argument_growth.sizes[0] :]) // (argument_growth.outer[0] * batch)
+        inner, rest = divmod(batch_stride, prod(spec.shape[at + 1 :]))
+        if rest or not inner or spec.shape[at] % (inner * batch):
+            raise Contradiction("the batch is in another dimension")
+        return replace(growth, outer=(spec.shape[at] // (inner * batch),))
+    same = {
+        item.shape[at]: outer
+        for item, argument_growth in reversed(arguments)
+        for at, outer in zip(argument_growth.sizes, argument_growth.outer, strict=True)
+    }
+    return replace(growth, outer=tuple(same.get(spec.shape[at], 1) for at in growth.sizes))
+
+
+def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
+    """The same numbers, with the strides that a call is given beside the sizes among them."""
+    lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
+    function = operator_of(signature)
+    if len(lists) < 2 or not numbers or function is None:
+        return numbers
+    names = [argument.name for argument in function._schema.arguments]
+    (at, sizes), (_, steps) = lists[:2]
+    if names[at : at + 2] != ["size", "stride"] or len(sizes) != len(steps):
+        return numbers
+    chosen = [place - at for place in numbers]
+    return numbers | {at + len(sizes) + step for step in grown_steps(sizes, steps, chosen)}
+
+
+def _on_meta(tree: Any) -> Any:
+    return map_leaves(_meta_leaf, tree)
+
+
+def _meta_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.device):
+        return torch.device("meta")
+    if isinstance(leaf, GeneratorSpec):
+        return None
+    if not isinstance(leaf, TensorSpec):
+        return leaf
+    if leaf.stride is None or leaf.made_of is not None:
+        raise Unsupported("a tensor without strides")
+    whole = torch.empty(leaf.extent // max(leaf.dtype.itemsize, 1), dtype=leaf.dtype, device="meta")
+    tensor = whole.as_strided(leaf.shape, leaf.stride, leaf.offset)
+    return as_recorded(tensor, replace(leaf, requires_grad=False))

@@ -1,0 +1,1 @@
+"""The command opreplay, the Python calls, and replays of several traces."""

@@ -1,0 +1,135 @@
+"""The folder beside an output that keeps the rows of each of several traces until those of all are whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.cli.output_files import cannot_be_written, whole_file
+from opgrip.errors import UserError
+from opgrip.replay.cases.sources import source_of
+from opgrip.replay.command.several.targets import Target
+from opgrip.replay.replay_options import Output
+from opgrip.replay.results.machines import MachineColumns
+from opgrip.replay.results.results import Result
+from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, journal_path, unlike
+
+ABOUT = "about.json"
+"""The file in the folder that says what its rows are of."""
+HASHES = "trace_hashes"
+"""What it says of the files."""
+
+
+class OtherMachinesError(UserError):
+    """Rows of machines of another kind than those that are there, beside which none can be put."""
+
+
+def about_parts(
+    targets: Sequence[Target], options: Mapping[str, Any], shard: object | None, machine_kind: str
+) -> dict[str, Any]:
+    """What the rows of several traces must have in common to stand in one table, in plain values."""
+    names = [target.origin.trace for target in targets]
+    hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
+    about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
+    about[MACHINE_KIND] = machine_kind
+    return about if shard is None else {**about, "shard": str(shard)}
+
+
+def prepare_parts(folder: Path, output: Output, about: Mapping[str, Any]) -> None:
+    """Make the folder, or see that it is of the same run.
+
+    Raises
+    ------
+    UserError : where it holds rows that are not to be gone on with, or of other traces, options or versions, or cannot
+        be written
+    """
+    try:
+        if folder.is_dir() and not output.resume:
+            _remove(folder, output)
+        folder.mkdir(exist_ok=True)
+        if (folder / ABOUT).exists():
+            _check_same(folder, about)
+        with whole_file(folder / ABOUT, force=True) as file:
+            file.write(json.dumps(about).encode())
+    except OSError as error:
+        raise cannot_be_written(folder, error) from error
+
+
+def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
+    """Raise `OtherMachinesError` where what is kept of a trace is of other machines than cases would run on now.
+
+    Parameters
+    ----------
+    part : the file of the trace
+    rows : that it has; none where they are in its journal
+    header : of the results that would be written now, which names the machines
+    """
+    kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
+    present = set(header.get("machines", {}).values())
+    others = sorted(kind for kind in kinds - present if kind is not None)
+    if present and others:
+        words = f"{part.parent} has rows of machines of another kind ({'; '.join(others)})"
+        problem = f"{words} than there are now ({'; '.join(sorted(present))})"
+        raise OtherMachinesError(problem, "go on with --machine-kind where such are, or begin anew with --force")
+
+
+def _kind_in_journal(part: Path) -> str | None:
+    """What the first line of a journal says; None where there is none, or it is damaged, which the replay will say."""
+    with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
+        kind = json.loads(file.readline()).get(MACHINE_KIND)
+        return kind if isinstance(kind, str) else None
+    return None
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder that has no rows to go on with."""
+    with suppress(OSError):
+        if [path.name for path in folder.iterdir()] == [ABOUT]:
+            shutil.rmtree(folder)
+
+
+def _trace_hash(target: Target) -> str | None:
+    """None where it cannot be read, which its replay will say."""
+    try:
+        path = target.path()
+        return source_of(path).fingerprint(path)
+    except (UserError, OSError):
+        return None
+
+
+def _remove(folder: Path, output: Output) -> None:
+    if not (output.force or output.append):
+        hint = "go on with --resume, or begin anew with --force"
+        raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
+    if not (folder / ABOUT).is_file():
+        raise UserError(f"{folder} is no folder of an interrupted replay", "remove it")
+    shutil.rmtree(folder)
+
+
+def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
+    try:
+        stored = json.loads((folder / ABOUT).read_bytes())
+    except (ValueError, RecursionError):
+        stored = None
+    difference = _difference(stored, about)
+    if difference is not None:
+        raise UserError(f"{folder} is {difference}", "give the same, or begin anew with --force")
+
+
+def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
+    """What the rows there are of that these would not be."""
+    hashes = stored.get(HASHES) if isinstance(stored, dict) else None
+    but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
+    difference = unlike(but_hashes, about, "of other traces or with other options")
+    if difference is not None:
+        return difference
+    # there are no rows of a trace that could not be read
+    of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
+    changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]
+    return f"of other files of {', '.join(changed)}" if changed else None

@@ -1,0 +1,365 @@
+"""Replays several traces in turn by the same options, as one run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from opgrip.cli.options import from_arguments, refuse_options
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import NothingSelectedError, UserError
+from opgrip.replay.analyses import Analysis
+from opgrip.replay.analyses.analysis import UnaskedAnalysis
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.command.several.dealing import Share, deal
+from opgrip.replay.command.several.headers import common_header, hash_of, with_earlier, with_traces
+from opgrip.replay.command.several.parts import (
+    HASHES,
+    OtherMachinesError,
+    about_parts,
+    check_kinds,
+    prepare_parts,
+    remove_if_empty,
+)
+from opgrip.replay.command.several.targets import Target, args_of_one
+from opgrip.replay.operators.devices import check_present, with_index
+from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
+from opgrip.replay.outputs import parts_folder
+from opgrip.replay.replay_options import Output, option_classes, plan_of
+from opgrip.replay.reports.completed import repeated_rows
+from opgrip.replay.results.machines import this_machine
+from opgrip.replay.results.origins import Origin
+from opgrip.replay.results.results import Result, summarize
+from opgrip.replay.run.preparation import expected_rows
+from opgrip.replay.workers.engines.engine import EngineLostError
+from opgrip.replay.workers.job import Job, Loaded
+from opgrip.replay.workers.journal import journal_path, options_of
+
+ONE = "one trace"
+"""What options are for that several traces are not replayed with."""
+_UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
+
+
+class OneReplay(Protocol):
+    """The replay of one of them."""
+
+    job: Job
+    loaded: Loaded
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What its results say of where they come from, of the machines among it where cases run elsewhere."""
+
+    def completed_rows(self) -> list[Result]:
+        """Those of its output, which is whole."""
+
+    def run(self) -> ReplayOutcome:
+        """Run its cases."""
+
+
+class Unmatched:
+    """The traces, of several, of which nothing is selected.
+
+    Parameters
+    ----------
+    traces : how many there are in all
+    """
+
+    def __init__(self, traces: int) -> None:
+        self._traces = traces
+        self._counts: Counter[str] = Counter()
+
+    def add(self, error: NothingSelectedError) -> None:
+        """Count a trace of which nothing is selected, for a reason."""
+        self._counts[error.problem] += 1
+
+    @property
+    def are_all(self) -> bool:
+        """Whether nothing is selected of any trace."""
+        return self._counts.total() == self._traces
+
+    def line(self) -> str:
+        """Return a line on these traces; empty if there are none."""
+        reasons = "; ".join(f"{problem} in {count:,}" for problem, count in self._counts.most_common())
+        return f"{reasons} of {counted(self._traces, 'trace')}" if reasons else ""
+
+    def error(self) -> UserError:
+        """Return the error that nothing is selected of any trace."""
+        return NothingSelectedError(self.line(), "opgrip corpus --by op lists what they have")
+
+
+MakeReplay = Callable[[argparse.Namespace, Reporter, Origin], OneReplay]
+
+
+@dataclass(slots=True)
+class SeveralOutcome:
+    """What became of several replays.
+
+    Attributes
+    ----------
+    results : of all that ran
+    problems : by the name of a trace, why it was not replayed
+    unmatched : a line on the traces of which nothing is selected; empty if there are none
+    interrupted : whether the user ended it before the last case
+    problem : why the output could not be written, or no more cases could be run: then it is not written
+    analyses : those that have something to print of rows whatever trace they are of
+    """
+
+    results: Results
+    problems: Mapping[str, UserError] = field(default_factory=dict)
+    unmatched: str = ""
+    interrupted: bool = False
+    problem: UserError | None = None
+    analyses: Sequence[Analysis] = ()
+
+
+class SeveralReplays:
+    """The replays of several traces that a command line asks for.
+
+    With an output, the rows of each are kept in a folder beside it, so that `--resume` goes on in the middle.
+
+    Parameters
+    ----------
+    make : gives the replay of one
+    runs_here : whether cases run on this machine
+
+    Raises
+    ------
+    UserError : for options that do not go together, or are for one trace
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        targets: Sequence[Target],
+        reporter: Reporter,
+        make: MakeReplay,
+        runs_here: bool = True,
+    ) -> None:
+        self._args, self._reporter, self._make = args, reporter, make
+        self.targets = targets
+        self.output = from_arguments(Output, args)
+        refuse_options(args, option_classes(), (ONE,), "name one with it")
+        plan = plan_of(copy(args))
+        # workers elsewhere look for theirs, and mark each row by their machine
+        for device in plan.inputs.devices if runs_here else ():
+            check_present(with_index(device))
+        self._runs_here = runs_here
+        # of machines elsewhere each row says it
+        self._machine_kind = this_machine("cpu").kind if runs_here else ""
+        self._options = options_of(from_arguments(Selection, args), plan)
+        self._hashes: dict[str, str | None] = {}
+        self._earlier = Results([], {})
+        self._shares: dict[str, Share] = {}
+        self._rows: dict[str, list[Result]] = {}
+        self._headers: dict[str, dict[str, Any]] = {}
+        self._problems: dict[str, UserError] = {}
+        self._unmatched = Unmatched(len(targets))
+        self._analyses: Sequence[Analysis] = ()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the rows of each trace are kept until the results are whole; None where there is no output."""
+        return None if self.output.output is None else parts_folder(self.output.output)
+
+    def run(self) -> SeveralOutcome:
+        """Replay each, and write the output.
+
+        Raises
+        ------
+        UserError : where no trace can be replayed, or rows of before do not go with new ones
+        """
+        if self.output.append and self.output.output is not None and self.output.output.exists():
+            self._earlier = read_run(self.output.output)
+        self._prepare_folder()
+        interrupted, lost = not self._deal(), None
+        try:
+            interrupted = interrupted or self._run_all()
+        except EngineLostError as error:
+            # each of the others would fail like this one, and the whole would lack their rows
+            lost = error
+        names = [target.origin.trace for target in self.targets]
+        outcome = SeveralOutcome(
+            Results([row for name in names for row in self._rows.get(name, ())], self._header()),
+            self._problems,
+            self._unmatched.line(),
+            interrupted,
+            lost,
+            analyses=[item for item in self._analyses if isinstance(item, UnaskedAnalysis)],
+        )
+        if lost is not None and not self._keeps_rows():
+            raise lost
+        if not outcome.results.rows and self._problems and not interrupted and lost is None:
+            if self.folder is not None:
+                remove_if_empty(self.folder)
+            raise next(iter(self._problems.values()))
+        if self._unmatched.are_all:
+            if self.folder is not None:
+                remove_if_empty(self.folder)
+            raise self._unmatched.error()
+        if lost is None and not interrupted:
+            outcome.problem = self._write(outcome.results)
+        return outcome
+
+    def _deal(self) -> bool:
+        """See what this shard has of each trace, where there are shards; gives whether the user let it."""
+        part = self._args.shard
+        if part is None:
+            return True
+        doing = f"reading {counted(len(self.targets), 'trace')} for shard {part}"
+        try:
+            with self._reporter.doing(doing, len(self.targets)) as advance:
+                self._shares = deal(self._args, self.targets, part, advance)
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def _run_all(self) -> bool:
+        """Replay one after another, in this shard; gives whether the user ended it; raises as `_run_one` does."""
+        for place, target in self._finished_first():
+            if self._args.shard is not None and self._shares[target.origin.trace].shard is None:
+                continue
+            if self._run_one(place, target):
+                return True
+        return False
+
+    def _run_one(self, place: int, target: Target) -> bool:
+        """Replay one; gives whether the user ended it.
+
+        Raises
+        ------
+        EngineLostError : where no other could be replayed either
+        OtherMachinesError : where its rows of before do not go with those of others
+        """
+        name = target.origin.trace
+        which = f"{place + 1} of {len(self.targets)}, {name}"
+        try:
+            args = self._args_of(place, target)
+            part = from_arguments(Output, args).output
+            replay = self._make(args, self._reporter, target.origin)
+            self._check_new(name, replay)
+            if part is not None and part.exists() and not journal_path(part).exists():
+                stored = read_run(part)
+                self._check_kinds(part, stored, replay)
+                self._rows[name], self._headers[name] = replay.completed_rows(), stored.header
+                self._reporter.begin(f"{which}: {counted(len(self._rows[name]), 'row')} of before")
+                return False
+            if part is not None and journal_path(part).exists():
+                self._check_kinds(part, (), replay)
+            self._reporter.begin(which)
+            outcome = replay.run()
+        except KeyboardInterrupt:
+            # while the trace was read, or the rows of others
+            return True
+        except (EngineLostError, OtherMachinesError):
+            raise
+        except NothingSelectedError as error:
+            self._unmatched.add(error)
+            return False
+        except UserError as error:
+            self._problems[name] = error
+            self._reporter.say(f"{which}: not replayed: {error}")
+            return False
+        self._rows[name], self._analyses = list(outcome.results), outcome.analyses or self._analyses
+        # the replay made it when its last worker had ended: to ask for the device makes a context
+        self._headers[name] = outcome.results.header
+        if outcome.problem is not None:
+            self._problems[name] = outcome.problem
+        self._reporter.begin(f"{which}: {summarize(self._rows[name])}")
+        return outcome.interrupted
+
+    def _check_kinds(self, part: Path, rows: Iterable[Result], replay: OneReplay) -> None:
+        """See that what is kept of a trace is of such machines as run the cases now; raises as `_run_one` does."""
+        if self._runs_here:
+            return
+        try:
+            header = replay.header
+        except UserError as error:
+            # were it only not replayed, its rows would be missing in the whole
+            raise EngineLostError(error.problem, error.hint) from error
+        check_kinds(part, rows, header)
+
+    def _args_of(self, place: int, target: Target) -> argparse.Namespace:
+        """The command line of one trace."""
+        args = args_of_one(self._args, target)
+        args.store, args.append, args.force, args.resume = None, False, False, False
+        if args.shard is not None:
+            args.shard = self._shares[target.origin.trace].shard
+        if self.folder is not None:
+            args.output = self._part_of(self.folder, place, target)
+            args.resume = args.output.exists() or journal_path(args.output).exists()
+        return args
+
+    def _part_of(self, folder: Path, place: int, target: Target) -> Path:
+        """The file of the rows of one trace."""
+        return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
+
+    def _finished_first(self) -> list[tuple[int, Target]]:
+        """The traces with their places, those whose rows are whole first: what these are of decides for the others."""
+        folder, targets = self.folder, list(enumerate(self.targets))
+        if folder is None:
+            return targets
+        return sorted(targets, key=lambda item: not self._part_of(folder, *item).exists())
+
+    def _keeps_rows(self) -> bool:
+        """Whether there are rows to go on with; a folder without any is removed."""
+        if self.folder is None:
+            return False
+        remove_if_empty(self.folder)
+        return self.folder.exists()
+
+    def _prepare_folder(self) -> None:
+        """Make the folder of the parts, or see that it is of the same run."""
+        if self.folder is not None:
+            about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
+            self._hashes = about[HASHES]
+            prepare_parts(self.folder, self.output, about)
+
+    def _check_new(self, name: str, replay: OneReplay) -> None:
+        """Raise `UserError` where the output has rows already that nothing would tell from those of a trace."""
+        earlier, output = self._earlier, self.output.output
+        own = [row for row in earlier if row.trace == name]
+        if not own:
+            return
+        trace_hash = hash_of(earlier.header.get("traces", {}).get(name))
+        if trace_hash is not None and trace_hash != self._hashes[name]:
+            raise UserError(f"{output} has rows of another file of this name", "write to another output")
+        settings = replay.loaded.settings
+        if repeated_rows(own, expected_rows(replay.loaded.cases, settings), settings.timing.caches):
+            raise UserError(f"{output} has rows of this trace that were run in the same ways", "leave it out")
+
+    def _write(self, results: Results) -> UserError | None:
+        """Write all rows to the output, and remove the parts; gives why that failed."""
+        output, header = self.output.output, results.header
+        if output is None or self.folder is None:
+            return None
+        if self._earlier.header:
+            header = with_earlier(header, self._earlier.header, self._rows)
+        try:
+            write_results([*self._earlier, *results], header, output, self.output.may_replace)
+        except UserError as error:
+            return error
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return None
+
+    def _header(self) -> dict[str, Any]:
+        """Where the results come from: what all have in common, and of each trace what it is."""
+        traces = {}
+        for target in self.targets:
+            name = target.origin.trace
+            about = {key: value for key, value in target.origin.plain().items() if key != "trace"}
+            share = self._shares.get(name)
+            about["trace_hash"] = hash_of(self._headers.get(name)) or (share and share.trace_hash)
+            if name in self._problems:
+                about["problem"] = str(self._problems[name])
+            traces[name] = {key: value for key, value in about.items() if value not in (None, "")}
+        headers = (self._headers[name] for name in traces if name in self._headers)
+        return with_traces(" ".join(map(str, self._args.trace)), common_header(headers), traces)

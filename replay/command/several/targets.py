@@ -1,0 +1,106 @@
+"""What a command line names where it names several traces: the zoo, patterns of it, a folder, or files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opgrip.errors import UserError
+from opgrip.replay.results.origins import Origin
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.io.shipped_traces import trace_file
+from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
+from opgrip.traces.zoo.names import name_of_file, name_of_trace, told_apart
+
+ZOO = "zoo"
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+"""Of the traces in a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One of several traces.
+
+    Attributes
+    ----------
+    file : None for one of the zoo, which may not be installed
+    """
+
+    origin: Origin
+    file: str | None = None
+    zoo: ZooTrace | None = None
+
+    def path(self) -> str:
+        """Where it lies.
+
+        Raises
+        ------
+        MissingFileError : for a trace of the zoo that is not installed
+        """
+        return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
+
+
+def targets_of(names: Sequence[str]) -> list[Target] | None:
+    """The traces that names stand for, each once; None where they name one thing alone to replay.
+
+    Raises
+    ------
+    UserError : for a pattern that no trace of the zoo has, and for several names of which one is no trace
+    """
+    if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
+        return None
+    manifest = {trace.name: trace for trace in read_manifest()}
+    targets: dict[str, Target] = {}
+    for name in names:
+        for target in _targets(name, manifest):
+            targets.setdefault(target.origin.trace if target.zoo else str(trace_file(target.path()).resolve()), target)
+    return list(_with_distinct_names(list(targets.values()))) if targets else None
+
+
+def args_of_one(args: argparse.Namespace, target: Target) -> argparse.Namespace:
+    """The command line that replays one of several traces.
+
+    Raises
+    ------
+    UserError : where it is one of the zoo that is not installed
+    """
+    one = copy(args)
+    one.trace = [Path(target.path())]
+    return one
+
+
+def is_folder_of_traces(name: str) -> bool:
+    """Whether traces lie in a folder, and nothing of a gripped sample."""
+    folder = Path(name)
+    return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
+
+
+def _is_zoo(name: str) -> bool:
+    return (name == ZOO and not Path(name).exists()) or name.startswith(f"{ZOO}:")
+
+
+def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[Target]:
+    if _is_zoo(name):
+        for trace in select(patterns_in(name.partition(":")[2]), list(manifest.values())):
+            yield Target(Origin(*name_of_trace(trace)), zoo=trace)
+    elif is_folder_of_traces(name):
+        for file in _files_in(Path(name)):
+            yield Target(Origin(*name_of_file(file, manifest)), str(file))
+    elif name.startswith("sample:") or (Path(name).is_dir() and format_of(Path(name)) is None):
+        raise UserError(f"{name} is no trace", "samples are replayed by themselves, several traces together")
+    else:
+        yield Target(Origin(*name_of_file(name, manifest)), name)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
+
+
+def _with_distinct_names(targets: Sequence[Target]) -> Iterator[Target]:
+    """The same, those that are called alike told apart."""
+    names = told_apart([target.origin.trace for target in targets])
+    for target, name in zip(targets, names, strict=True):
+        yield replace(target, origin=replace(target.origin, trace=name))

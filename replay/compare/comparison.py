@@ -1,0 +1,241 @@
+"""Two runs side by side: their cases joined, judged, and grouped."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum
+from typing import TYPE_CHECKING, Any
+
+from opgrip.replay.compare.differences import Compared, compare_rows, difference_of_sums, doubts
+from opgrip.replay.compare.differing import run_columns, what_differs
+from opgrip.replay.compare.verdicts import Judgement, Verdict, judge
+from opgrip.replay.outcome import Results
+from opgrip.replay.results.groups import shares_by
+from opgrip.replay.results.results import CONTENDED, OK, WRONG, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opgrip.replay.compare.gate import Held
+
+MARGIN = 0.05
+"""Relative difference up to which times are the same."""
+UNREADABLE = "it takes no longer than reading the clock"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A case under a mode, in both runs.
+
+    Attributes
+    ----------
+    judgement : None where one of them has no time
+    reason : why there is no judgement, or why its interval is wider than repeats alone make it
+    """
+
+    base: Result
+    new: Result
+    judgement: Judgement | None = None
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict: UNSURE without a judgement."""
+        return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
+
+    @property
+    def more_runs(self) -> int | None:
+        """How many more repeats of each run would decide it; None where it is decided, or they would not."""
+        return None if self.judgement is None else self.judgement.more_runs
+
+    @property
+    def more_new_runs(self) -> int | None:
+        """The same of the new run alone, where the base stays as it is."""
+        return None if self.judgement is None else self.judgement.more_new_runs
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether a row has no time that counts in a sum, since all of its runs were contended."""
+        return CONTENDED in (self.base.status, self.new.status)
+
+    @property
+    def base_us(self) -> float:
+        """Time of all its calls in the base."""
+        return max(self.base.count, 1) * (self.base.median_us or 0.0)
+
+    @property
+    def new_us(self) -> float:
+        """Time of as many calls in the new run: a program that calls it more often is not slower for that."""
+        return max(self.base.count, 1) * (self.new.median_us or 0.0)
+
+    @property
+    def lost_us(self) -> float:
+        """Time that all calls of it take more than before."""
+        return self.new_us - self.base_us
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Cases taken together: the time of all their calls.
+
+    Attributes
+    ----------
+    name : what they have in common
+    cases, base_us, new_us : their number, and the time in each run
+    """
+
+    name: str
+    cases: int
+    base_us: float
+    new_us: float
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """What became of the cases of a run in another.
+
+    Attributes
+    ----------
+    base, new : what the headers of both say
+    differs : what they were run with that is not the same: name, base, new
+    pairs : timed in both, the ones that lost most time first
+    broken, mended : gave results in the base alone; ok in the new one alone
+    untimed : gave no times in at least one, and are neither
+    changed : ok in the base, and in the new one with other results
+    missing, added : rows of one run alone
+    """
+
+    base: Mapping[str, Any]
+    new: Mapping[str, Any]
+    differs: Sequence[tuple[str, str, str]]
+    pairs: Sequence[Pair]
+    broken: Sequence[Pair] = ()
+    mended: Sequence[Pair] = ()
+    untimed: Sequence[Pair] = ()
+    changed: Sequence[Pair] = ()
+    missing: Sequence[Result] = ()
+    added: Sequence[Result] = ()
+    margin: float = MARGIN
+    _known: Mapping[int, Compared] = field(default_factory=dict, repr=False)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a case and mode, those that got worse first, in the columns that `opgrip compare -o` writes."""
+        from opgrip.replay.compare.reports.frames import to_frame
+
+        return to_frame(self)
+
+    def __repr__(self) -> str:
+        from opgrip.replay.compare.reports.words import summary
+
+        return f"<Comparison: {summary(self)}>"
+
+    def _repr_html_(self) -> str:
+        from opgrip.replay.compare.reports.frames import to_html
+
+        return to_html(self)
+
+    def gate(self, *conditions: str) -> list[Held]:
+        """Return what becomes of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
+        from opgrip.replay.compare.gate import hold_all, parse_gate
+
+        return hold_all(map(parse_gate, conditions), self)
+
+    @property
+    def counts(self) -> Counter[Verdict]:
+        """How many pairs have each verdict."""
+        return Counter(pair.verdict for pair in self.pairs)
+
+    def totals(self, by: str | None = None) -> list[Total]:
+        """Cases taken together by what `shares_by` has, those that take longest first; all of them for None.
+
+        A contended row has no time that could be added.
+        """
+        members: dict[str, list[tuple[float, Compared]]] = defaultdict(list)
+        for pair in self.pairs:
+            if pair.judgement is not None and not pair.is_contended:
+                for name, share in ({"all": 1.0} if by is None else shares_by(pair.base, by)).items():
+                    members[name].append((share * max(pair.base.count, 1), self._known[id(pair.new)]))
+        base_us = {name: fsum(calls * row.base_us for calls, row in rows) for name, rows in members.items()}
+        names = sorted(members, key=lambda name: -base_us[name])
+        judgements = judge([difference_of_sums(members[name]) for name in names], self.margin)
+        return [
+            Total(
+                name,
+                len(members[name]),
+                base_us[name],
+                fsum(calls * row.new_us for calls, row in members[name]),
+                judgement,
+            )
+            for name, judgement in zip(names, judgements, strict=True)
+        ]
+
+
+def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
+    """Hold a run against another, case by case.
+
+    Cases are joined by what they call, with which shapes, dtypes and settings, under which mode: not by numbers of a
+    trace. Two runs may differ as a whole in dtype, tuning, threads, values, caches or method: `differs` says it. How
+    much a case differs from one replay to the next is learned from `--repeats`.
+
+    Parameters
+    ----------
+    margin : relative difference up to which times are the same
+    """
+    apart = run_columns(base, new)
+    base_rows, new_rows = _by_identity(base.rows, apart), _by_identity(new.rows, apart)
+    both = [(row, new_rows[identity]) for identity, row in base_rows.items() if identity in new_rows]
+    timed = [pair for pair in both if _is_timed(pair[0]) and _is_timed(pair[1])]
+    compared = compare_rows(timed)
+    judged = iter(judge([item.difference for item in compared if item is not None], margin))
+    judgements = [None if item is None else next(judged) for item in compared]
+    pairs = [
+        Pair(old, now, judgement, UNREADABLE if judgement is None else "; ".join(doubts(old, now)))
+        for (old, now), judgement in zip(timed, judgements, strict=True)
+    ]
+    pairs.sort(key=lambda pair: -pair.lost_us)
+    broken = [Pair(old, now) for old, now in both if _gave_results(old) and not _gave_results(now)]
+    mended = [Pair(old, now) for old, now in both if old.status not in (OK, CONTENDED) and now.status == OK]
+    told = {id(pair.new) for pair in (*pairs, *broken, *mended)}
+    return Comparison(
+        base.header,
+        new.header,
+        what_differs(base, new),
+        pairs,
+        broken=broken,
+        mended=mended,
+        untimed=[Pair(old, now) for old, now in both if id(now) not in told],
+        changed=[Pair(old, now) for old, now in both if _gives_other(old, now)],
+        missing=[row for identity, row in base_rows.items() if identity not in new_rows],
+        added=[row for identity, row in new_rows.items() if identity not in base_rows],
+        margin=margin,
+        _known={id(now): item for (_, now), item in zip(timed, compared, strict=True) if item is not None},
+    )
+
+
+def _by_identity(rows: Iterable[Result], apart: Sequence[str]) -> dict[tuple[object, ...], Result]:
+    """Rows by what joins them, some columns apart; of several alike, each by its place among these too."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    by_identity: dict[tuple[object, ...], Result] = {}
+    for row in rows:
+        identity = row.identity_without(*apart)
+        by_identity[(*identity, seen[identity])] = row
+        seen[identity] += 1
+    return by_identity
+
+
+def _gave_results(row: Result) -> bool:
+    return row.status in (OK, WRONG, CONTENDED)
+
+
+def _is_timed(row: Result) -> bool:
+    return _gave_results(row) and (row.median_us is not None or bool(row.times_us))
+
+
+def _gives_other(base: Result, new: Result) -> bool:
+    """Whether results are right in the base alone."""
+    was_right = base.status == OK and base.faithful is not False
+    return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))

@@ -1,0 +1,215 @@
+"""How much the times of two runs differ, and how sure that is: of single rows, and of rows taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import exp, fsum, log, sqrt
+from statistics import fmean, variance
+
+from opgrip.replay.compare.estimates import Estimate, contended_share, estimate, with_like_gaps
+from opgrip.replay.compare.priors import DRIFT, SHORT_US, USUAL, Prior, learn
+from opgrip.replay.compare.verdicts import Difference
+from opgrip.replay.results.results import CONTENDED, Result
+
+CLOCKS, MEMORY = 0.05, 0.1
+"""Relative differences of a device's clock, and of the rate at which memory was read, from which on they may be what
+made a run slower. On a quiet machine the rate of memory varies by 1 to 2 % from run to run."""
+ALIKE = 2.0
+"""How many times as much the means of runs vary as their repeats show: repeats are made within seconds of each other,
+while the pace of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`: 1.9 and 2.1 (medians of 40
+cases over 8 and 15 runs)."""
+FEW_CONTENDED, SAME_GAP = 0.05, 0.15
+"""Share of contended runs, and difference of the gaps between median and fastest run, up to which medians are compared:
+above, what other processes do is in them."""
+CONTENDED_LOG = log(4 / 3)
+"""How much even the fastest run may be slowed down if all runs were contended: the slowdown that the probe takes for
+contention."""
+UNBOUNDED_LOG = log(1e6)
+"""The same for rows with the status `contended`: a time slice of the scheduler can be a thousand times the call, and no
+run is known to be free of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What is compared of a case's two rows: the medians of their repeats, or the fastest runs if they were contended.
+
+    Attributes
+    ----------
+    base, new : the estimates that are compared
+    base_us, new_us : time of one call
+    """
+
+    difference: Difference
+    base: Estimate
+    new: Estimate
+    base_us: float
+    new_us: float
+
+
+def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None]:
+    """Return what is compared of each pair of rows, or None if one of them took no time that could be read."""
+    chosen = [_choose(*rows) for rows in timed]
+    learned = {}
+    for is_short, usual in USUAL.items():
+        samples = [
+            (pair.base.squares + pair.new.squares, pair.repeats - 2)
+            for (row, new), pair in zip(timed, chosen, strict=True)
+            if pair is not None and _is_short(row) == is_short and pair.repeats > 2
+            if CONTENDED not in (row.status, new.status)
+        ]
+        learned[is_short] = learn(samples, usual)
+    return [
+        None if pair is None else _compare(rows, pair, learned[_is_short(rows[0])])
+        for rows, pair in zip(timed, chosen, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Estimates of a case's two rows.
+
+    Attributes
+    ----------
+    missed : how much more the medians differ than the fastest runs, if these are compared
+    """
+
+    base: Estimate
+    new: Estimate
+    is_fastest: bool
+    missed: float = 0.0
+
+    @property
+    def repeats(self) -> int:
+        return len(self.base.logs) + len(self.new.logs)
+
+
+def _choose(base: Result, new: Result) -> _Chosen | None:
+    """Return the estimates to compare, or None if a row took no time that could be read."""
+    old, now = estimate(base), estimate(new)
+    if old is None or now is None:
+        return None
+    if not (old.gaps and now.gaps):
+        return _Chosen(old, now, is_fastest=False)
+    old, now = with_like_gaps(old, now)
+    missed = fmean(now.gaps) - fmean(old.gaps)
+    by_chance = 3 * sqrt(sum(variance(of.gaps) / len(of.gaps) for of in (old, now) if len(of.gaps) > 1))
+    is_contended = max(contended_share(base), contended_share(new)) > FEW_CONTENDED
+    if not is_contended and abs(missed) <= max(SAME_GAP, by_chance):
+        return _Chosen(old, now, is_fastest=False)
+    return _Chosen(old.of_fastest, now.of_fastest, is_fastest=True, missed=missed)
+
+
+def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compared:
+    base, new = rows
+    freedom = pair.repeats - 2
+    own, whole = prior.posterior(pair.base.squares + pair.new.squares, freedom)
+    # one repeat says nothing of others, and its runs how sure its median is
+    if not freedom:
+        own += (pair.base.within + pair.new.within) / 2
+    # without repeats the prior is that of single runs; the fastest runs hardly depend on the pace
+    own *= ALIKE if freedom and not pair.is_fastest else 1.0
+    slow_base, slow_new = _pace_excess(base, new)
+    difference = Difference(
+        pair.new.mean - pair.base.mean,
+        own,
+        whole,
+        len(pair.base.logs),
+        len(pair.new.logs),
+        DRIFT[_is_short(base)],
+        # that medians moved away from the fastest runs may be contention, or slower calls among fast ones
+        base_excess=_contention_excess(base) + slow_base + max(0.0, pair.missed),
+        new_excess=_contention_excess(new) + slow_new,
+    )
+    times = [row.median_us if not pair.is_fastest and row.median_us else None for row in rows]
+    base_us, new_us = (
+        exp(of.mean) if time is None else time for time, of in zip(times, (pair.base, pair.new), strict=True)
+    )
+    return Compared(difference, pair.base, pair.new, base_us, new_us)
+
+
+def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
+    """Return the difference of the summed times of several rows, each with its number of calls."""
+    parts = [row.difference for _, row in rows]
+    base, new = (fsum(count * row.base_us for count, row in rows), fsum(count * row.new_us for count, row in rows))
+    shares = [count * row.new_us / new for count, row in rows]
+    runs = min(part.base_runs for part in parts), min(part.new_runs for part in parts)
+    variances = [(share**2 * part.own_variance, part.freedom) for part, share in zip(parts, shares, strict=True)]
+    own = fsum(value for value, _ in variances)
+    # as F. E. Satterthwaite has it for a sum of variances, Biometrics Bulletin 2 (1946) 110-114
+    freedom = own**2 / fsum(value**2 / freedom for value, freedom in variances)
+    own /= 1 / runs[0] + 1 / runs[1]
+    together = _variance_of_repeats(
+        [(count * row.base_us, row.base) for count, row in rows], [(count * row.new_us, row.new) for count, row in rows]
+    )
+    # rows of a repeat share the machine's pace, so their errors may add up
+    if together is not None and ALIKE * together[0] > own:
+        own, freedom = ALIKE * together[0], together[1]
+    # what all cases have in common does not average out
+    drift = fsum(share * part.drift for part, share in zip(parts, shares, strict=True))
+    least_base = fsum(count * row.base_us * exp(-row.difference.base_excess) for count, row in rows)
+    least_new = fsum(count * row.new_us * exp(-row.difference.new_excess) for count, row in rows)
+    return Difference(log(new / base), own, freedom, *runs, drift, log(base / least_base), log(new / least_new))
+
+
+def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
+    """Return the variance of the summed times from repeat to repeat, and its degrees of freedom.
+
+    None without repeats, or if rows have different numbers of them: then it is not known which were made together.
+
+    Parameters
+    ----------
+    sides : of each run, the time of all calls of each row, and its estimate
+    """
+    squares, freedom = 0.0, 0
+    for rows in sides:
+        counts = {len(row.logs) for _, row in rows}
+        if len(counts) > 1:
+            return None
+        repeats = counts.pop()
+        if repeats > 1:
+            sums = [fsum(time * exp(row.logs[repeat] - row.mean) for time, row in rows) for repeat in range(repeats)]
+            squares += (repeats - 1) * variance(map(log, sums))
+            freedom += repeats - 1
+    return (squares / freedom, freedom) if freedom else None
+
+
+def _is_short(row: Result) -> bool:
+    return (row.median_us or 0.0) < SHORT_US
+
+
+def _contention_excess(row: Result) -> float:
+    """Return by how much contention may have raised the logarithm of a row's fastest run."""
+    return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
+
+
+def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
+    """Return by how much each run may be too slow: a GPU that was warm or capped, or memory that others used."""
+    changes = [
+        _change(base.clock_mhz, new.clock_mhz, CLOCKS),
+        _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY),
+    ]
+    return max(0.0, *(-change for change in changes)), max(0.0, *changes)
+
+
+def _change(base: float | None, new: float | None, least: float) -> float:
+    """Return the logarithm of a rate in BASE over that in NEW; 0 if one is not known, or they differ by less."""
+    if not base or not new or base < 0 or new < 0:
+        return 0.0
+    change = log(base / new)
+    return change if abs(change) > least else 0.0
+
+
+def doubts(base: Result, new: Result) -> Iterator[str]:
+    """Yield why an interval is wider than repeats alone make it."""
+    contended = [
+        f"{share:.0%} of the runs in {name} were contended"
+        for name, row in (("BASE", base), ("NEW", new))
+        if (share := contended_share(row)) > 0
+    ]
+    if contended:
+        yield ", ".join(contended)
+    if _change(base.clock_mhz, new.clock_mhz, CLOCKS):
+        yield f"the device's clock was {base.clock_mhz:,.0f} MHz in BASE, {new.clock_mhz:,.0f} MHz in NEW"
+    if _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY):
+        yield f"memory was read at {base.memory_gb_per_s:.1f} GB/s in BASE, {new.memory_gb_per_s:.1f} GB/s in NEW"

@@ -1,0 +1,246 @@
+"""Conditions that a comparison meets, does not meet, or leaves open: `slower<=5%`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+from opgrip.cli.folding import shorten
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
+from opgrip.replay.compare.comparison import MARGIN, Comparison, Pair
+from opgrip.replay.compare.verdicts import Judgement, Verdict, interval_text
+from opgrip.replay.results.groups import shares_by
+from opgrip.replay.results.results import Result
+
+_FORM = re.compile(r"\s*(\w+)\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {
+    "failed": lambda comparison: [pair.new for pair in comparison.broken],
+    "changed": lambda comparison: [pair.new for pair in comparison.changed],
+    "missing": lambda comparison: list(comparison.missing),
+}
+"""What is counted in rows."""
+ROWS, TOTAL = "slower", "total"
+TIMED = (ROWS, TOTAL, "op", "module", "family", "mode")
+"""What is compared by its time: each row, the sum of all, the sum of each group."""
+PLURALS = {"family": "families"}
+NOTHING = "no case was timed in both runs"
+HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{name}<=0' for name in COUNTED)}"
+
+TOTAL_END, ROW_END, ROW_RATIO = 1.05, 1.25, 1.5
+"""Factors on the limit: where the interval of the total has to end, where that of a row does if the row is to count as
+decided, and how much a row that is not decided may have taken."""
+REPEATS, MOST_REPEATS = 5, 20
+"""Repeats that are advised: at least, and at most."""
+
+
+class Outcome(Enum):
+    """What became of a gate, from best to worst."""
+
+    PASSED = "passed"
+    NOT_DECIDED = "not decided"
+    FAILED = "failed"
+
+    @property
+    def exit_status(self) -> int:
+        """The status of a command whose gate this is."""
+        return {Outcome.PASSED: 0, Outcome.FAILED: 1, Outcome.NOT_DECIDED: 3}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A condition.
+
+    Attributes
+    ----------
+    name : one of `TIMED` or of `COUNTED`
+    most : the relative difference that is allowed, or how many rows
+    text : as it was given
+    """
+
+    name: str
+    most: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A gate and what became of it.
+
+    Attributes
+    ----------
+    reason : in words; empty if it passed
+    rows : rows of the new run, or of the base if they are missing, that are the reason; empty for the total
+    """
+
+    gate: Gate
+    outcome: Outcome
+    reason: str = ""
+    rows: Sequence[Result] = ()
+
+    @property
+    def line(self) -> str:
+        """The line that every report has for a gate."""
+        text = f"gate {self.gate.text}: {self.outcome.value}"
+        return f"{text}: {self.reason}" if self.reason else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A row, a group, or the total.
+
+    Attributes
+    ----------
+    judgement : None if it has no time in one of the runs
+    share : of the time of the base; 1 if it is not known
+    """
+
+    name: str
+    judgement: Judgement | None
+    pairs: Sequence[Pair]
+    share: float = 1.0
+
+    def is_slower(self, limit: float) -> bool:
+        judgement = self.judgement
+        return judgement is not None and judgement.verdict is Verdict.SLOWER and judgement.ratio > limit
+
+    def ends_above(self, most: float) -> bool:
+        """Whether it may take longer than that, with the certainty of an interval."""
+        return self.judgement is None or self.judgement.high > most
+
+    def loss(self, is_certain: bool = False) -> float:
+        """Return by how much of all time it may be slower, or, if `is_certain`, by what factor it is."""
+        if self.judgement is None:
+            return inf
+        return self.judgement.ratio if is_certain else self.share * (self.judgement.high - 1)
+
+    def __str__(self) -> str:
+        if self.judgement is None:
+            return f"{self.name}: no time"
+        interval = interval_text(self.judgement.low, self.judgement.high)
+        return f"{self.name}: {self.judgement.ratio:.3f} times ({interval})"
+
+
+def hold(gate: Gate, comparison: Comparison) -> Held:
+    """Return what becomes of a gate.
+
+    It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the interval of the total
+    ends close to the limit, and rows whose interval does not could lose little time: docs/results.md has the rule.
+    Otherwise it is not decided.
+    """
+    if gate.name in COUNTED:
+        rows = COUNTED[gate.name](comparison)
+        if len(rows) <= gate.most:
+            return Held(gate, Outcome.PASSED)
+        return Held(gate, Outcome.FAILED, f"{counted(len(rows), 'row')}, first {describe(rows[0])}", rows)
+    if not any(pair.judgement for pair in comparison.pairs):
+        return Held(gate, Outcome.NOT_DECIDED, NOTHING)
+    limit, subjects = 1 + gate.most, _subjects(gate, comparison)
+    sums = [_Subject(f"all {total.cases:,} rows together", total.judgement, ()) for total in comparison.totals()]
+    count = counted(len(subjects), *(("row",) if gate.name in (ROWS, TOTAL) else (gate.name, PLURALS.get(gate.name))))
+    slower = [item for item in subjects if item.is_slower(limit)]
+    if slower:
+        worst = max(slower, key=lambda item: item.loss(is_certain=True))
+        return Held(gate, Outcome.FAILED, f"{len(slower):,} of {count}, worst {worst}", _rows_of(slower))
+    for total in sums:
+        if total.is_slower(limit):
+            return Held(gate, Outcome.FAILED, str(total))
+    remedy = _remedy(comparison.pairs)
+    undecided = [item for item in subjects if item.ends_above(limit * ROW_END)]
+    if sum(item.loss() for item in undecided) > gate.most or any(
+        item.loss(is_certain=True) > limit * ROW_RATIO for item in undecided
+    ):
+        worst = max(undecided, key=_Subject.loss)
+        reason = f"{len(undecided):,} of {count}, worst {worst}: {remedy}"
+        return Held(gate, Outcome.NOT_DECIDED, reason, _rows_of(undecided))
+    for total in sums:
+        if total.ends_above(limit * TOTAL_END):
+            return Held(gate, Outcome.NOT_DECIDED, f"{total}: {remedy}")
+    if not undecided:
+        return Held(gate, Outcome.PASSED)
+    share = sum(item.share for item in undecided)
+    return Held(
+        gate, Outcome.PASSED, f"but {len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"
+    )
+
+
+def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
+    """Return what becomes of several gates."""
+    return [hold(gate, comparison) for gate in gates]
+
+
+def exit_status(held: Iterable[Held]) -> int:
+    """Return the exit status of the worst outcome: failed, then not decided, then passed."""
+    outcomes = {item.outcome for item in held}
+    return next((item.exit_status for item in reversed(Outcome) if item in outcomes), 0)
+
+
+def margin_for(gates: Iterable[Gate]) -> float:
+    """Return the difference up to which times are the same: no more than any gate allows."""
+    return min([MARGIN, *(gate.most for gate in gates if gate.name in TIMED)])
+
+
+def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
+    """Return what is judged one by one: rows or groups, and rows of which no sum has a time."""
+    whole_us = sum(total.base_us for total in comparison.totals())
+    single = [
+        pair for pair in comparison.pairs if pair.is_contended or (pair.judgement is None and _may_be_slower(pair))
+    ]
+    single += [pair for pair in (*comparison.broken, *comparison.untimed) if _lost_its_time(pair)]
+    subjects = [_Subject(describe(pair.new), pair.judgement, [pair]) for pair in single]
+    if gate.name == TOTAL:
+        return subjects
+    summed = [pair for pair in comparison.pairs if pair.judgement is not None and not pair.is_contended]
+    if gate.name == ROWS:
+        rows = [_Subject(describe(pair.new), pair.judgement, [pair], pair.base_us / whole_us) for pair in summed]
+        return rows + subjects
+    members: dict[str, list[Pair]] = {}
+    for pair in summed:
+        for name in shares_by(pair.base, gate.name):
+            members.setdefault(name, []).append(pair)
+    groups = comparison.totals(gate.name)
+    return [
+        _Subject(item.name, item.judgement, members[item.name], item.base_us / whole_us) for item in groups
+    ] + subjects
+
+
+def _rows_of(subjects: Iterable[_Subject]) -> list[Result]:
+    return [pair.new for subject in subjects for pair in subject.pairs]
+
+
+def _lost_its_time(pair: Pair) -> bool:
+    return pair.base.median_us is not None and pair.new.median_us is None
+
+
+def _may_be_slower(pair: Pair) -> bool:
+    """Whether a row whose times cannot be read may take longer than before."""
+    base_us, new_us = pair.base.median_us, pair.new.median_us
+    return base_us is None or new_us is None or not new_us <= base_us
+
+
+def _remedy(pairs: Sequence[Pair]) -> str:
+    """What would decide a gate."""
+    made = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
+    remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * made), MOST_REPEATS)}"]
+    if made >= MOST_REPEATS:
+        remedies = ["allow more"]
+    if any(pair.reason for pair in pairs if pair.judgement is not None):
+        remedies.append("on a quieter machine")
+    return " ".join(remedies)
+
+
+def describe(row: Result) -> str:
+    """A row in a line."""
+    way = f"{row.mode}, {row.variant}" if row.variant else row.mode
+    return f"{shorten(f'{row.op} {row.shapes}')} ({way})"
+
+
+def parse_gate(text: str) -> Gate:
+    """A condition as a command line has it; `UserError` for what is none."""
+    match = _FORM.fullmatch(text)
+    if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
+        raise UserError(f"{text!r} is no gate", HINT)
+    return Gate(match[1], float(match[2]) / (100 if match[3] else 1), text.strip())

@@ -1,0 +1,190 @@
+"""Comparisons in files: JSON, CSV, GitHub-flavoured Markdown, JUnit XML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from opgrip.cli.command import printable
+from opgrip.cli.folding import shorten
+from opgrip.cli.output_files import whole_file
+from opgrip.display.csv_escape import quoted
+from opgrip.errors import UserError
+from opgrip.replay.compare.comparison import Comparison
+from opgrip.replay.compare.gate import Gate, Outcome, describe, exit_status, hold_all
+from opgrip.replay.compare.reports.rows import (
+    BROKEN,
+    CHANGED,
+    MISSING,
+    ComparisonColumns,
+    rows_of,
+    rows_with_results,
+)
+from opgrip.replay.compare.reports.table import columns_of, shown_rows
+from opgrip.replay.compare.reports.words import advice, origin, summary, total_line
+from opgrip.replay.compare.verdicts import interval_text
+from opgrip.replay.reports.junit_report import Suite, Test, write_suites
+from opgrip.replay.reports.markdown import literal
+from opgrip.replay.results.results import Result
+
+Gates = Sequence[Gate]
+MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
+WORSE = ("SLOWER", BROKEN, CHANGED, MISSING)
+"""Verdicts of tests that fail without gates."""
+COUNTED = {"failed": BROKEN, "changed": CHANGED, "missing": MISSING}
+"""Verdicts of rows that gates count."""
+JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}
+"""Services show an error, but not as a test that failed."""
+ROWS = 100
+"""Of a table in Markdown, which GitHub cuts at 65,536 characters."""
+
+
+def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
+    """Write them as the file's suffix says.
+
+    Raises
+    ------
+    UserError : for another suffix, or where the file exists and `force` is not given, or cannot be written
+    """
+    write = form_for(path)
+    with whole_file(path, force) as file:
+        file.write(write(comparisons, gates).encode(errors="backslashreplace"))
+
+
+def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
+    """What makes the text of such a file; `UserError` where its suffix says no form."""
+    if path.suffix not in FORMS:
+        raise UserError(f"{path} has no known form", f"end its name in {', '.join(FORMS)}")
+    return FORMS[path.suffix]
+
+
+def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    """As a comment on a pull request shows it: what came of all, then a table of what changed."""
+    return "\n".join(_markdown(item, gates) for item in comparisons)
+
+
+def _markdown(comparison: Comparison, gates: Gates) -> str:
+    held = hold_all(gates, comparison)
+    worst = next((item.value for item in Outcome if held and item.exit_status == exit_status(held)), "")
+    title = "opgrip compare" + (f": {worst}" if worst else "")
+    lines = [f"### {title}", "", _cell(summary(comparison)), ""]
+    lines += [f"- base: {_cell(origin(comparison.base))}", f"- new: {_cell(origin(comparison.new))}"]
+    lines += [f"- **{_cell(name)}**: {_cell(old)}, now {_cell(new)}" for name, old, new in comparison.differs]
+    lines += [f"- {total_line(total)}" for total in comparison.totals()]
+    lines += [f"- {literal(line)}" for line in advice(comparison)]
+    lines += [
+        f"- `gate {item.gate.text}: {item.outcome.value}`" + (f": {literal(item.reason)}" if item.reason else "")
+        for item in held
+    ]
+    rows = shown_rows(comparison)
+    if rows:
+        columns = columns_of(rows[:ROWS])
+        lines += ["", f"| | {' | '.join(column.heading for column in columns)} |", f"|{' --- |' * (len(columns) + 1)}"]
+        for row, cells in zip(rows, zip(*(column.cells for column in columns), strict=True), strict=False):
+            lines.append(f"| {MARKS.get(row.verdict, '')} | {' | '.join(map(_cell, cells))} |")
+        if len(rows) > ROWS:
+            lines.append(f"\n{len(rows) - ROWS:,} more rows")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text of a stranger, not too long."""
+    return literal(shorten(text))
+
+
+def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    """A list of one object a comparison."""
+    return json.dumps([_plain(item, gates) for item in comparisons], indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain(comparison: Comparison, gates: Gates) -> dict[str, object]:
+    return {
+        "base": dict(comparison.base),
+        "new": dict(comparison.new),
+        "differs": [dict(zip(("name", "base", "new"), item, strict=True)) for item in comparison.differs],
+        "verdicts": {verdict.value: count for verdict, count in comparison.counts.items()},
+        "total": [{**asdict(total), "judgement": _judgement(total.judgement)} for total in comparison.totals()],
+        "gates": [
+            {
+                "gate": item.gate.text,
+                "outcome": item.outcome.value,
+                "line": item.line,
+                "rows": list(map(describe, item.rows)),
+            }
+            for item in hold_all(gates, comparison)
+        ],
+        "rows": [asdict(row) for row in rows_of(comparison)],
+    }
+
+
+def _judgement(judgement: object) -> dict[str, object]:
+    return {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")} | {
+        "verdict": judgement.verdict.value  # type: ignore[attr-defined]
+    }
+
+
+def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    """A line a row, the comparisons after each other."""
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, ["comparison", *(item.name for item in fields(ComparisonColumns))], lineterminator="\n"
+    )
+    writer.writeheader()
+    for number, comparison in enumerate(comparisons):
+        for row in rows_of(comparison):
+            plain = asdict(row).items()
+            cells = {name: quoted(printable(cell)) if isinstance(cell, str) else cell for name, cell in plain}
+            writer.writerow({"comparison": number, **cells})
+    return text.getvalue()
+
+
+def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    """A test a row and a test a gate: a gate that is not decided, and rows because of which it is not, are errors.
+
+    Without gates a test fails if its row is slower, broken, changed or missing.
+    """
+    text = io.StringIO()
+    write_suites([_suite(comparison, gates) for comparison in comparisons], text)
+    return text.getvalue()
+
+
+def _suite(comparison: Comparison, gates: Gates) -> Suite:
+    held = hold_all(gates, comparison)
+    outcomes = {
+        (COUNTED.get(item.gate.name, ""), id(row)): JUNIT[item.outcome]
+        for item in sorted(held, key=lambda item: item.outcome is Outcome.FAILED)
+        for row in item.rows
+        if item.outcome is not Outcome.PASSED
+    }
+    tests = [_test(cells, row, outcomes if gates else None) for cells, row in rows_with_results(comparison)]
+    tests += [Test("gates", item.gate.text, 0.0, JUNIT[item.outcome], item.line) for item in held]
+    facts = {"base": origin(comparison.base), "new": origin(comparison.new)}
+    return Suite("opgrip compare", tests, facts | {f"gate {item.gate.text}": item.line for item in held})
+
+
+def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
+    """Return the test of a row: with gates it is not skipped for being UNSURE, as then they say what comes of it."""
+    is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
+    outcome = "skipped" if is_skipped else ""
+    if outcomes is None:
+        outcome = "failure" if cells.verdict in WORSE else outcome
+    else:
+        gated = cells.verdict if cells.verdict in COUNTED.values() else ""
+        outcome = outcomes.get((gated, id(row)), outcomes.get(("", id(row)), outcome))
+    ratio = cells.reason or ""
+    if cells.ratio:
+        ratio = f"{cells.ratio:.3f} times ({interval_text(cells.low or 0.0, cells.high or 0.0)})"
+    name = " ".join(filter(None, (cells.op, cells.shapes, f"({cells.variant})" if cells.variant else "")))
+    return Test(cells.mode, name, (cells.new_us or 0.0) / 1e6, outcome, f"{cells.verdict}: {ratio}")
+
+
+FORMS: dict[str, Callable[[Sequence[Comparison], Gates], str]] = {
+    ".json": as_json,
+    ".csv": as_csv,
+    ".md": as_markdown,
+    ".xml": as_junit,
+}

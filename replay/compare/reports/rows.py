@@ -1,0 +1,116 @@
+"""A comparison as plain cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from opgrip.replay.cases.families import family_of
+from opgrip.replay.compare.comparison import Comparison, Pair
+from opgrip.replay.compare.verdicts import Verdict
+from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import OK, Result
+
+BROKEN, MENDED, CHANGED, MISSING, ADDED = "BROKEN", "MENDED", "CHANGED", "MISSING", "ADDED"
+UNTIMED = "UNTIMED"
+"""What became of rows that have no time in both runs, or other results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonColumns(Columns):
+    """A row of a comparison: a case under a mode."""
+
+    verdict: str = column(
+        "`SLOWER`, `FASTER`, `SAME`, `UNSURE`; of rows that are not timed in both runs `BROKEN`, `MENDED`, `MISSING`, "
+        "`ADDED`, or `UNTIMED`, as in the base; `CHANGED` where its results are no longer right",
+        default="",
+    )
+    op: str = column("the operator, the unit or the sample", default="")
+    shapes: str = column("of the arguments, in short", default="")
+    mode: str = column("how it was run", default="")
+    variant: str = column(
+        "how it was run beside that, where not as usual: direction, values, threads, batch, streams, cache",
+        default="",
+    )
+    module: str = column("the path of the module that made its calls; a pattern if several did", default="")
+    family: str = column("what kind of work the operator does", default="")
+    key: str = column("of the case in any trace", default="")
+    count: int | None = column("calls in the program, by the base")
+    base_us: float | None = column("median of the timed runs of the base", "us")
+    new_us: float | None = column("the same of the new run", "us")
+    ratio: float | None = column(
+        "of the new time over the base: the geometric mean of the repeats' medians, or, where runs were contended, of "
+        "their fastest runs"
+    )
+    low: float | None = column("lower end of that one's interval, at 95 percent")
+    high: float | None = column("its upper end")
+    probability: float | None = column("that a case that did not change looks so different", "1")
+    more_runs: int | None = column(
+        "repeats of each run that would decide it, beside those made; empty where it is decided, or none would"
+    )
+    base_repeats: int | None = column("of the base")
+    new_repeats: int | None = column("of the new run")
+    reason: str | None = column(
+        "why its interval is wider than the repeats alone make it, or why it has none, or is not ok"
+    )
+
+
+def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
+    """Those that got worse first, each row once or with a word of its own for each thing that became of it."""
+    return (cells for cells, _ in rows_with_results(comparison))
+
+
+def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumns, Result]]:
+    """The same with the row of the new run that each is of, or of the base where there is none."""
+    worse: list[tuple[str, list[Pair]]] = [(BROKEN, [*comparison.broken]), (CHANGED, [*comparison.changed])]
+    for word, pairs in worse:
+        for pair in pairs:
+            yield _row(word, pair.base, pair.new, reason=pair.new.error)
+    for row in comparison.missing:
+        yield _row(MISSING, row, None)
+    for verdict in (Verdict.SLOWER, Verdict.UNSURE, Verdict.SAME, Verdict.FASTER):
+        for pair in comparison.pairs:
+            if pair.verdict is verdict:
+                yield _timed_row(pair)
+    for pair in comparison.mended:
+        yield _row(MENDED, pair.base, pair.new, reason=f"was {pair.base.status}")
+    for pair in comparison.untimed:
+        yield _row(UNTIMED, pair.base, pair.new, reason=_why_untimed(pair.new))
+    for row in comparison.added:
+        yield _row(ADDED, None, row, reason=None if row.status == OK else _why_untimed(row))
+
+
+def _why_untimed(row: Result) -> str:
+    return f"{row.status}: {row.error}" if row.error else row.status
+
+
+def _timed_row(pair: Pair) -> tuple[ComparisonColumns, Result]:
+    judgement = pair.judgement
+    found: dict[str, Any] = {}
+    if judgement is not None:
+        found = {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")}
+    return _row(pair.verdict.value, pair.base, pair.new, **found, more_runs=pair.more_runs, reason=pair.reason or None)
+
+
+def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> tuple[ComparisonColumns, Result]:
+    row, latest = base or new, new or base
+    assert row is not None, "it is of one of them"
+    assert latest is not None, "it is of one of them"
+    cells = ComparisonColumns(
+        verdict=word,
+        op=row.op,
+        shapes=row.shapes,
+        mode=row.mode,
+        variant=row.variant,
+        module=row.module,
+        family=family_of(row.op),
+        key=row.key,
+        count=row.count,
+        base_us=None if base is None else base.median_us,
+        new_us=None if new is None else new.median_us,
+        base_repeats=None if base is None else len(base.repeats or (1,)),
+        new_repeats=None if new is None else len(new.repeats or (1,)),
+        **found,
+    )
+    return cells, latest

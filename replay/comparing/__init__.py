@@ -1,5 +1,0 @@
-"""Compares runs: which cases became faster or slower, and how sure that is."""
-
-from opgrip.replay.comparing.comparison import Comparison, compare
-
-__all__ = ["Comparison", "compare"]

@@ -1,0 +1,291 @@
+"""Regenerates the arguments of a call: the recorded metadata, and values that its models draw."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from opgrip.errors import one_line
+from opgrip.replay.inputs.casting import caster, pieces
+from opgrip.replay.inputs.filling import fill, memory_of, write
+from opgrip.replay.inputs.layouts import assemble, check_layout, draw_indices, empty_quantized
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.schema.arguments import (
+    GeneratorSpec,
+    GroupSpec,
+    Opaque,
+    ReductionSpec,
+    TensorSpec,
+    leaves,
+    map_leaves,
+    tensors,
+)
+from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
+from opgrip.traces.values import Drawable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """Where tensors go, by `device_map`."""
+
+    recorded: str
+    replay_device: str | None
+
+    def __call__(self, device: str) -> str:
+        """Where a tensor goes that was on a device."""
+        if self.replay_device is None:
+            return device
+        if self.replay_device == "cpu" or device.partition(":")[0] == self.recorded.partition(":")[0]:
+            return self.replay_device
+        return device
+
+    @property
+    def pins(self) -> bool:
+        """Whether memory is pinned for the device; else an accelerator that is not used would be started for it."""
+        return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
+
+
+ADDRESSES = 1 << 63
+"""Bytes that could be addressed."""
+
+
+def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
+    """Where tensors go that were recorded elsewhere.
+
+    Parameters
+    ----------
+    recorded : the device that the program ran on
+    replay_device : the one to replay on; None for the recorded one
+
+    What a program on an accelerator keeps on the CPU stays there.
+    """
+    return DeviceMap(recorded, replay_device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A strided tensor to make: where in which storage.
+
+    Attributes
+    ----------
+    drawn_as : dtype that its values are drawn in
+    """
+
+    spec: TensorSpec
+    storage: int
+    drawn_as: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A tensor to make: itself, or the pieces that it is made of."""
+
+    spec: TensorSpec
+    pieces: tuple[_Piece, ...]
+
+
+class Inputs:
+    """The arguments of one case, which can be had in their first state again and again.
+
+    Parameters
+    ----------
+    args, kwargs : trees of values and `TensorSpec`, as a signature holds them
+    values : the value models that they refer to
+    place : where tensors go
+    seed : of the values that are drawn
+    dtype : of floating-point tensors, in the place of that which was recorded; see `casting`
+
+    Raises
+    ------
+    Unsupported : for arguments that cannot be made
+    """
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        values: Mapping[int, Drawable],
+        place: DeviceMap,
+        seed: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._place = place
+        self._storages: list[torch.UntypedStorage] = []
+        self._pristine: list[torch.UntypedStorage] = []
+        self._touching: list[list[torch.Tensor]] | None = None
+        recorded = list(tensors([args, dict(kwargs)]))
+        self._args, self._kwargs = _cast(args, kwargs, dtype)
+        _check_leaves([self._args, self._kwargs])
+        with _as_unsupported():
+            self._planned = self._plan(list(tensors([self._args, self._kwargs])), recorded)
+            self._fill(values, seed)
+            # whatever torch refuses, it refuses here
+            self.make()
+
+    @staticmethod
+    def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
+        """Bytes of memory that the arguments would lie in, told from their metadata."""
+        tree = _cast(args, kwargs, dtype)
+        memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
+        return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the arguments lie in."""
+        return sum(storage.nbytes() for storage in self._storages)
+
+    def copy(self) -> Inputs:
+        """The same arguments in memory of their own, kept as they are."""
+        twin = copy.copy(self)
+        twin._storages = [storage.clone() for storage in self._pristine or self._storages]
+        twin._touching = None
+        twin.keep()
+        return twin
+
+    def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and named arguments: fresh tensor objects over the same memory."""
+        plan = iter(self._planned)
+
+        def build(leaf: Any) -> Any:
+            if isinstance(leaf, TensorSpec):
+                return self._build_tensor(next(plan))
+            if isinstance(leaf, GeneratorSpec):
+                return torch.Generator(self._place(leaf.device)).manual_seed(leaf.seed)
+            if isinstance(leaf, torch.device):
+                return torch.device(self._place(str(leaf)))
+            return leaf
+
+        return map_leaves(build, self._args), map_leaves(build, self._kwargs)
+
+    def use(self, places: Sequence[int]) -> None:
+        """Read and write the memory of some tensors as it is, by their places among the arguments' tensors."""
+        if self._touching is None:
+            bytes_of = [memory_of(storage) for storage in self._storages]
+            self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
+        for place in places:
+            for memory in self._touching[place] if place < len(self._touching) else ():
+                memory.bitwise_or_(0)
+
+    def keep(self) -> None:
+        """Remember the values as they are, for `restore`."""
+        self._pristine = [storage.clone() for storage in self._storages]
+
+    def restore(self) -> None:
+        """Put back the values of the last `keep`, whatever the operator did to them."""
+        for storage, pristine in zip(self._storages, self._pristine, strict=True):
+            if storage.nbytes() != pristine.nbytes():
+                storage.resize_(pristine.nbytes())
+            storage.copy_(pristine)
+
+    def _plan(self, specs: list[TensorSpec], recorded: list[TensorSpec]) -> list[_Planned]:
+        for spec in specs:
+            _check_supported(spec)
+        memory = [piece for spec in specs for piece in pieces(spec)]
+        drawn_as = [piece.dtype for spec in recorded for piece in pieces(spec)]
+        storages = _by_storage(memory)
+        number: dict[int, int] = {}
+        for places in storages:
+            members = [memory[place] for place in places]
+            size, pinned = max(piece.extent for piece in members), any(piece.pinned for piece in members)
+            number |= dict.fromkeys(places, len(self._storages))
+            self._storages.append(_zeros(size, self._place(members[0].device), pinned and self._place.pins))
+        planned = (_Piece(piece, number[place], drawn_as[place]) for place, piece in enumerate(memory))
+        return [_Planned(spec, tuple(next(planned) for _ in pieces(spec))) for spec in specs]
+
+    def _fill(self, values: Mapping[int, Drawable], seed: int) -> None:
+        generators: dict[str, torch.Generator] = {}
+        # of tensors in the same memory, the smaller or wider tells more of what is there
+        for planned in sorted(self._planned, key=lambda planned: -prod(planned.spec.shape)):
+            device = self._place(planned.spec.device)
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            generator = generators[device]
+            indices = draw_indices(planned.spec, values, generator)
+            for piece, drawn in zip(planned.pieces, indices, strict=False):
+                write(self._view(piece), drawn)
+            for piece in planned.pieces[len(indices) :]:
+                model = None if piece.spec.values is None else values.get(piece.spec.values)
+                fill(self._view(piece, memory_dtype(piece.spec.dtype)), model, generator, piece.drawn_as)
+
+    def _view(self, piece: _Piece, dtype: torch.dtype | None = None) -> torch.Tensor:
+        spec, storage = piece.spec, self._storages[piece.storage]
+        assert spec.stride is not None, "checked when the tensors were planned"
+        if dtype is None and spec.dtype in QUANTIZED:
+            empty = empty_quantized(spec, storage.device)
+        else:
+            empty = torch.empty(0, dtype=dtype or spec.dtype, device=storage.device)
+        return empty.set_(storage, spec.offset, spec.shape, spec.stride)
+
+    def _build_tensor(self, planned: _Planned) -> torch.Tensor:
+        spec, views = planned.spec, [self._view(piece) for piece in planned.pieces]
+        return as_recorded(assemble(spec, views) if spec.parts else views[0], spec)
+
+
+def as_recorded(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A tensor with the bits that it was recorded with: conjugated, negated, requiring a gradient."""
+    if spec.conj:
+        tensor = tensor.conj()
+    if spec.neg:
+        tensor = torch._neg_view(tensor)
+    return tensor.requires_grad_() if spec.requires_grad else tensor
+
+
+def _cast(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if dtype is None:
+        return args, dict(kwargs)
+    cast = caster([args, dict(kwargs)], dtype)
+    return map_leaves(cast, args), map_leaves(cast, dict(kwargs))
+
+
+def _by_storage(memory: list[TensorSpec]) -> list[list[int]]:
+    """Which of the tensors lie in the same memory, for each memory the places of its tensors."""
+    groups: dict[Any, list[int]] = {}
+    for place, piece in enumerate(memory):
+        groups.setdefault(("own", place) if piece.storage is None else piece.storage, []).append(place)
+    return list(groups.values())
+
+
+def _check_leaves(tree: Any) -> None:
+    for leaf in leaves(tree):
+        if isinstance(leaf, Opaque):
+            raise Unsupported(f"a trace cannot hold an argument of type {leaf.type_name}")
+    if any(isinstance(leaf, GroupSpec | ReductionSpec) for leaf in leaves(tree)):
+        raise Unsupported("it takes a process group, which a replay has none of")
+
+
+def _check_supported(spec: TensorSpec) -> None:
+    if spec.cls is not None:
+        raise Unsupported(f"an argument is a {spec.cls}, not a plain tensor")
+    if spec.device == "meta":
+        raise Unsupported("an argument is on the meta device, which does no work")
+    check_layout(spec)
+
+
+def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
+    if size >= ADDRESSES:
+        raise Unsupported("an argument needs more memory than there are addresses")
+    if pinned and device == "cpu":
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
+    return torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage()
+
+
+@contextmanager
+def _as_unsupported() -> Iterator[None]:
+    """Tell what torch refuses to make as what it is, the lack of memory aside."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    # the latter where torch is built without a kind of device
+    except (RuntimeError, ValueError, TypeError, OverflowError, IndexError, AssertionError, ImportError) as error:
+        if "allocate memory" in str(error):
+            raise
+        raise Unsupported(f"an argument cannot be made: {one_line(error)}") from error

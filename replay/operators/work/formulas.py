@@ -1,0 +1,270 @@
+"""Floating-point operations of a call: torch's formulas, and ours for what they lack.
+
+A multiply-add is two operations. A comparison, a division or a function such as the exponential is one: a limit must
+not ask for more than the best program needs. Copies, fills and whatever else only moves data have none. The formulas
+follow from the operators' definitions, each on the fewest passes over its data; where a paper has the definition it is
+named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, log2, prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from opgrip.replay.operators.work.calls import Call, operators
+
+Formula = Callable[[Call], float]
+
+MOVES = operators(
+    "clone _to_copy copy fill zero zeros ones full zeros_like ones_like full_like empty empty_like empty_strided "
+    "scalar_tensor new_empty new_empty_strided new_zeros new_ones new_full cat stack index _unsafe_index "
+    "index_select gather take scatter index_copy index_fill masked_select masked_fill masked_scatter where "
+    "embedding repeat repeat_interleave constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d roll "
+    "flip tril triu slice_backward select_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_local_scalar_dense split_with_sizes_copy unfold_copy im2col pixel_shuffle channel_shuffle view_copy "
+    "_foreach_copy _foreach_zero"
+)
+"""Compute nothing."""
+
+ELEMENTWISE: dict[str, int] = {
+    **dict.fromkeys(("sigmoid", "sigmoid_backward", "tanh_backward", "lerp", "softplus", "mish"), 3),
+    **dict.fromkeys(("addcmul", "addcdiv", "hardtanh", "clamp", "arange", "elu"), 2),
+    **dict.fromkeys(("silu", "hardsigmoid", "gelu"), 4),
+    **dict.fromkeys(("hardswish", "native_dropout", "binary_cross_entropy"), 5),
+    **dict.fromkeys(("silu_backward", "gelu_backward"), 8),
+    **dict.fromkeys(("clamp_min", "clamp_max", "linspace"), 1),
+    **dict.fromkeys(("mse_loss", "l1_loss"), 3),
+    **dict.fromkeys(("smooth_l1_loss", "huber_loss", "mse_loss_backward", "smooth_l1_loss_backward"), 5),
+}
+"""Operations an element, of operators that need more than one or that torch does not tag as pointwise."""
+
+REDUCTIONS: dict[str, int] = {
+    **dict.fromkeys(("sum", "nansum", "mean", "max", "min", "prod", "all", "any", "argmax", "argmin"), 1),
+    **dict.fromkeys(("cumsum", "cumprod", "nonzero"), 1),
+    **dict.fromkeys(("linalg_vector_norm", "norm", "aminmax"), 2),
+    # the sums of the elements and of their squares
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), 3),
+    # largest, difference, exponential, sum
+    "logsumexp": 4,
+    # largest, difference, exponential, sum, quotient or difference
+    **dict.fromkeys(("_softmax", "_log_softmax"), 5),
+    # y * (g - sum(g * y)), and g - exp(y) * sum(g)
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 4),
+    **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d", "embedding_dense_backward"), 1),
+    **dict.fromkeys(("index_add", "scatter_add", "scatter_reduce", "max_pool2d_with_indices_backward"), 1),
+    "upsample_bilinear2d_backward": 8,
+}
+"""Operations for each element of the largest argument."""
+
+NORMALIZATION = 2
+"""A difference and a product for each element; the scale and the offset are two more where they cannot be folded in."""
+MOMENTS = 3
+"""An addition, a product and an addition for each element: the sums of the elements and of their squares."""
+BACK_NORMALIZED = 9
+"""g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3 for the sums, 4 for the rest. Ioffe, Szegedy 2015."""
+IOU = 13
+"""Intersection over union of two boxes: 4 comparisons for its corners, 2 differences, 2 clamps, an area, a sum and a
+difference for the union, a quotient, and a comparison with the threshold."""
+INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d": 31}
+"""A product for each of the neighbours, and the additions of these."""
+
+
+def flops_of(call: Call) -> int | None:
+    """Floating-point operations of a call; None where there is no formula."""
+    if call.function is not None:
+        formula = flop_registry.get(call.function._overloadpacket)
+        if formula is not None:
+            return _by_torch(formula, call)
+    if call.name in MOVES or (call.outs and _only_views(call)):
+        return 0
+    try:
+        operations = _by_ours(call)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        # a formula that does not know these arguments is as good as none
+        return None
+    return None if operations is None else int(operations)
+
+
+def _by_torch(formula: Callable[..., Any], call: Call) -> int | None:
+    assert call.schema is not None
+    names = list(call.schema.defaults)
+    args = [call.values[name] for name in names[: call.schema.positional]]
+    kwargs = {name: call.values[name] for name in names[call.schema.positional :]}
+    out_value = call.outs[0] if len(call.outs) == 1 else call.outs
+    try:
+        return int(formula(*args, **kwargs, out_val=out_value))
+    except Exception:
+        # it is torch's, and may raise what it likes on arguments that it does not know
+        return None
+
+
+def _by_ours(call: Call) -> float | None:
+    tags = frozenset() if call.schema is None else call.schema.tags
+    if call.name in FORMULAS:
+        return FORMULAS[call.name](call)
+    name = call.name.removeprefix("aten.").removeprefix("_foreach_")
+    if name in REDUCTIONS:
+        return REDUCTIONS[name] * call.argument_elements
+    if name in ELEMENTWISE:
+        return ELEMENTWISE[name] * max(call.elements, call.argument_elements if name.endswith("_loss") else 0)
+    if name in ("add", "sub", "rsub"):
+        return (1 if call.values.get("alpha", 1) == 1 else 2) * call.elements
+    if call.name.startswith("aten._foreach_") or "pointwise" in tags:
+        return call.elements
+    if "reduction" in tags:
+        return call.argument_elements
+    return None
+
+
+def _only_views(call: Call) -> bool:
+    mutable = call.schema is None or bool(call.schema.written)
+    own = {tensor.untyped_storage()._cdata for tensor in call.ins if tensor.layout is torch.strided}
+    return not mutable and all(
+        tensor.layout is torch.strided and tensor.untyped_storage()._cdata in own for tensor in call.outs
+    )
+
+
+def _normalized(call: Call, training: bool, scaled: bool) -> float:
+    # without training, scale and mean of a batch norm are one factor and one offset
+    return call.argument_elements * (NORMALIZATION + (MOMENTS if training else 0) + (2 if scaled and training else 0))
+
+
+def _batch_norm(call: Call) -> float:
+    return _normalized(call, bool(call.values.get("training", "no_training" not in call.name)), _scaled(call))
+
+
+def _scaled(call: Call) -> bool:
+    return call.values.get("weight") is not None
+
+
+def _pooled(call: Call) -> float:
+    kernel = call.values["kernel_size"]
+    size = prod(kernel) if len(kernel) > 1 else kernel[0] ** (2 if "2d" in call.name else 3)
+    return float(call.elements * (size - 1 if "max" in call.name else size))
+
+
+def _interpolated(call: Call) -> float:
+    kind = call.name.rpartition("upsample_")[2].removesuffix("_aa")
+    return INTERPOLATION[kind] * call.elements
+
+
+def _grid_sampled(call: Call) -> float:
+    """Linear, nearest or cubic, in this order of its mode; nearest computes nothing."""
+    linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
+    return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]
+
+
+def _row_length(call: Call) -> tuple[int, int]:
+    """Elements, and how many of them are ordered among themselves."""
+    tensor = call.values["self"]
+    return tensor.numel(), tensor.shape[call.values["dim"]] if tensor.dim() else 1
+
+
+def _sorted(call: Call) -> float:
+    elements, row = _row_length(call)
+    return elements * ceil(log2(max(row, 1)))
+
+
+def _topk(call: Call) -> float:
+    """Each element is compared with the threshold, and those that are kept are sorted."""
+    elements, row = _row_length(call)
+    result_elements = call.outs[0].numel()
+    return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
+
+
+def _dot(call: Call) -> float:
+    return 2 * call.argument_elements
+
+
+def _attention(backward: bool) -> Formula:
+    def formula(call: Call) -> float:
+        query, key, value = (tuple(call.values[name].shape) for name in ("query", "key", "value"))
+        if backward:
+            return float(sdpa_backward_flop_count(call.values["grad_out"].shape, query, key, value))
+        return float(sdpa_flop_count(query, key, value))
+
+    return formula
+
+
+def _cdist(call: Call) -> float:
+    return float(3 * call.outs[0].numel() * call.values["x1"].shape[-1])
+
+
+def _linear(call: Call) -> float:
+    return float(call.elements * 2 * call.values["input"].shape[-1])
+
+
+def _per_parameter(operations: int) -> Formula:
+    return lambda call: operations * sum(tensor.numel() for tensor in call.values["self"])
+
+
+def _nms(call: Call) -> float:
+    """Greedy suppression compares each kept box with those kept before it, and each other with one of them at least."""
+    boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
+    return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
+
+
+def _roi_align(call: Call) -> float:
+    """Bilinear samples and their mean: `sampling_ratio` squared of them in a cell, or one at least (He et al. 2017)."""
+    ratio = max(int(call.values.get("sampling_ratio", 0)), 1)
+    return call.ins[2].numel() * ratio**2 * (INTERPOLATION["bilinear2d"] + 1)
+
+
+FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(
+        (
+            "aten.native_batch_norm",
+            "aten._native_batch_norm_legit",
+            "aten._native_batch_norm_legit_no_training",
+            "aten._batch_norm_with_update",
+            "aten.cudnn_batch_norm",
+        ),
+        _batch_norm,
+    ),
+    # scale and offset differ along what is normalized
+    "aten.native_layer_norm": lambda call: _normalized(call, True, _scaled(call)),
+    "aten.native_group_norm": lambda call: _normalized(call, True, _scaled(call)),
+    # sum of squares, product with the root, scale
+    "aten._fused_rms_norm": lambda call: 4 * call.argument_elements,
+    "aten.native_batch_norm_backward": lambda call: BACK_NORMALIZED * call.argument_elements,
+    "aten.native_group_norm_backward": lambda call: (BACK_NORMALIZED + 1) * call.argument_elements,
+    # the gradient times the scale, and sums over the rows for those of scale and offset
+    "aten.native_layer_norm_backward": lambda call: (BACK_NORMALIZED + 4) * call.argument_elements,
+    **dict.fromkeys(
+        (f"aten.{kind}" for kind in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")),
+        _pooled,
+    ),
+    **{f"aten.{under}upsample_{kind}": _interpolated for kind in INTERPOLATION for under in ("", "_")},
+    "aten._upsample_bilinear2d_aa": _interpolated,
+    "aten._upsample_bicubic2d_aa": _interpolated,
+    "aten.grid_sampler_2d": _grid_sampled,
+    "aten.grid_sampler_3d": _grid_sampled,
+    "aten.sort": _sorted,
+    "aten.argsort": _sorted,
+    "aten.topk": _topk,
+    "aten.mv": _dot,
+    "aten.addmv": _dot,
+    "aten.dot": _dot,
+    "aten.vdot": _dot,
+    "aten.addr": lambda call: 2 * call.elements,
+    "aten.linear": _linear,
+    "aten._int_mm": lambda call: 2 * call.elements * call.values["self"].shape[-1],
+    "aten._cdist_forward": _cdist,
+    "aten._scaled_dot_product_flash_attention_for_cpu": _attention(backward=False),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention(backward=True),
+    "aten.nll_loss_forward": lambda call: 2 * call.values["target"].numel(),
+    "aten.nll_loss2d_forward": lambda call: 2 * call.values["target"].numel(),
+    "aten.index_put": lambda call: call.values["values"].numel() if call.values["accumulate"] else 0,
+    "aten.dist": lambda call: 3 * call.argument_elements,
+    # Kingma and Ba 2015, algorithm 1: 3 and 4 for the moments, 3 for the root, 3 for the step
+    "aten._fused_adam": _per_parameter(13),
+    "aten._fused_adamw": _per_parameter(15),
+    "aten._fused_sgd": _per_parameter(4),
+    "mmcv._ext:nms": _nms,
+    "mmcv._ext:roi_align_forward": _roi_align,
+}
+"""By operator: what the tables by element do not say."""

@@ -1,0 +1,289 @@
+"""All options of `opreplay`: those of each stage, in the order of the help, and those of the analyses."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.command import OneLineParser, add_debug, add_version
+from opgrip.cli.keywords import arguments_of
+from opgrip.cli.options import (
+    CASES,
+    EFFORT,
+    OUTPUT,
+    RUN,
+    add_all_options,
+    from_arguments,
+    option,
+    options_in,
+    refuse_options,
+    titled,
+)
+from opgrip.errors import UserError
+from opgrip.platform.machine import cache_folder
+from opgrip.replay.analyses import analyses, in_order
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.inputs.options import InputOptions
+from opgrip.replay.run.settings import GROUPS, Plan
+from opgrip.replay.sequences.options import SequenceOptions
+from opgrip.replay.sequences.ranks.launch import launch_of
+from opgrip.replay.sequences.ranks.options import RankOptions
+from opgrip.replay.timing.caches import PROGRAM, WARM
+from opgrip.replay.timing.methods import GRAPH
+from opgrip.replay.workers.engines.options import PROCESSES, EngineOptions
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
+
+DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
+EXAMPLES = """\
+examples:
+  opreplay trace:faster_rcnn
+  opreplay trace:faster_rcnn --op 'aten.index*' --op 'aten.sort*' --precision 0.01
+  opreplay trace:faster_rcnn --module 'backbone.*' --top 20 -o backbone.csv
+  opreplay trace:faster_rcnn --unit module --module 'backbone.layer1.*'    each block as one case
+  opreplay trace:faster_rcnn --values recorded,random,zeros                what values do to the time
+  opreplay trace:faster_rcnn -o results.json --resume                      go on after Ctrl-C, or a crash of the machine
+  opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
+  opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       which operators gain by threads
+  opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
+  torchrun --nproc-per-node 4 -m opgrip.replay step.jsonl --sequence       a step of four ranks, with its collectives
+  opreplay zoo --top 200 -o zoo.parquet                                    the 200 longest cases of each of all models
+  opreplay 'zoo:mmdet' --mode compile                                      and what a compiler makes of some of them
+  opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
+  opreplay trace:faster_rcnn --device cuda --ncu -o all.json               counters of its kernels, by Nsight Compute
+  opreplay trace:faster_rcnn --profile -o all.json                         a timeline for Perfetto, by torch's profiler
+  opreplay sample:nms                                                      a sample that ships
+  opreplay samples --tag ForLoop --mode eager,compile                      all with a property
+  opreplay --operator aten.mm --inputs '{"self": [512, 512], "mat2": [512, 512]}' --dtype bfloat16 --backward
+  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold
+"""
+
+
+@titled("results")
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where the results go."""
+
+    output: Path | None = option(
+        None,
+        "also write the results, as the suffix says: .json, .csv, .parquet, .xlsx, .md, .tex, .xml (JUnit); .svg draws",
+        short="-o",
+        parse=Path,
+        metavar="FILE",
+        role=OUTPUT,
+    )
+    force: bool = option(
+        False,
+        "replace an existing file",
+        short="-f",
+        role=OUTPUT,
+    )
+    append: bool = option(
+        False,
+        "add the rows to an existing file's (.json, .csv)",
+        only=("single cases",),
+        role=OUTPUT,
+    )
+    resume: bool = option(
+        False,
+        "go on where an interrupted replay to --output stopped",
+        only=("single cases",),
+        role=OUTPUT,
+    )
+    list: bool = option(
+        False,
+        "list the cases that would run, and run none",
+        only=("single cases",),
+        role=OUTPUT,
+    )
+    strict: bool = option(
+        False,
+        "exit with status 1 if a case is neither ok nor contended",
+        role=OUTPUT,
+    )
+    store: Path | None = option(
+        None,
+        "keep the results there, in a file of their own below <machine>-<device>/; without it in the folder that "
+        "$OPGRIP_STORE names, else in results/; nowhere where that variable is empty",
+        parse=Path,
+        metavar="DIR",
+        role=OUTPUT,
+    )
+    until_decided: str | None = option(
+        None,
+        "then repeat the cases of which it is not sure whether they differ from those of BASE, a file or a kept run, "
+        "up to 20 times",
+        metavar="BASE",
+        only=("single cases",),
+        role=EFFORT,
+    )
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether the output may exist."""
+        return self.force or self.append or self.resume
+
+
+@titled("results")
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """What several traces are held against."""
+
+    baseline: Path | None = option(
+        None,
+        "of several traces: hold their times against those of this file, which opgrip zoo baseline wrote, in the place "
+        "of the one that ships",
+        parse=Path,
+        metavar="FILE",
+        role=OUTPUT,
+    )
+
+
+@titled("which cases")
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """Operators that are named in the place of a trace."""
+
+    operator: tuple[str, ...] = option(
+        (),
+        "replay this operator in the place of a trace, such as aten.add.Tensor or aten.mm; can be repeated",
+        repeated=True,
+        metavar="NAME",
+        role=CASES,
+    )
+    inputs: tuple[str, ...] = option(
+        (),
+        "its arguments as JSON, shapes of tensors and values of others by name: "
+        """'{"self": [64, 64], "other": [64, 64]}'; or a list of such; can be repeated""",
+        repeated=True,
+        metavar="JSON",
+        role=CASES,
+    )
+
+
+def option_classes() -> list[type]:
+    """The classes of all options, in the order of the help."""
+    of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, Selection, *GROUPS.values()]
+    of_sequences: list[type] = [SequenceOptions, RankOptions]
+    return [*of_cases, *of_sequences, EngineOptions, *(analysis.options for analysis in in_order())]
+
+
+def run_settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options that change what all rows of a run mean, by their words, as far as they were given."""
+    return {
+        word: _text(getattr(args, word))
+        for declared in option_classes()
+        for _, word, default, about in options_in(declared)
+        if about.role == RUN and getattr(args, word) != default
+    }
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else "yes" if value is True else str(value)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        nargs="*",
+        help="a trace, or a file of another tool; several of them, a folder of them, zoo or zoo:PATTERN, which are "
+        "replayed in turn, each by the same options; samples, sample:NAME, or a folder that grip wrote",
+    )
+    add_all_options(parser, option_classes())
+    add_debug(parser)
+    add_version(parser)
+    return parser
+
+
+def job_with(trace: str | Path | None, **options: Any) -> Job:
+    """The replay that options ask for, by their long names with `_` for `-`; raises as `job_of` does."""
+    return job_of(arguments_of(make_parser(), words_of(trace), options))
+
+
+def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
+    """What a command line has where a Python call names what to replay."""
+    if isinstance(trace, str | Path):
+        return [str(trace)]
+    return list(map(str, trace or ()))
+
+
+def job_of(args: argparse.Namespace) -> Job:
+    """The replay that a command line asks for.
+
+    Raises
+    ------
+    UserError : for options that do not go together
+    """
+    from opgrip.replay.cases.sources import source_of
+    from opgrip.replay.workers.job import Job
+
+    target = _target_of(args)
+    source = source_of(target)
+    if args.sequence:
+        refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
+        if from_arguments(InputOptions, args).is_spread:
+            raise UserError("a sequence is replayed on one device", "name one with --device")
+        if len(args.mode) > 1:
+            raise UserError("a sequence runs under one mode at a time", "name one with --mode")
+        from opgrip.replay.sequences.programs import check_mode
+
+        check_mode(args.mode[0])
+    if not (args.sequence and launch_of()):
+        refuse_options(args, option_classes(), ("ranks",), "start them by torchrun, with --sequence")
+    refuse_options(args, option_classes(), source.lacks, source.hint)
+    if args.engine != PROCESSES:
+        # what watches a process of this machine
+        refuse_options(args, option_classes(), ("one trace",), f"leave it out with --engine {args.engine}")
+    if not source.in_program:
+        if PROGRAM in args.cache:
+            raise UserError(f"{target} stands in no program that --cache program could follow", "use warm or cold")
+        args.cache = args.cache or (WARM,)
+    return Job(target, from_arguments(Selection, args), plan_of(args), from_arguments(EngineOptions, args).shard)
+
+
+def _target_of(args: argparse.Namespace) -> str:
+    """What the cases come from: a trace or samples, or operators that are named."""
+    request = from_arguments(OperatorRequest, args)
+    if request.operator and args.trace:
+        raise UserError("--operator stands in the place of a trace", f"leave out {args.trace[0]}, or --operator")
+    if request.operator:
+        from opgrip.replay.cases.sources.operator import target_of
+
+        return target_of(request.operator, request.inputs, args.extension)
+    if request.inputs:
+        raise UserError("--inputs are of an operator", "name it with --operator")
+    if not args.trace:
+        raise UserError("there is nothing to replay", "name a trace, samples, or an operator with --operator")
+    if len(args.trace) > 1:
+        raise UserError("several traces are no single one", "name one")
+    return str(args.trace[0])
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    """How a command line says that cases are run.
+
+    Raises
+    ------
+    UserError : for options that do not go together
+    """
+    groups = {name: from_arguments(declared, args) for name, declared in GROUPS.items()}
+    requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]
+    plan = Plan(
+        **groups,
+        detail=args.debug,
+        store=str(cache_folder()),
+        count_work=any(item.counts_work for item in requested),
+    )
+    plan.timing.check()
+    plan.modes.check(plan.tuning, in_graph=plan.timing.exec_mode == GRAPH)
+    # what was not said is resolved, so that saying it makes no other job
+    timing = replace(plan.timing, cache=plan.timing.caches)
+    return replace(plan, timing=timing, modes=replace(plan.modes, mode=plan.modes.all_names))

@@ -1,0 +1,1 @@
+"""Rows of results: columns, repeats, ratios and where rows come from."""

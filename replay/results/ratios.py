@@ -1,0 +1,89 @@
+"""What rows of a case are compared with: the one definition of `ratio`, and with it of `speed_up`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from opgrip.replay.results.results import OK, Result
+
+
+def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None:
+    """Return the place of the row that a row of the same case is compared with; None if there is none.
+
+    A row of another mode is compared with that of the reference mode. A row of the reference mode is compared with that
+    of the first values; a row of the first values, with that of the first threads; a row of these, with that of the
+    first cache.
+
+    Parameters
+    ----------
+    rows : all rows of a case, in the order in which they were asked for
+    reference : the mode that others are compared with
+    """
+    row = rows[place]
+    alike = [
+        other
+        for other, item in enumerate(rows)
+        if (item.mode, item.direction, item.batch_scale, item.streams) == (reference, row.direction, row.batch_scale, 1)
+        # rows that were not timed have no method
+        and item.method in (None, row.method)
+    ]
+    if not alike or row.streams != 1:
+        return None
+    first = rows[alike[0]]
+    wanted = row.values, row.threads, row.cache
+    if row.mode == reference:
+        if row.values != first.values:
+            wanted = first.values, row.threads, row.cache
+        elif row.threads != first.threads:
+            wanted = row.values, first.threads, row.cache
+        else:
+            wanted = row.values, row.threads, first.cache
+    own = (other for other in alike if other != place)
+    return next((other for other in own if _way(rows[other]) == wanted), None)
+
+
+def _way(row: Result) -> tuple[str, int | None, str | None]:
+    return row.values, row.threads, row.cache
+
+
+def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
+    """Return the rows of a case with `ratio`: each one's median over that of the row that it is compared with.
+
+    A row that no other row of its case is compared with keeps the ratio that it has.
+    """
+    places = (base_place(place, rows, reference) for place in range(len(rows)))
+    return [
+        row if base is None else replace(row, ratio=ratio_over(row, rows[base]))
+        for row, base in zip(rows, places, strict=True)
+    ]
+
+
+def ratio_over(row: Result, base: Result) -> float | None:
+    """Return the median of a row over that of another; None if one of them has no time that counts."""
+    if row.status != OK or base.status != OK or not row.median_us or not base.median_us:
+        return None
+    return row.median_us / base.median_us
+
+
+def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
+    """Return the rows of several cases, in their order, with ratios if they lack them or are of an older opgrip.
+
+    Older ones kept the median of paired runs as `ratio`, and had no `ratio_p50`.
+    """
+    rows = list(rows)
+    places: dict[tuple[object, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        run = row.case_of_trace, row.key, row.device, row.dtype
+        places.setdefault(run, []).append(place)
+    for of_case in places.values():
+        for place, row in zip(of_case, with_ratios([rows[place] for place in of_case], reference), strict=True):
+            is_old = rows[place].ratio_p90 is not None and rows[place].ratio_p50 is None
+            if rows[place].ratio is None or is_old:
+                rows[place] = row
+    return rows
+
+
+def reference_of(rows: Sequence[Result]) -> str:
+    """Return the mode that the rows of a run are compared with: it is run first."""
+    return rows[0].mode if rows else ""

@@ -1,0 +1,93 @@
+"""Joins what several replays of a case gave: how much one replay differs from the next is no part of its own spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from opgrip.replay.results.results import NOISY, OK, RAN, WRONG, Result, rate_of
+from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, effective_runs, quantile
+
+
+def join_repeats(rows: Sequence[Result]) -> Result:
+    """One row of those that repeats of a replay gave of a case under one mode.
+
+    Each repeat counts as much as any other, however many runs it made; contended ones count only if all are. If one
+    failed, the row is that one. `ratio` is left empty: `with_ratios` fills it in.
+    """
+    bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
+    if bad is not None or len(rows) == 1:
+        return bad or rows[0]
+    errors: dict[str, Any] = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
+    rows = [row for row in rows if row.status == OK] or rows
+    first, times = rows[0], [time for row in rows for time in row.times_us or ()]
+    if not times:
+        return replace(first, **errors)
+    repeats = [count for row in rows for count in row.repeats or [len(row.times_us or ())]]
+    weights = [weight * len(row.repeats or (1,)) / len(repeats) for row in rows for weight in weights_of(row)]
+    p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
+    spread, runs = (high - low) / middle if middle else None, effective_runs(weights)
+    ratios: dict[str, Any] = {
+        name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
+        for name in ("ratio_p10", "ratio_p50", "ratio_p90")
+    }
+    known_rates = [row.memory_gb_per_s for row in rows if row.memory_gb_per_s]
+    return replace(
+        first,
+        median_us=middle,
+        p10_us=p10 if runs >= FEWEST_FOR_PERCENTILES else None,
+        p90_us=p90 if runs >= FEWEST_FOR_PERCENTILES else None,
+        mean_us=float(np.average(times, weights=weights)),
+        samples=len(times),
+        runs=runs,
+        spread=spread,
+        noisy=None if spread is None else spread > NOISY,
+        dropped=sum(row.dropped for row in rows),
+        slowed=fmean(row.slowed or 0.0 for row in rows),
+        memory_gb_per_s=fmean(known_rates) if known_rates else None,
+        gflop_per_s=rate_of(first.flops, middle) if first.status == OK else None,
+        gb_per_s=rate_of(first.bytes_moved, middle) if first.status == OK else None,
+        times_us=times,
+        weights=weights,
+        repeats=repeats,
+        ratio=None,
+        **ratios,
+        **errors,
+    )
+
+
+def _severity(row: Result) -> tuple[bool, float]:
+    """Sort wrong rows last, those with the largest error at the end."""
+    return row.status == WRONG, row.max_abs or 0.0
+
+
+def _largest(errors: Iterable[float | None]) -> float | None:
+    return max((error for error in errors if error is not None), default=None)
+
+
+def weights_of(row: Result) -> list[float]:
+    """Of each of a row's runs; they sum to 1."""
+    count = len(row.times_us or ())
+    weights = row.weights or []
+    # a file may say what it likes
+    if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
+        weights = [1.0] * count
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
+    """Times in us and weights of each repeat of a row that was timed; one where it was not repeated."""
+    times, weights = row.times_us or [], weights_of(row)
+    counts = row.repeats or []
+    if sum(counts) != len(times) or min(counts, default=0) < 0:
+        counts = [len(times)]
+    place = 0
+    for count in counts:
+        if sum(weights[place : place + count]) > 0:
+            yield times[place : place + count], weights[place : place + count]
+        place += count

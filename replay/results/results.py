@@ -1,0 +1,366 @@
+"""What a replay gives: one row a case and mode."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.plural import counted
+from opgrip.replay.cases.call_sites import CallSite, from_text
+from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.inputs.values import RECORDED
+from opgrip.replay.results.columns import Columns, column, columns_in
+from opgrip.replay.timing.caches import PROGRAM
+
+if TYPE_CHECKING:
+    from opgrip.traces.schema.records import Signature
+
+OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
+CONTENDED = "contended"
+"""Status of a row that was run, but only while other processes used the cores: its time counts nowhere."""
+RAN = (OK, CONTENDED)
+"""Statuses of rows that ran, with right results as far as these were checked."""
+STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED, CONTENDED)
+
+NOISY = 0.25
+"""Interquartile range of times, as a share of their median, above which that is doubtful."""
+SLOWED = 0.5
+"""Share of runs at a slower pace above which a median is doubtful."""
+DISAGREEMENT = 1.1
+"""Factor between the ratio of medians and the median ratio of paired runs from which a speed-up is doubtful."""
+UTMOST_RATIO = 1e100
+"""Of rows with a larger ratio, or a smaller one than its inverse, there is no speed-up."""
+SETTINGS = "settings"
+"""Field of a header: the options whose role is `RUN` that were given, by their words, as texts."""
+UNUSUAL = "unusual"
+"""Field that earlier versions wrote in its place: a list of such options, in words."""
+WAY = (
+    *("mode", "direction", "values", "dtype", "threads", "batch_scale", "streams", "cache", "method", "tune"),
+    "device",
+)
+"""Columns that say how a case was run, as the options do whose role is `IDENTITY`."""
+OF_MODE = ("mode", "tune")
+"""Those of them that belong to a mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A case's measurement, or why there is none.
+
+    Attributes
+    ----------
+    added : what parts have added, by the names of their columns; see `Columns`
+    """
+
+    case: int = column("the signature's number in the trace", default=MISSING)
+    op: str = column("the operator, the unit or the sample", default=MISSING)
+    shapes: str = column("of the arguments, in short", default=MISSING)
+    count: int = column("calls in the program", default=MISSING)
+    share: float = column(
+        "of all selected calls' time, where every call counts with its case's median, `captured_us`",
+        "1",
+        default=MISSING,
+    )
+    mode: str = column("how it was run", default=MISSING)
+    device: str = column("where it ran", default=MISSING)
+    status: str = column(
+        "`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`, or `contended`: other processes used the cores "
+        "in all timed runs, so that its time counts nowhere",
+        default=MISSING,
+    )
+    captured_us: float = column(
+        "median time in the program: of the device where the calls worked on one, else of the host",
+        "us",
+        default=MISSING,
+    )
+    captured_total_us: float = column("the sum over its calls there", "us", default=MISSING)
+    captured_host_us: float | None = column("median duration on the host, where `captured_us` is of a device", "us")
+    captured_spread: float | None = column(
+        "interquartile range of the calls' times in the program, as a share of their median; empty for one call"
+    )
+    perturbed: int = column(
+        "of `count`, the calls that the capture's own work, slow memory or other processes disturbed: they count as "
+        "the others, unless all were disturbed",
+        default=0,
+    )
+    values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)
+    key: str = column(
+        "of the case in any trace: a hash of what is called, and of arguments' shapes and dtypes", default=""
+    )
+    trace: str = column(
+        "of several that were replayed together, the name of the one that the case is of; empty where it was one alone",
+        default="",
+    )
+    module: str = column(
+        "the path of the module that made its calls; if several did, a pattern such as `layers.*.linear1`, and "
+        "`call_sites` has the calls of each; empty outside of all",
+        default="",
+    )
+    phase: str = column("of its calls: `forward`, `backward`, `optimizer`, or several of them", default="")
+    call_sites: str = column(
+        "where its calls were made, as JSON: by phase, source line and module, the number of calls and the sum of "
+        "their times in the program in us",
+        default="",
+        hidden=True,
+    )
+    direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
+    dtype: str = column("that `--dtype` cast tensors of the call to; empty where it changed none", default="")
+    tune: str = column("programs that a compiler tried by `--tune`, and its `--tuner`; empty for none", default="")
+    threads: int | None = column("of an operator; empty for as many as in the program")
+    batch_scale: int = column("times the recorded batch", default=1)
+    streams: int = column("cases that ran at once", default=1)
+    note: str = column("in a word, how the mode made it ready", default="")
+    first_ms: float | None = column("the first call: tracing, compiling and loading included", "ms")
+    median_us: float | None = column("of the timed runs", "us")
+    p10_us: float | None = column("the tenth percentile of them; empty for fewer than 5 `runs`", "us")
+    p90_us: float | None = column("the ninetieth", "us")
+    mean_us: float | None = column("mean of them, which a few slow ones raise", "us")
+    samples: int = column("timed runs", default=0)
+    runs: int | None = column(
+        "effective number of timed runs: (sum of their weights)^2 over the sum of the squared weights, rounded down"
+    )
+    times_us: list[float] | None = column(
+        "of each timed run, in their order, repeat by repeat; in .csv as JSON writes a list", "us", several=True
+    )
+    weights: list[float] | None = column(
+        "of each of them, where they stand for other shares of the program's calls: then quantiles are by these",
+        "1",
+        several=True,
+    )
+    repeats: list[int] | None = column("how many of the runs each repeat made, with `--repeats`", several=True)
+    spread: float | None = column("interquartile range of the runs, as a share of their median")
+    stopped: str | None = column(
+        "why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`, `contended`"
+    )
+    dropped: int = column("runs that were not kept, the processor being slowed down or taken meanwhile", default=0)
+    slowed: float | None = column("share of the timed runs that were kept although it was, there being no others")
+    noisy: bool | None = column("whether the spread is so large that the median is doubtful: above 0.25")
+    method: str | None = column(
+        "how the runs were timed: `discrete`, `continuous`, `events`, `graph`; `sequence`: in the whole step"
+    )
+    cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
+    clock_mhz: float | None = column(
+        "mean clock of a GPU's multiprocessors while it was timed, where NVML tells; with `--energy` in that second",
+        "MHz",
+    )
+    throttled: str | None = column("why that was not higher; empty where nothing held it down")
+    memory_gb_per_s: float | None = column(
+        "rate at which one thread read 8 MiB of memory between the timed runs: `opgrip compare` widens intervals if it "
+        "changed; CPU only",
+        "GB/s",
+    )
+    ratio: float | None = column(
+        "`median_us` over that of the row it is compared with: of the reference mode; in rows of that mode, of the "
+        "first values, then of the first threads, then of the first cache; empty in the first"
+    )
+    speed_up: float | None = column("1 over `ratio`: how many times as fast as the row it is compared with")
+    ratio_p10: float | None = column("of paired runs, one of each row: the tenth percentile of their ratios")
+    ratio_p50: float | None = column("their median; if it is over 10 % from `ratio`, tables mark the speed-up with ~")
+    ratio_p90: float | None = column("their ninetieth percentile")
+    overlap: float | None = column("of cases that ran at once, their time one after another over their time at once")
+    max_abs: float | None = column(
+        "largest difference from the reference's results, over all outputs and sets of inputs; in a `wrong` row, over "
+        "the elements that differ beyond the tolerance; inf where only one of both is finite; empty if nothing can be "
+        "subtracted",
+        unbounded=True,
+    )
+    max_rel: float | None = column(
+        "the same as a share of the reference's element; inf if that is zero and the difference beyond tolerance",
+        unbounded=True,
+    )
+    faithful: bool | None = column("whether the outputs have the recorded shapes and dtypes; empty where not known")
+    flops: int | None = column("floating-point operations of one call, where there is a formula")
+    bytes_in: int | None = column("of all tensors that a call takes", "bytes")
+    bytes_out: int | None = column("of all tensors that it gives", "bytes")
+    allocated_bytes: int | None = column("memory that one call allocates", "bytes")
+    peak_bytes: int | None = column("the most that it holds of it at once", "bytes")
+    reserved_bytes: int | None = column(
+        "the most that torch's allocator takes of an accelerator's memory for it, having given back what it held free",
+        "bytes",
+    )
+    bytes_moved: int | None = column("that one call has to read and write at least", "bytes")
+    gflop_per_s: float | None = column("`flops` in the median time", "GFLOP/s")
+    gb_per_s: float | None = column("`bytes_moved` in the median time", "GB/s")
+    math_dtype: str | None = column("what it computes in")
+    operators: int | None = column("that one call runs, as torch dispatches them; empty where they were not counted")
+    doubts: str = column(
+        "what makes an `ok` row doubtful: `unfaithful`, `noisy`, `slowed`; tables show it behind the status", default=""
+    )
+    error: str | None = column("the reason of a status that is not ok, in one line")
+    detail: str | None = column("all of the error, with `--debug`")
+    added: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Derive `doubts` and `speed_up` from the other columns."""
+        doubts = {"unfaithful": self.faithful is False, "noisy": self.noisy, "slowed": self.is_slowed}
+        words = (word for word, is_so in doubts.items() if is_so and self.status == OK)
+        object.__setattr__(self, "doubts", ", ".join(words))
+        is_usual = self.ratio is not None and 1 / UTMOST_RATIO < self.ratio < UTMOST_RATIO
+        object.__setattr__(self, "speed_up", 1 / self.ratio if is_usual and self.ratio else None)
+
+    @classmethod
+    def from_plain(cls, cells: Mapping[str, Any]) -> Result:
+        """The row of cells by the names of columns, those of parts included."""
+        core = {name: cell for name, cell in cells.items() if name in CORE}
+        added = {name: cell for name, cell in cells.items() if name not in CORE and cell is not None}
+        return cls(**core, added=added)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Its cells by the names of columns, those of parts after its own, as far as they were added."""
+        return {**{name: getattr(self, name) for name in CORE}, **self.added}
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What joins it with the rows of other runs: the case, whatever its number, and how it was run."""
+        return self.identity_without()
+
+    def identity_without(self, *columns: str) -> tuple[object, ...]:
+        """The same, leaving out what rows may differ in, to join those of other modes or numbers of threads."""
+        what = self.key or f"{self.op} {self.shapes}"
+        apart = {*columns, *(OF_MODE if "mode" in columns else ())}
+        return (what, self.trace, *(self._way(name) for name in WAY if name not in apart))
+
+    def _way(self, name: str) -> object:
+        """Return how a case was run by a column of `WAY`; which of several equal devices ran it makes no difference."""
+        return self.device.partition(":")[0] if name == "device" else getattr(self, name)
+
+    @property
+    def case_of_trace(self) -> tuple[str, int]:
+        """What tells its case from others of the run: each trace has numbers of its own."""
+        return self.trace, self.case
+
+    @property
+    def variant(self) -> str:
+        """How it was run beside the mode, as far as that is not the usual: `backward, 2 threads`."""
+        words = {
+            self.direction: self.direction != FORWARD,
+            f"{self.values} values": self.values != RECORDED,
+            self.dtype: bool(self.dtype),
+            f"tune {self.tune}": bool(self.tune),
+            counted(self.threads or 0, "thread"): self.threads is not None,
+            f"batch x{self.batch_scale}": self.batch_scale != 1,
+            f"{self.streams} streams": self.streams != 1,
+            f"{self.cache} cache": self.cache not in (None, PROGRAM),
+        }
+        return ", ".join(word for word, is_so in words.items() if is_so)
+
+    @property
+    def is_captured_doubtful(self) -> bool:
+        """Whether the captured time is of a call, of calls that differ much, or of such as the capture disturbed."""
+        if not self.captured_us:
+            return False
+        return self.captured_spread is None or self.captured_spread > NOISY or self.perturbed >= self.count
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether most of its times are of a processor that was slowed down or taken."""
+        return self.slowed is not None and self.slowed > SLOWED
+
+    @property
+    def is_speed_up_doubtful(self) -> bool:
+        """Whether paired runs have another ratio than the medians, by more than a tenth."""
+        if self.ratio is None or not self.ratio_p50 or self.speed_up is None:
+            return False
+        return not 1 / DISAGREEMENT <= self.ratio_p50 / self.ratio <= DISAGREEMENT
+
+    @property
+    def marked_status(self) -> str:
+        """The status as tables show it: `ok` with the words for what makes its time doubtful."""
+        return f"{self.status}, {self.doubts}" if self.doubts else self.status
+
+    @property
+    def sites(self) -> Sequence[CallSite]:
+        """Where its calls were made; of a row without `call_sites`, its module and phase, as far as they are known."""
+        known = from_text(self.call_sites)
+        return known or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
+
+    def adding(self, part: Columns) -> Result:
+        """The row with what a part has added."""
+        return replace(self, added={**self.added, **asdict(part)})
+
+
+CORE = tuple(about.name for about in columns_in(Result))
+"""Names of the columns that every row has."""
+
+
+def summarize(results: list[Result]) -> str:
+    """How many cases came to which status, in one line."""
+    counts: dict[str, int] = {}
+    for result in results:
+        counts[result.status] = counts.get(result.status, 0) + 1
+    parts = [f"{count:,} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)]
+    cases = len({result.case_of_trace for result in results})
+    rows = "" if cases == len(results) else f" in {counted(len(results), 'row')}"
+    return f"{counted(cases, 'case')}{rows}: {', '.join(parts)}"
+
+
+def rate_of(amount: int | None, time_us: float) -> float | None:
+    """Billions a second of what is done in a time; None where that is nothing, or not known."""
+    return amount / time_us / 1e3 if amount and time_us > 0 else None
+
+
+def not_run(results: Iterable[Result]) -> set[int]:
+    """Return the cases of which no row ran."""
+    rows = list(results)
+    return {row.case for row in rows} - {row.case for row in rows if row.status in RAN}
+
+
+def describe_shapes(signature: Signature) -> str:
+    """Dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
+    from opgrip.traces.schema.kernel_launches import is_launch, launch_facts
+
+    kwargs = launch_facts(signature) if is_launch(signature) else signature.kwargs
+    named = (f"{name}={_describe(value)}" for name, value in kwargs.items())
+    return " ".join([*map(_describe, signature.args), *named])
+
+
+def same_outputs(
+    recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
+) -> bool | None:
+    """Whether the tensors among outputs have the shapes and dtypes of those that were recorded.
+
+    None where the recorded ones are not known.
+
+    Parameters
+    ----------
+    dtypes : else shapes alone
+    unused : places of outputs that may have others
+    """
+    import torch
+
+    from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves
+    from opgrip.traces.schema.tensor_specs import shape_of
+
+    expected_leaves = list(leaves(recorded))
+    if any(isinstance(leaf, Opaque) for leaf in expected_leaves):
+        return None
+    if len(outputs) == len(expected_leaves):
+        outputs, expected_leaves = (
+            [leaf for place, leaf in enumerate(tree) if place not in unused] for tree in (outputs, expected_leaves)
+        )
+    specs = (leaf for leaf in expected_leaves if isinstance(leaf, TensorSpec))
+    expected = [(spec.shape, spec.dtype if dtypes else None) for spec in specs]
+    actual = (tensor for tensor in outputs if isinstance(tensor, torch.Tensor))
+    return expected == [(shape_of(tensor), tensor.dtype if dtypes else None) for tensor in actual]
+
+
+def _describe(value: object) -> str:
+    from opgrip.traces.schema.arguments import Opaque, TensorSpec
+    from opgrip.traces.schema.torch_names import tensor_outline
+
+    if isinstance(value, TensorSpec):
+        return tensor_outline(value.dtype, value.shape)
+    if isinstance(value, Opaque):
+        return value.type_name
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_describe, value))}]"
+    return _short(value)
+
+
+def _short(value: object) -> str:
+    from opgrip.traces.schema.torch_names import plain_name
+
+    text = plain_name(value)
+    # of an object that tells where it is, or all that it consists of
+    return type(value).__name__ if " at 0x" in text or "\n" in text or isinstance(value, Mapping) else text

@@ -1,0 +1,318 @@
+"""Replays cases, some at a time, side by side; a bad one costs its row and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
+
+from opgrip.platform.nvml import find_gpu
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
+from opgrip.replay.cases.ways import Points, Way
+from opgrip.replay.inputs.values import REPEATED
+from opgrip.replay.modes import ModeOptions
+from opgrip.replay.operators.devices import synchronizer
+from opgrip.replay.operators.memory import bytes_of
+from opgrip.replay.results.behaviours import telling_behaviours
+from opgrip.replay.results.ratios import base_place, with_ratios
+from opgrip.replay.results.results import CONTENDED, NOISY, Result, rate_of
+from opgrip.replay.run.clocks import Clocks, warm_up
+from opgrip.replay.run.energy import Energy
+from opgrip.replay.run.failures import failed
+from opgrip.replay.run.metering import metered, with_energy
+from opgrip.replay.run.preparation import Prepared, prepare
+from opgrip.replay.run.settings import Settings
+from opgrip.replay.timing import pages
+from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
+from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
+from opgrip.replay.timing.clock import empty_call_ns
+from opgrip.replay.timing.methods import DISCRETE
+from opgrip.replay.timing.ranges import watched
+from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
+from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.stopwatch import Stopwatch
+from opgrip.replay.timing.subjects import Subject
+
+CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
+"""Cases that are measured side by side, bytes of their arguments, and what their runs took in the program: a replay
+that is killed loses those that were running."""
+SHARE = 0.25
+"""Of the memory that cases may have, for the arguments of those that are measured side by side."""
+DECIMALS = 4
+"""Of the times of single runs, in microseconds."""
+QUICK_US = 50_000
+"""Calls that took longer are not run before others, which they would keep waiting."""
+
+CachedRows = Mapping[int, Mapping[int, Result]]
+"""By the numbers of a case and of a row of it, the row."""
+
+
+def measure_cases(
+    cases: Sequence[Case],
+    settings: Settings,
+    surroundings: Surroundings | None = None,
+    announce: Announce = lambda number, row: None,
+    without: Collection[int] = (),
+    cached_rows: CachedRows | None = None,
+) -> Iterator[list[Result]]:
+    """The rows of each case, as soon as all of its runs are done.
+
+    Parameters
+    ----------
+    surroundings : of the cases in their program; they run after the calls that they came after there
+    announce : is told what runs, before it does
+    without : numbers of cases that are not run before others
+    cached_rows : rows of which it is known what came of making them ready
+    """
+    pages.keep_freed_memory()
+    with closing(Clocks(None if settings.profiled else find_gpu(settings.device))) as clocks:
+        for window in windows(cases, settings):
+            yield from _measure(
+                window, settings, surroundings or Surroundings({}, {}), announce, without, cached_rows or {}, clocks
+            )
+
+
+def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Iterator[list[Case]]:
+    """Cases in the parts in which they are measured side by side, each under all of its modes.
+
+    Parameters
+    ----------
+    most : cases of a window
+    """
+    window: list[Case] = []
+    size, time_us = 0, 0.0
+    limit = settings.limits.memory_limit
+    most_bytes = BYTES if limit is None else min(BYTES, round(SHARE * limit))
+    runs = settings.effort.warmup + (settings.effort.iterations or LEAST)
+    for case in cases:
+        ways = settings.ways(case)
+        sets = sum(way.point.batch for way in ways)
+        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants)) * sets
+        takes_us = case.captured_us * runs * len(ways)
+        if window and (len(window) == most or size + needed > most_bytes or time_us + takes_us > LONG_US):
+            yield window
+            window, size, time_us = [], 0, 0.0
+        window.append(case)
+        size += needed
+        time_us += takes_us
+    if window:
+        yield window
+
+
+def _measure(
+    cases: Sequence[Case],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+    cached_rows: CachedRows,
+    clocks: Clocks,
+) -> Iterator[list[Result]]:
+    rows: dict[int, list[Prepared]] = {}
+    for case in cases:
+        rows[case.number] = prepare(case, settings, announce, cached_rows.get(case.number))
+        if all(subject is None for _, _, subject in rows[case.number]):
+            yield [row for _, row, _ in rows.pop(case.number)]
+    prepared_cases = [(case, rows[case.number]) for case in cases if case.number in rows]
+    groups = {
+        cache: _groups_with(cache, prepared_cases, settings, surroundings, announce, without)
+        for cache in settings.timing.caches
+    }
+    all_groups = list(chain.from_iterable(groups.values()))
+    if not settings.profiled:
+        warm_up(settings.device, settings.timing.clock_warmup)
+    announce = clocks.reading(announce)
+    concurrent_runs = _side_by_side(prepared_cases, settings, announce)
+    running = Counter(subject.number for group in all_groups for subject in group.subjects)
+    for case, prepared in prepared_cases:
+        if not running[case.number]:
+            filled = list(_fill_rows(case, prepared, settings, concurrent_runs, {}, clocks))
+            yield _compared(filled, prepared, settings.modes.reference)
+    case_of_number = {case.number: case for case, _ in prepared_cases}
+    for subjects in _timed(groups, settings, announce):
+        number = subjects[0].number
+        running[number] -= len(subjects)
+        if not running[number]:
+            metered_energies = settings.energy.energy and not settings.profiled
+            energies = metered(number, all_groups, settings, announce) if metered_energies else {}
+            case = case_of_number[number]
+            own = rows.pop(number)
+            filled = list(_fill_rows(case, own, settings, concurrent_runs, energies, clocks))
+            yield _compared(filled, own, settings.modes.reference)
+
+
+def _timed(groups: Mapping[str, Sequence[Group]], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
+    """Run the subjects of all groups; gives those of a case as soon as they are done.
+
+    Parameters
+    ----------
+    groups : by what the caches hold
+    """
+    wait = synchronizer(settings.device)
+    with watched(settings.profiled, settings.device, settings.timelines):
+        for cache, same_cache in groups.items():
+            measurer = Measurer(
+                Stopwatch(settings.timing.exec_mode or DISCRETE, wait, empty_call_ns(wait), settings.device),
+                settings.effort,
+                flusher(settings.device) if cache == COLD else None,
+                announce,
+                settings.inputs.seed,
+            )
+            yield from measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache)
+
+
+def _groups_with(
+    cache: str,
+    all_rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+) -> list[Group]:
+    """The groups of the rows for which the caches hold this."""
+    rows = [(case, [item for item in prepared if settings.cache_of(item[0]) == cache]) for case, prepared in all_rows]
+    around = _around(rows, settings, surroundings, announce, without) if cache == PROGRAM else {}
+    return _groups(rows, settings, surroundings, around)
+
+
+def _side_by_side(
+    rows: Sequence[tuple[Case, list[Prepared]]], settings: Settings, announce: Announce
+) -> dict[int, ConcurrentRun]:
+    """What subjects took that run several at once, by their identity."""
+    run_of_subject: dict[int, ConcurrentRun] = {}
+    for count in {point.streams for point in settings.points} - {1}:
+        groups: dict[object, Group] = {}
+        for case, prepared in rows:
+            context, grad = settings.context_of, settings.wants_grad(case)
+            for way, _, subject in prepared:
+                if subject is not None and way.point.streams == count:
+                    kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
+                    groups.setdefault(kind, Group(context(case, way), grad, [])).subjects.append(subject)
+        for run in side_by_side(list(groups.values()), count, settings.effort, settings.device, announce):
+            run_of_subject[id(run.subject)] = run
+    return run_of_subject
+
+
+def _around(
+    rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+) -> dict[int, Subject]:
+    """Subjects of all calls that stand before those that are measured, these included."""
+    subject_of_case = {
+        subject.number: subject
+        for _, prepared in reversed(rows)
+        for _, _, subject in reversed(prepared)
+        if subject is not None and subject.number not in without
+    }
+    plain = replace(
+        settings,
+        inputs=replace(settings.inputs, values=(REPEATED,)),
+        timing=replace(settings.timing, backward=False, cache=(PROGRAM,)),
+        modes=ModeOptions(),
+        points=Points(),
+        memory=False,
+    )
+    for case in surroundings.around([case for case, _ in rows]):
+        if case.number not in without and case.captured_us < QUICK_US:
+            prepared = prepare(replace(case, variants=()), plain, lambda number, _: announce(number, NO_ROW))
+            subject_of_case.update((case.number, subject) for _, _, subject in prepared if subject is not None)
+    return subject_of_case
+
+
+def _groups(
+    rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    around: Mapping[int, Subject],
+) -> list[Group]:
+    """Subjects by the settings of torch that they run under."""
+    groups: dict[str, Group] = {}
+    cache_bytes = recent_bytes(settings.device) if surroundings.places else 0
+    for case, prepared in rows:
+        grad, places = settings.wants_grad(case), surroundings.places_of(case, cache_bytes)
+        for way, _, subject in prepared:
+            if subject is not None and way.point.streams == 1:
+                context = settings.context_of(case, way)
+                group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
+                subject.places = places or subject.places
+                group.subjects.append(subject)
+    return list(groups.values())
+
+
+def _fill_rows(
+    case: Case,
+    prepared: Sequence[Prepared],
+    settings: Settings,
+    concurrent_runs: Mapping[int, ConcurrentRun],
+    energies: Mapping[int, Energy],
+    clocks: Clocks,
+) -> Iterator[Result]:
+    """The rows of one case, with what was measured.
+
+    Parameters
+    ----------
+    concurrent_runs : what those took that ran several at once
+    energies : what runs took of a GPU; as `concurrent_runs` by the identity of subjects
+    """
+    for way, row, subject in prepared:
+        clock_mhz, throttled = clocks.of_row(row.case, way.number)
+        result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(subject)))
+        if subject is None:
+            yield result
+        elif subject.failure is not None:
+            yield failed(result, subject.failure, settings)
+        elif id(subject) in concurrent_runs:
+            run = concurrent_runs[id(subject)]
+            yield replace(_with_times(result, run.loaded, settings, way), overlap=run.overlap)
+        else:
+            timed = _with_times(result, subject.samples, settings, way)
+            yield telling_behaviours(timed, case, subject.samples) if case.behaviours else timed
+
+
+def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
+    """Return the rows of a case with their ratios, of medians and of paired runs."""
+    compared = []
+    for place, row in enumerate(with_ratios(rows, reference)):
+        base = base_place(place, rows, reference) if row.ratio is not None else None
+        subject, other = prepared[place][2], None if base is None else prepared[base][2]
+        paired = None
+        if subject is not None and other is not None:
+            paired = ratio_quantiles(*like_with_like(subject.runs, other.runs))
+        low, middle, high = paired or (None, None, None)
+        compared.append(replace(row, ratio_p10=low, ratio_p50=middle, ratio_p90=high))
+    return compared
+
+
+def _with_times(result: Result, samples: Samples, settings: Settings, way: Way) -> Result:
+    # infinite where no kind of run was made twice
+    spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
+    median_us = samples.quantile_us(0.5)
+    return replace(
+        result,
+        status=CONTENDED if samples.is_contended else result.status,
+        median_us=median_us,
+        p10_us=samples.percentile_us(0.1),
+        p90_us=samples.percentile_us(0.9),
+        mean_us=samples.mean_us,
+        gflop_per_s=None if samples.is_contended else rate_of(result.flops, median_us),
+        gb_per_s=None if samples.is_contended else rate_of(result.bytes_moved, median_us),
+        samples=len(samples),
+        runs=samples.effective_runs,
+        spread=spread,
+        stopped="contended" if samples.is_contended else samples.done(settings.effort) or "most",
+        dropped=samples.dropped,
+        slowed=samples.slowed / len(samples) if len(samples) else None,
+        noisy=None if spread is None else spread > NOISY,
+        method=settings.timing.exec_mode,
+        cache=settings.cache_of(way),
+        times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
+        weights=samples.weights,
+        memory_gb_per_s=samples.memory_gb_per_s,
+    )

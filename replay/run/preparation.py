@@ -1,0 +1,397 @@
+"""Makes of a case what is measured: finds its operator, makes its arguments, and runs it a first time under a mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.gradients import refused_argument, with_gradients
+from opgrip.replay.cases.ways import BACKWARD, Way
+from opgrip.replay.checks import Reference, Verdict
+from opgrip.replay.checks.candidates import CandidateReference
+from opgrip.replay.checks.verdicts import joined
+from opgrip.replay.inputs.casting import cast_signature
+from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
+from opgrip.replay.inputs.values import with_values
+from opgrip.replay.modes import EAGER, Program, Results, find_mode
+from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
+from opgrip.replay.operators.bounds import bound_indices
+from opgrip.replay.operators.calling import Arguments, Function
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use, synchronizer
+from opgrip.replay.operators.lookup import Operator, find_operator
+from opgrip.replay.operators.memory import Memory, bytes_of, is_out_of_memory, release_memory, with_memory
+from opgrip.replay.operators.torch_private import is_composite
+from opgrip.replay.operators.work.work import Work, counted, work_of
+from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
+from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
+from opgrip.replay.results.behaviours import shares_of
+from opgrip.replay.results.results import (
+    OK,
+    SKIPPED,
+    WRONG,
+    Result,
+    describe_shapes,
+    same_outputs,
+)
+from opgrip.replay.run.failures import failed
+from opgrip.replay.run.settings import Settings
+from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.ranges import PREPARE, entered
+from opgrip.replay.timing.rounds import Announce
+from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.records import Signature
+
+Prepared = tuple[Way, Result, Subject | None]
+"""A row, and what fills it in; None where the row says already why nothing can."""
+
+
+def prepare(
+    case: Case,
+    settings: Settings,
+    announce: Announce = lambda number, row: None,
+    cached_rows: Mapping[int, Result] | None = None,
+    only: int | None = None,
+) -> list[Prepared]:
+    """The rows of a case, one for each way to run it.
+
+    Parameters
+    ----------
+    cached_rows : rows by their number, of which it is known what came of making them ready
+    only : number of the one row to make; None for all
+    """
+    preparation = _Preparation(case, settings)
+    rows: list[Prepared] = []
+    for way in settings.ways(case):
+        if only in (None, way.number):
+            announce(case.number, way.number)
+            result, subject = preparation.row(way, (cached_rows or {}).get(way.number))
+            rows.append((way, result, subject))
+    return rows
+
+
+def expected_rows(cases: Iterable[Case], settings: Settings) -> list[Result]:
+    """The rows that a replay gives, without what is measured."""
+    return [empty_row(case, way, settings) for case in cases for way in settings.ways(case)]
+
+
+def empty_rows(case: Case, settings: Settings, status: str, error: str) -> dict[int, Result]:
+    """The rows of a case that could not be measured, for this reason."""
+    return {way.number: empty_row(case, way, settings, status, error) for way in settings.ways(case)}
+
+
+def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error: str | None = None) -> Result:
+    """The row of a case before it is run, or for the reason why it cannot be."""
+    signature, forward = cast_signature(case.signature, settings.dtype), way.direction != BACKWARD
+    return Result(
+        case=case.number,
+        op=case.op,
+        shapes=describe_shapes(signature),
+        count=case.count,
+        share=case.share,
+        mode=way.mode,
+        device=settings.device,
+        status=status,
+        key=case.key,
+        module=module_of(case.call_sites),
+        phase=phase_of(case.call_sites) or case.phase,
+        call_sites=to_text(case.call_sites),
+        captured_us=case.captured_us,
+        captured_total_us=case.captured_total_us,
+        captured_host_us=case.captured_host_us,
+        captured_spread=case.captured_spread,
+        perturbed=case.perturbed,
+        values=way.values,
+        direction=way.direction,
+        dtype="" if signature == case.signature else str(settings.inputs.dtype),
+        tune=settings.tuning.words_of(way.mode),
+        cache=settings.cache_of(way),
+        method=settings.timing.exec_mode,
+        threads=way.point.threads,
+        batch_scale=way.point.batch,
+        streams=way.point.streams,
+        bytes_in=bytes_of([signature.args, signature.kwargs]) if forward else None,
+        bytes_out=bytes_of(signature.outputs) if forward else None,
+        error=error,
+    )
+
+
+class _Preparation:
+    """Makes the rows of one case ready."""
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        self._recorded, self._settings = case, settings
+        self._references: dict[object, Reference] = {}
+        self._works: dict[object, Work] = {}
+        self._refused: set[str] = set()
+
+    def row(self, way: Way, cached_row: Result | None) -> tuple[Result, Subject | None]:
+        """A row, and what is measured for it."""
+        settings = self._settings
+        result = cached_row or empty_row(self._recorded, way, settings)
+        if result.status != OK:
+            return result, None
+        raised = self._recorded.signature.raised
+        if raised is not None:
+            return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
+        try:
+            case = settings.scaled(self._recorded, way.point)
+            result = cached_row or empty_row(case, way, settings)
+            # captured below autograd, so replayed without it
+            if case.load is not None:
+                case = case.load(case.number)
+            with (
+                entered(PREPARE, way.label, case.number),
+                restored(settings.context_of(case, way)),
+                torch.set_grad_enabled(settings.wants_grad(case)),
+            ):
+                operator = case.operator or find_operator(case.signature, settings.inputs.extensions)
+                result, subject = self._made(case, operator, way, result)
+                if subject is not None:
+                    for _ in range(settings.effort.warmup):
+                        subject.run()
+                # what a device says of it only now is not the next row's
+                synchronizer(settings.device)()
+                return result, subject
+        except (Exception, SystemExit) as error:
+            check_use(settings.device, error)
+            result, is_memory_short = failed(result, error, settings), is_out_of_memory(error)
+        # when the error is gone, and with it the frames that hold tensors
+        if is_memory_short:
+            release_memory(settings.device)
+        return result, None
+
+    def _made(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+        """Return a row and what is measured for it, without gradients of arguments that the operator takes none of."""
+        settings = self._settings
+        make = self._backward if way.direction == BACKWARD else self._forward
+        is_unsaid = settings.adds_gradients and settings.wants_grad(case) and not operator.mutates
+        try:
+            return make(with_gradients(case, is_unsaid, self._refused), operator, way, result)
+        except Exception as error:
+            name = refused_argument(error)
+            if name is None or name in self._refused:
+                raise
+            self._refused.add(name)
+        return self._made(case, operator, way, result)
+
+    def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+        settings = self._settings
+        signatures = (case.signature, *case.variants)
+        inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
+        if operator.mutates:
+            for item in inputs:
+                item.keep()
+        examples = [(item.copy() if operator.mutates else item).make() for item in inputs]
+        began = perf_counter_ns()
+        grad = settings.wants_grad(case)
+        program = make_program(operator, examples, way, settings, key_of(case, way, settings), grad)
+        faithful, verdicts = [], []
+        for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
+            if place == 0:
+                result, actual = self._first_run(case, result, operator, program, item, began)
+            else:
+                _, actual = run_program(program, item.make(), operator.mutates)
+            faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None, case.unused))
+            if way.mode != settings.modes.reference or case.reference is not None:
+                reference = self._reference(case, way, place, operator, item)
+                verdicts.append(reference.check(actual, settings.tolerance))
+        result = _with_verdict(result, verdicts)
+        if result.status != OK:
+            return result, None
+        result = replace(result, faithful=None if None in faithful else all(faithful))
+        return result, self._subject(case, way, program, inputs, operator, result)
+
+    def _first_run(
+        self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
+    ) -> tuple[Result, Results]:
+        """Run it once, for the time of the first call; and once more for what does not change: flops, memory."""
+        settings = self._settings
+        device = _device_of(case.signature, settings)
+        args, kwargs = inputs.make()
+        raw_result, results = run_program(program, (args, kwargs), operator.mutates)
+        synchronizer(device)()
+        result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
+        result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
+        if settings.memory and program.memory is not None:
+            result = _with_memory(result, program.memory)
+        elif settings.memory and find_mode(result.mode)[0].in_torch:
+            del raw_result, results
+            if operator.mutates:
+                inputs.restore()
+            # the profiler that counts takes longer than most calls
+            arguments = inputs.make()
+            (_, results), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
+            result = _with_memory(result, memory)
+        return result, results
+
+    def _with_work(
+        self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
+    ) -> Result:
+        """A row with what a call has to do, which is the same under all modes.
+
+        Parameters
+        ----------
+        in_torch : whether the results of a run are torch's
+        run : its arguments, keyword arguments and results
+        """
+        key = (result.threads, result.batch_scale, result.streams, result.values)
+        if key not in self._works:
+            if case.operator is None and in_torch:
+                self._works[key] = work_of(operator.function, case.op, *run)
+            elif self._settings.count_work and case.operator is not None:
+                if operator.mutates:
+                    inputs.restore()
+                self._works[key] = counted(operator.function, *inputs.make())
+        return _working(result, self._works.get(key))
+
+    def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+        settings = self._settings
+        inputs = self._inputs(case, operator, case.signature, way.values)
+        arguments = inputs.make()
+        check_gradients(operator, arguments)
+        began = perf_counter_ns()
+        key = key_of(case, way, settings)
+        if find_mode(way.mode)[0].differentiable:
+            program = make_program(operator, [arguments], way, settings, key, grad=True)
+            function, enter, enters_each_run = gradients, graph_of(program), True
+            actual = Results(gradients(*enter(arguments)[0]))
+        else:
+            graph, saved = gradient_graph(operator, arguments)
+            with torch.no_grad():
+                program = make_program(Operator(graph, False), [(saved, {})], way, settings, key, grad=False)
+                _, actual = run_program(program, (saved, {}), mutates=False)
+            enter_program = program.enter or (lambda arguments: arguments)
+            function, enter, enters_each_run = (
+                program.function,
+                lambda _: enter_program((saved, {})),
+                program.enters_each_run,
+            )
+        result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
+        if settings.count_work:
+            (gradient_arguments, _) = graph_of(Program(operator.function))(inputs.make())
+            result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
+        if way.mode != settings.modes.reference or case.reference is not None:
+            reference = self._reference(case, way, 0, operator, inputs)
+            result = _with_verdict(result, [reference.check(actual, settings.tolerance)])
+        if result.status != OK:
+            return result, None
+        variants = [Variant([inputs])]
+        return result, Subject(
+            *(case.number, case.op, way.label, function, variants, False, None, 0, enter, enters_each_run, way.number),
+            profiled=settings.profiled,
+            in_torch=find_mode(way.mode)[0].in_torch,
+        )
+
+    def _subject(
+        self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
+    ) -> Subject:
+        settings = self._settings
+        in_torch = find_mode(way.mode)[0].in_torch
+        has_pages = in_torch and settings.device == "cpu" and settings.cache_of(way) == PROGRAM
+        return Subject(
+            case.number,
+            case.op,
+            way.label,
+            program.function,
+            [Variant([item]) for item in inputs],
+            operator.mutates and (program.enter is None or program.in_place),
+            case.fresh if has_pages else None,
+            result.bytes_out or 0,
+            program.enter,
+            program.enters_each_run,
+            way.number,
+            shares_of(case),
+            profiled=settings.profiled,
+            in_torch=in_torch,
+        )
+
+    def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
+        """What is right for these arguments, those in this place among the case's."""
+        key = (way.cache, way.point, way.values, way.direction, place)
+        if key not in self._references:
+            right = case.reference or operator
+            mutates = operator.mutates or right.mutates
+            own = inputs.copy() if mutates else inputs
+
+            def arguments() -> Arguments:
+                if mutates:
+                    own.restore()
+                return own.make()
+
+            function = self._reference_function(way, right, arguments())
+            op = case.op if function is right.function and case.operator is None else None
+            kind = Reference if case.reference is None else CandidateReference
+            self._references[key] = kind(
+                function, arguments, mutates, op, case.unused if way.direction != BACKWARD else ()
+            )
+        return self._references[key]
+
+    def _reference_function(self, way: Way, operator: Operator, arguments: Arguments) -> Function:
+        settings, backward = self._settings, way.direction == BACKWARD
+        program = Program(operator.function)
+        # a runtime without gradients is right where eager's are
+        if settings.modes.reference != EAGER and (
+            not backward or find_mode(settings.modes.reference)[0].differentiable
+        ):
+            reference = replace(way, mode=settings.modes.reference)
+            program = make_program(operator, [arguments], reference, settings, None, grad=backward)
+        if backward:
+            return with_backward(program)
+        return operator.function if settings.modes.reference == EAGER else as_call(program, operator.mutates)
+
+    def _inputs(self, case: Case, operator: Operator, signature: Signature, kind: str) -> Inputs:
+        settings = self._settings
+        drawn, models = with_values(signature, case.values, kind)
+        needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
+        limit = settings.limits.memory_limit
+        # what no machine has is told as such where it is made
+        if limit is not None and limit < needed < ADDRESSES:
+            raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
+        inputs = Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
+        if case.operator is None:
+            arguments = inputs.make()
+            bound_indices(operator.function, *arguments)
+            check_agreement(operator.function, *arguments)
+            if is_composite(operator.function):
+                check_parts(operator.function, *(inputs.copy() if operator.mutates else inputs).make())
+        elif isinstance(operator.function, torch.fx.GraphModule):
+            check_graph(operator.function, (inputs.copy() if operator.mutates else inputs).make()[0])
+        return inputs
+
+
+def _with_memory(result: Result, memory: Memory) -> Result:
+    return replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak, reserved_bytes=memory.reserved)
+
+
+def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:
+    """A row with how its program was made, unless that was made ahead: then this time it was loaded."""
+    return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
+
+
+def _working(result: Result, work: Work | None) -> Result:
+    if work is None:
+        return result
+    return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
+
+
+def _with_verdict(result: Result, verdicts: Sequence[Verdict]) -> Result:
+    """A row with the verdict over its runs on all sets of inputs; unchanged where none was checked."""
+    if not verdicts:
+        return result
+    verdict = joined(verdicts)
+    notes = dict.fromkeys(note for note in (result.note, *verdict.notes) if note)
+    result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel, note=", ".join(notes))
+    return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)
+
+
+def _device_of(signature: Signature, settings: Settings) -> str:
+    devices = {settings.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
+    return next((device for device in sorted(devices) if device != "cpu"), settings.device)

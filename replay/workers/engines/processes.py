@@ -1,0 +1,106 @@
+"""The usual engine: a process of this machine for each device, in turn with processes that compile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.plural import counted
+from opgrip.replay.workers.engines.engine import engines
+
+if TYPE_CHECKING:
+    from opgrip.cli.progress import Reporter
+    from opgrip.replay.results.results import Result
+    from opgrip.replay.run.measure import CachedRows
+    from opgrip.replay.workers.ahead import Row
+    from opgrip.replay.workers.engines.options import EngineOptions
+    from opgrip.replay.workers.job import Job, Loaded
+
+
+class ProcessEngine:
+    """Runs cases in processes of this machine."""
+
+    here = True
+
+    def runner(self, job: Job, loaded: Loaded, may_fork: bool) -> ProcessRunner:
+        """What runs the cases of one replay."""
+        return ProcessRunner(job, loaded, may_fork)
+
+
+class ProcessRunner:
+    """Runs the cases of one replay."""
+
+    def __init__(self, job: Job, loaded: Loaded, may_fork: bool) -> None:
+        self._job, self._loaded, self._may_fork = job, loaded, may_fork
+
+    def check(self) -> None:
+        """Raise `UserError` where the devices are not there, or are not equal."""
+        from opgrip.replay.operators.device_traits import check_equal
+        from opgrip.replay.operators.devices import check_present
+
+        for name in self._loaded.devices:
+            check_present(name)
+        check_equal(self._loaded.devices)
+
+    def machine_kind(self) -> str:
+        """What this machine is, but for its device, which the header names: to ask for it makes a context."""
+        from opgrip.replay.results.machines import this_machine
+
+        return this_machine("cpu").kind
+
+    def about(self) -> dict[str, Any]:
+        """What the header says of the device; makes a context."""
+        from opgrip.replay.operators.devices import facts_of, name_of
+        from opgrip.replay.results.environment import describe_environment
+
+        device = self._loaded.settings.device
+        return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}
+
+    def compile(self, done: Collection[int], reporter: Reporter) -> CachedRows:
+        """What came of compiling the rows that take a compiler."""
+        from opgrip.replay.workers.ahead import in_parts, make_ahead, rows_ahead
+
+        for device in self._loaded.devices:
+            self._job.plan.energy.check(device)
+        ahead = rows_ahead(self._loaded, done)
+        if not ahead:
+            return {}
+        limits, cases = self._job.plan.limits, len(self._loaded.cases) - len(done)
+        rows: dict[int, dict[int, Result]] = {}
+        doing = f"compiling {counted(len(ahead), 'row')} of {counted(cases, 'case')}"
+        with reporter.doing(doing, len(ahead)) as advance:
+            try:
+                for device, dealt in self._dealt(ahead, done):
+                    job, loaded = self._job.on(device), self._loaded.on(device)
+                    for part, jobs in in_parts(dealt, loaded.settings, limits.compilers):
+                        results = make_ahead(job, loaded, part, jobs, limits.timeout, self._may_fork, advance)
+                        for number, row_of_way in results.items():
+                            rows.setdefault(number, {}).update(row_of_way)
+            except KeyboardInterrupt:
+                reporter.say("what is compiled is kept for the next time")
+                raise
+        return rows
+
+    def run(self, done: Collection[int], cached_rows: CachedRows) -> Iterator[list[Result]]:
+        """The rows of the cases that are not done, as they come."""
+        from opgrip.replay.workers.supervisor import supervise
+
+        timeout = self._job.plan.limits.timeout
+        return supervise(self._job, self._loaded, timeout, set(done), self._may_fork, cached_rows)
+
+    def _dealt(self, ahead: Sequence[Row], done: Collection[int]) -> Iterator[tuple[str, list[Row]]]:
+        """Each device with the rows of the cases that it begins with: compilers keep what they made for one device."""
+        from opgrip.replay.workers.spread import Windows
+
+        windows = Windows(self._loaded, done)
+        for device in self._loaded.devices:
+            numbers = {case.number for case in windows.dealt_to(device)}
+            yield device, [row for row in ahead if row[0].number in numbers]
+
+
+@engines.register("processes")
+@contextmanager
+def start_processes(options: EngineOptions) -> Iterator[ProcessEngine]:
+    """The engine, which takes nothing before a replay runs."""
+    yield ProcessEngine()

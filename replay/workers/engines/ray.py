@@ -1,0 +1,324 @@
+"""Workers of a Ray cluster run the cases: a device or pinned processors each, on machines of one kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.extras import needed
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError
+from opgrip.replay.workers.engines.engine import engines
+
+if TYPE_CHECKING:
+    from opgrip.cli.progress import Reporter
+    from opgrip.replay.results.results import Result
+    from opgrip.replay.run.measure import CachedRows
+    from opgrip.replay.workers.engines.options import EngineOptions
+    from opgrip.replay.workers.engines.ray_pool import Pool, Task
+    from opgrip.replay.workers.job import Job, Loaded
+
+REACH_S = 10.0
+"""Time in which the head of a cluster answers."""
+OBJECT_STORE_BYTES = 128 << 20
+"""Of a cluster that starts itself: it holds traces and rows."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",
+}
+"""Variables of such a cluster: it reports to nobody, listens on the loopback alone, which the second says, and serves
+nobody without a secret of its own; and its workers run at the usual priority, where Ray gives them the lowest."""
+
+
+class RayEngine:
+    """Runs cases on the workers of a cluster, which are the same for all replays of a command."""
+
+    here = False
+
+    def __init__(self, ray: Any, options: EngineOptions) -> None:
+        self._ray, self._options = ray, options
+        self._pools: dict[str, Pool] = {}
+        self._replays = 0
+
+    def runner(self, job: Job, loaded: Loaded, may_fork: bool) -> RayRunner:
+        """What runs the cases of one replay."""
+        self._replays += 1
+        return RayRunner(self._ray, self._options, self.pool, self._replays, job, loaded)
+
+    def pool(self, device: str) -> Pool:
+        """Workers that have such a device; they start when they are asked for first."""
+        from opgrip.replay.workers.engines.ray_pool import Pool
+
+        if device not in self._pools:
+            self.close()
+            pool = Pool(self._ray, self._options, device)
+            self._pools[device] = pool
+            try:
+                pool.start()
+            except BaseException:
+                # the next replay would take it for one that has started
+                self.close()
+                raise
+        return self._pools[device]
+
+    def close(self) -> None:
+        """End the workers."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+
+class RayRunner:
+    """Runs the cases of one replay.
+
+    Parameters
+    ----------
+    number : of the replay: workers load its trace once
+    """
+
+    def __init__(self, ray: Any, options: EngineOptions, pool_of: Any, number: int, job: Job, loaded: Loaded) -> None:
+        self._ray, self._options, self._pool_of = ray, options, pool_of
+        self._number, self._job, self._loaded = number, job, loaded
+        self._homes: dict[int, str] = {}
+        self._bundle: Any = None
+        self._turns = 0
+
+    @property
+    def _pool(self) -> Pool:
+        device = self._loaded.settings.device
+        pool: Pool = self._pool_of(device)
+        return pool
+
+    def check(self) -> None:
+        """Raise `UserError` for a device of this machine alone, as a trace may name; workers look for theirs."""
+        self._options.check((self._loaded.settings.device,))
+
+    def machine_kind(self) -> str:
+        """That of the workers."""
+        return self._pool.kind
+
+    def about(self) -> dict[str, Any]:
+        """What the header says of the machines; of a case each row says its own."""
+        from opgrip.replay.results.machines import names_of
+
+        pool = self._pool
+        environment = {**pool.about["environment"], "machine": names_of(pool.machines)}
+        return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
+
+    def compile(self, done: Collection[int], reporter: Reporter) -> CachedRows:
+        """What came of compiling: by all workers, before any of them measures."""
+        from opgrip.replay.results.results import Result
+        from opgrip.replay.workers.ahead import rows_ahead
+        from opgrip.replay.workers.engines.ray_pool import Task
+
+        self._say_of_threads(reporter)
+        numbers = list(dict.fromkeys(case.number for case, _ in rows_ahead(self._loaded, done)))
+        if not numbers:
+            return {}
+        size = self._window_size(len(numbers), MOST_COMPILED)
+        tasks = [Task(numbers[place : place + size]) for place in range(0, len(numbers), size)]
+        jobs, bundle = self._job.plan.limits.jobs, self._ship()
+
+        def submit(actor: Any, task: Task) -> Any:
+            return actor.compile.options(num_returns="streaming").remote(self._number, bundle, list(task.cases), jobs)
+
+        rows: dict[int, dict[int, Result]] = {}
+        with reporter.doing(f"compiling {counted(len(numbers), 'case')} on {self._where()}", len(numbers)) as advance:
+            for _, node, task, message in self._pool.deal(tasks, submit, rows):
+                if message is None:
+                    # it is tried once more where it is measured
+                    rows.update({number: {} for number in task.cases})
+                    continue
+                number, plain = _unpacked(message)
+                rows[number] = {way: Result.from_plain(row) for way, row in plain}
+                self._homes[number] = node
+                advance()
+        return rows
+
+    def run(self, done: Collection[int], cached_rows: CachedRows) -> Iterator[list[Result]]:
+        """The rows of the cases that are not done, as they come."""
+        from opgrip.replay.results.results import FAILED, Result
+        from opgrip.replay.run.preparation import empty_rows
+        from opgrip.replay.workers.engines.ray_pool import LOSSES
+
+        self._turns += 1
+        turn = self._turns
+        bundle, cases = self._ship(), {case.number: case for case in self._loaded.cases}
+
+        def submit(actor: Any, task: Task) -> Any:
+            of_task = ((number, cached_rows.get(number, {})) for number in task.cases)
+            cached = [[number, way, row.to_plain()] for number, rows in of_task for way, row in rows.items()]
+            return actor.measure.options(num_returns="streaming").remote(
+                self._number, turn, bundle, list(task.cases), cached
+            )
+
+        finished: set[int] = set()
+        for machine, _, task, message in self._pool.deal(self._windows(done), submit, finished):
+            if message is None:
+                reason = f"{LOSSES} workers that it ran on were lost"
+                lost = [empty_rows(cases[number], self._loaded.settings, FAILED, reason) for number in task.cases]
+                finished.update(task.cases)
+                yield from ([*rows.values()] for rows in lost)
+                continue
+            rows = [machine.marked(Result.from_plain(row)) for row in _unpacked(message)]
+            # a worker that was thought lost may have said it twice
+            if rows and rows[0].case not in finished:
+                finished.add(rows[0].case)
+                yield rows
+
+    def _windows(self, done: Collection[int]) -> list[Task]:
+        """The cases that are not done, in the parts that workers measure side by side."""
+        from opgrip.replay.run.measure import CASES, windows
+        from opgrip.replay.workers.engines.ray_pool import Task
+
+        loaded = self._loaded
+        cases = sorted((case for case in loaded.cases if case.number not in done), key=loaded.surroundings.first)
+        most = self._window_size(len(cases), CASES)
+        by_home: dict[str, list[Any]] = {}
+        for case in cases:
+            by_home.setdefault(self._homes.get(case.number, ""), []).append(case)
+        return [
+            Task([case.number for case in window], home)
+            for home, at_home in by_home.items()
+            for window in windows(at_home, loaded.settings, most)
+        ]
+
+    def _window_size(self, cases: int, most: int) -> int:
+        from opgrip.replay.workers.spread import PARTS
+
+        return max(1, min(most, ceil(cases / (PARTS * max(self._pool.size, 1)))))
+
+    def _say_of_threads(self, reporter: Reporter) -> None:
+        processors = self._pool.options.processors
+        threads = max((case.context.get("threads") or 1 for case in self._loaded.cases), default=1)
+        if processors and not self._job.plan.points.threads and threads > processors:
+            of_worker = f"{counted(processors, 'processor')} of a worker"
+            reporter.say(f"the program ran {threads} threads, which share the {of_worker}: see --threads")
+
+    def _where(self) -> str:
+        return f"{counted(self._pool.size, 'worker')} of {counted(len(self._pool.machines), 'machine')}"
+
+    def _ship(self) -> Any:
+        """The job, and the files of its trace, in the cluster's memory: no node has to see this machine's disk."""
+        if self._bundle is None:
+            job, device = self._job, self._loaded.settings.device
+            if device not in ("cpu", "meta"):
+                inputs = replace(job.plan.inputs, device=device.partition(":")[0])
+                job = replace(job, plan=replace(job.plan, inputs=inputs))
+            bundle = {"job": json.dumps(asdict(job)), "files": _files_of(job, self._loaded)}
+            # in a list, or Ray would fetch it anew for each task
+            self._bundle = [self._ray.put(bundle)]
+        return self._bundle
+
+
+MOST_COMPILED = 16
+"""Cases that a worker compiles in one go."""
+
+
+def _files_of(job: Job, loaded: Loaded) -> Mapping[str, bytes]:
+    """A trace's own file first, and those of its values; nothing of a folder, or where samples or operators run."""
+    from opgrip.traces.io.shipped_traces import trace_file
+
+    try:
+        path = trace_file(job.trace)
+    except UserError:
+        return {}
+    files: Sequence[Path] = [path, *loaded.trace.tensor_files] if path.is_file() else []
+    return {file.name: file.read_bytes() for file in files}
+
+
+def _unpacked(message: bytes) -> Any:
+    """What a worker says; raises the `UserError` that it met."""
+    said = json.loads(message)
+    if isinstance(said, dict):
+        raise UserError(*said["problem"])
+    return said
+
+
+def _check_reachable(address: str | None) -> None:
+    """Raise `UserError` where nobody listens there: Ray itself tries for minutes."""
+    match = re.fullmatch(r"(?:ray://)?\[?([^]/]+)\]?:([0-9]{1,5})", address or "")
+    if match is None:
+        return
+    try:
+        socket.create_connection((match[1], min(int(match[2]), 65535)), timeout=REACH_S).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"there is no Ray cluster at {address}: {reason}", "see ray status") from error
+
+
+@engines.register("ray")
+@contextmanager
+def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayEngine]:
+    """The engine on a cluster, or on one that starts itself here and ends with the block.
+
+    Parameters
+    ----------
+    processors : that one which starts itself says that it has; None for those of this process
+
+    Raises
+    ------
+    UserError : where ray is not installed, or there is no cluster
+    """
+    with _connected(options, processors or len(os.sched_getaffinity(0))) as ray:
+        engine = RayEngine(ray, options)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextmanager
+def _connected(options: EngineOptions, processors: int) -> Iterator[Any]:
+    _check_reachable(options.address)
+    quiet = {} if options.address else QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in quiet}
+    # they are read when ray is imported
+    os.environ.update(quiet)
+    try:
+        ray = needed("ray", "ray")
+        needed("ray.util.scheduling_strategies", "ray")
+        if ray.is_initialized():
+            # by the program that calls us
+            yield ray
+            return
+        with tempfile.TemporaryDirectory(prefix="opgrip-ray-", ignore_cleanup_errors=True) as folder:
+            own = {
+                "address": "local",
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "num_cpus": processors,
+                "_temp_dir": folder,
+            }
+            try:
+                ray.init(
+                    **({"address": options.address} if options.address else own),
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                )
+            except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+                where = f"at {options.address}" if options.address else "here"
+                said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                raise UserError(f"there is no Ray cluster {where}: {said[:200]}", "see ray status") from error
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,415 @@
+"""The workers that a replay has on a Ray cluster, and tasks dealt to them; what is lost is done again by others."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from importlib import metadata
+from time import monotonic
+from typing import Any
+
+from opgrip.errors import UserError
+from opgrip.replay.results.machines import Machine
+from opgrip.replay.workers.engines.engine import EngineLostError
+from opgrip.replay.workers.engines.options import EngineOptions
+from opgrip.replay.workers.engines.ray_worker import THREADS, RayWorker
+
+POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
+"""How long messages are waited for; how often nodes are looked for; how long none may be there that can work; how long
+they may take to end."""
+LOSSES = 3
+"""Workers that a case may lose before its row says so: it may be what ends them."""
+KIND = "kind:"
+"""Beginning of a node's resource that says of which kind it is, in the place of what its hardware says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Cases that one worker runs in one go: what is measured side by side stays together.
+
+    Attributes
+    ----------
+    home : the node that has what compilers made of them
+    losses : workers that were lost over it
+    """
+
+    cases: Sequence[int]
+    home: str = ""
+    losses: int = 0
+
+    def after_loss(self) -> list[Task]:
+        """What there is to do again; from the second loss on each case by itself, to find the one to blame."""
+        lost = replace(self, losses=self.losses + 1)
+        if lost.losses < LOSSES - 1 or len(self.cases) == 1:
+            return [lost]
+        return [replace(lost, cases=[case], losses=LOSSES - 2) for case in self.cases]
+
+
+@dataclass(slots=True)
+class Slot:
+    """A worker, and where it is.
+
+    Attributes
+    ----------
+    kind : of the machine, where a resource of its node says it
+    about : what the header of results says of the machine
+    """
+
+    node: str
+    actor: Any
+    kind: str = ""
+    machine: Machine | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Pool:
+    """Workers on the nodes of a cluster that are of one kind.
+
+    Attributes
+    ----------
+    device : of the cases, as each worker sees it
+    about : what the header of results says of one of the workers' machines
+    machines : the kinds of all that have or had workers, by name
+    """
+
+    ray: Any
+    options: EngineOptions
+    device: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    machines: dict[str, str] = field(default_factory=dict)
+    _kind: str | None = None
+    _idle: list[Slot] = field(default_factory=list)
+    _starting: dict[Any, Slot] = field(default_factory=dict)
+    _slots: list[Slot] = field(default_factory=list)
+    _problems: dict[str, UserError] = field(default_factory=dict)
+    _failed_starts: Counter[str] = field(default_factory=Counter)
+    _turned_down: Counter[str] = field(default_factory=Counter)
+    _refreshed: float = float("-inf")
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether workers have a device each."""
+        return self.device not in ("cpu", "meta")
+
+    @property
+    def kind(self) -> str:
+        """Of the machines, when it has started."""
+        assert self._kind is not None, "chosen at the start"
+        return self._kind
+
+    @property
+    def size(self) -> int:
+        """Workers that there are."""
+        return len(self._slots)
+
+    @property
+    def _told(self) -> int:
+        """Workers that have said what their machine is."""
+        return sum(slot.machine is not None for slot in self._slots)
+
+    def start(self) -> None:
+        """Start workers, and wait for those of every node: none works before all kinds are known."""
+        for node in self._nodes():
+            self._start_worker(node)
+        self._wait_for_starting()
+        if self.is_accelerator and self._idle and not any(map(self._is_fitting, self._kinds())):
+            # other devices of their nodes may be
+            for node in self._nodes():
+                for _ in range(self._missing(node)):
+                    self._start_worker(node)
+            self._wait_for_starting()
+        self._choose_kind()
+        self._refresh()
+
+    def close(self) -> None:
+        """End the workers."""
+        closing = [slot.actor.close.remote() for slot in self._idle]
+        if closing:
+            self.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
+        for slot in self._slots:
+            self.ray.kill(slot.actor)
+        self._slots.clear()
+
+    def deal(
+        self, tasks: Collection[Task], submit: Callable[[Any, Task], Any], finished: Collection[int]
+    ) -> Iterator[tuple[Machine, str, Task, bytes | None]]:
+        """What workers say of tasks, message by message, with the machine and node; None for one lost too often.
+
+        Parameters
+        ----------
+        submit : asks a worker for a task; gives the generator of its messages
+        finished : cases of which all is said, as whoever takes the messages knows
+        """
+        busy: dict[Any, tuple[Slot, Task]] = {}
+        try:
+            yield from self._deal(deque(tasks), busy, submit, finished)
+        finally:
+            # whoever asks has enough: their work is of no use to the next replay
+            for slot, _ in busy.values():
+                self.ray.kill(slot.actor)
+                self._lose(slot)
+
+    def _deal(
+        self,
+        queue: deque[Task],
+        busy: dict[Any, tuple[Slot, Task]],
+        submit: Callable[[Any, Task], Any],
+        finished: Collection[int],
+    ) -> Iterator[tuple[Machine, str, Task, bytes | None]]:
+        idle_since = monotonic()
+        while queue or busy:
+            self._refresh()
+            for slot in list(self._idle):
+                if queue:
+                    task = _take(queue, slot.node)
+                    busy[submit(slot.actor, task)] = slot, task
+                    self._idle.remove(slot)
+            if busy:
+                idle_since = monotonic()
+            elif monotonic() - idle_since > START_S or (not self._starting and self._is_every_node_bad()):
+                raise self._nobody()
+            ready = self._wait([*busy, *self._starting])
+            self._hear([item for item in ready if item in self._starting])
+            for stream in (item for item in ready if item in busy):
+                slot, task = busy[stream]
+                try:
+                    message = self.ray.get(next(stream))
+                except StopIteration:
+                    del busy[stream]
+                    self._idle.append(slot)
+                except self.ray.exceptions.RayError as error:
+                    del busy[stream]
+                    remaining = replace(task, cases=[case for case in task.cases if case not in finished])
+                    yield from self._after(error, slot, remaining, queue)
+                else:
+                    assert slot.machine is not None, "it has said what it is"
+                    yield slot.machine, slot.node, task, message
+
+    def _after(
+        self, error: Exception, slot: Slot, task: Task, queue: deque[Task]
+    ) -> Iterator[tuple[Machine, str, Task, None]]:
+        """Queue again what a worker leaves that goes on no more; gives what was lost too often."""
+        assert slot.machine is not None, "it has said what it is"
+        tasks = [task] if task.cases else []
+        if not isinstance(error, self.ray.exceptions.RayTaskError):
+            self._lose(slot)
+            tasks = [again for lost in tasks for again in lost.after_loss()]
+        elif isinstance(error, OSError | MemoryError):
+            # of the machine, such as a full disk, and not of the cases
+            problem = f"{slot.machine.name} cannot run cases: {_first_line(error)}"
+            self._problems[slot.node] = UserError(problem, "make room there")
+            self._drop(slot)
+        else:
+            # a mistake of ours there
+            raise error
+        for again in tasks:
+            if again.losses >= LOSSES:
+                yield slot.machine, slot.node, again, None
+            else:
+                queue.appendleft(again)
+
+    def _wait(self, waiting: Sequence[Any]) -> list[Any]:
+        if not waiting:
+            from time import sleep
+
+            sleep(POLL_S)
+            return []
+        ready: list[Any] = self.ray.wait(waiting, num_returns=1, timeout=POLL_S)[0]
+        if ready:
+            # what else has come meanwhile
+            ready = self.ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] or ready
+        return ready
+
+    def _hear(self, ready: Collection[Any]) -> None:
+        """Take what workers that start say of their machines."""
+        for item in ready:
+            slot = self._starting.pop(item)
+            try:
+                said = self.ray.get(item)
+            except self.ray.exceptions.RayError as error:
+                self._failed_starts[slot.node] += 1
+                if self._failed_starts[slot.node] >= LOSSES:
+                    problem = f"a worker ends where it starts: {_first_line(error)}"
+                    self._problems[slot.node] = UserError(problem, "see ray logs")
+                self._lose(slot)
+                continue
+            if "problem" in said:
+                self._problems[slot.node] = UserError(*said["problem"])
+                self._drop(slot)
+                continue
+            # of the worker and not of its node, whose devices may be of several
+            kind = slot.kind or said["machine"]["kind"]
+            slot.machine = Machine(said["machine"]["name"], kind)
+            # those that start slowly come when others have been chosen
+            if self._kind is not None and kind != self._kind:
+                self._turn_down(slot)
+                continue
+            if self._kind is not None and self._told > (self.options.workers or self._told):
+                self._drop(slot)
+                continue
+            slot.about = said["about"]
+            self._idle.append(slot)
+            if self._kind is not None:
+                self.machines[slot.machine.name] = kind
+        self._end_surplus()
+
+    def _wait_for_starting(self) -> None:
+        until = monotonic() + START_S
+        while self._starting and monotonic() < until:
+            self._hear(self.ray.wait([*self._starting], timeout=POLL_S)[0])
+            if not self._starting and not self._idle:
+                self._refresh()
+
+    def _kinds(self) -> list[str]:
+        return sorted({slot.machine.kind for slot in self._idle if slot.machine is not None})
+
+    def _is_fitting(self, kind: str) -> bool:
+        return self.options.machine_kind is None or fnmatchcase(kind, self.options.machine_kind)
+
+    def _choose_kind(self) -> None:
+        """Keep the workers of one kind.
+
+        Raises
+        ------
+        EngineLostError : where there are several, or none
+        UserError : where no machine has such a device, as a trace may name
+        """
+        kinds = self._kinds()
+        chosen = list(filter(self._is_fitting, kinds))
+        if not kinds:
+            raise self._nobody()
+        there = "; ".join(kinds)
+        if not chosen:
+            pattern = self.options.machine_kind
+            raise EngineLostError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
+        if len(chosen) != 1:
+            problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
+            raise EngineLostError(problem, "name one by --machine-kind: times of two do not mix")
+        self._kind = chosen[0]
+        for slot in list(self._slots):
+            if slot.machine is not None and slot.machine.kind != self._kind:
+                self._turn_down(slot)
+        for slot in self._idle[self.options.workers or len(self._idle) :]:
+            self._drop(slot)
+        self._end_surplus()
+        self.about = self._idle[0].about
+        self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
+
+    def _refresh(self) -> None:
+        """Start workers where there is room: on new nodes, and in the place of lost ones."""
+        if monotonic() - self._refreshed < REFRESH_S:
+            return
+        self._refreshed = monotonic()
+        for node in self._nodes():
+            for _ in range(self._missing(node)):
+                # where devices differ, which of them a worker gets is chance: all are tried
+                there = self._told if node["NodeID"] in self._turned_down else self.size
+                if self.options.workers is not None and there >= self.options.workers:
+                    return
+                self._start_worker(node)
+
+    def _start_worker(self, node: Mapping[str, Any]) -> None:
+        # it loads torch, and this file is loaded to show the help
+        from torch import __version__ as torch_version
+
+        name, resources = node["NodeID"], node["Resources"]
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
+        processors = self.options.processors
+        cpus = processors if processors is not None else 0 if self.is_accelerator else resources.get("CPU", 0)
+        worker = self.ray.remote(RayWorker).options(
+            num_cpus=cpus,
+            num_gpus=1 if self.is_accelerator else 0,
+            scheduling_strategy=strategy,
+            max_restarts=0,
+        )
+        said_kind = next((item[len(KIND) :] for item in resources if item.startswith(KIND)), "")
+        actor = worker.remote(processors or 0, os.environ.get(THREADS), self._room(resources))
+        slot = Slot(name, actor, said_kind)
+        self._slots.append(slot)
+        versions = {"torch": str(torch_version), "opgrip": metadata.version("opgrip")}
+        self._starting[slot.actor.describe.remote(self.device, versions)] = slot
+
+    def _missing(self, node: Mapping[str, Any]) -> int:
+        """Workers that a node has room for and has not, but for devices of another kind."""
+        name = node["NodeID"]
+        if name in self._problems:
+            return 0
+        of_node = sum(slot.node == name for slot in self._slots)
+        missing: int = self._room(node["Resources"]) - of_node - self._turned_down[name]
+        return missing
+
+    def _room(self, resources: Mapping[str, float]) -> int:
+        """Workers that a node has room for."""
+        if self.is_accelerator:
+            return int(resources.get("GPU", 0))
+        cpus = int(resources.get("CPU", 0))
+        processors = self.options.processors
+        return min(cpus, 1) if processors is None else cpus // max(processors, 1)
+
+    def _nodes(self) -> list[Mapping[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
+
+    def _is_every_node_bad(self) -> bool:
+        """Whether there are nodes and none can run cases; where there are none at all, some may come back."""
+        nodes = self._nodes()
+        return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
+
+    def _lose(self, slot: Slot) -> None:
+        """Forget a worker that has ended."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+        if slot in self._idle:
+            self._idle.remove(slot)
+        if slot.machine is not None and slot.machine.kind == self._kind and slot.node in self._turned_down:
+            # whoever takes its place may get a device of another kind, which is free too
+            self._turned_down[slot.node] = 0
+        # another takes its place at once
+        self._refreshed = float("-inf")
+
+    def _drop(self, slot: Slot) -> None:
+        """End a worker that is of no use."""
+        self._lose(slot)
+        self.ray.kill(slot.actor)
+
+    def _turn_down(self, slot: Slot) -> None:
+        """End a worker of another kind; its node starts one worker less, until one of the kind is lost."""
+        self._turned_down[slot.node] += 1
+        self._drop(slot)
+
+    def _end_surplus(self) -> None:
+        """End workers that still start where there are as many of the kind as are wanted."""
+        if self._kind is None or self.options.workers is None or self._told < self.options.workers:
+            return
+        for item in list(self._starting):
+            self._drop(self._starting.pop(item))
+
+    def _nobody(self) -> UserError:
+        for problem in self._problems.values():
+            return EngineLostError(problem.problem, problem.hint)
+        what = "a GPU" if self.is_accelerator else "processors enough"
+        if self._kind is not None:
+            return EngineLostError(f"no machine of the cluster has {what} any more", "see ray status")
+        others = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
+        # where it never had one, traces of other devices run all the same
+        is_absent = self.is_accelerator and not self._nodes() and any(others)
+        error_class = UserError if is_absent else EngineLostError
+        return error_class(f"no machine of the cluster has {what}", "see ray status")
+
+
+def _take(queue: deque[Task], node: str) -> Task:
+    """The next task for a node: one of its own, else one of nobody's, else another's."""
+    for homes in ((node,), ("",)):
+        for place, task in enumerate(queue):
+            if task.home in homes:
+                del queue[place]
+                return task
+    return queue.popleft()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
