@@ -19,7 +19,7 @@ from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline.limits import with_limits
 from opgrip.replay.outcome import Results
-from opgrip.replay.reports.plots import Request, plots
+from opgrip.replay.plots import Request, plots
 from opgrip.replay.results.results import Result
 from opgrip.tools.opgrip import main
 from opgrip.traces.analysis.ceilings.ceilings import Ceilings, Level, to_json

@@ -17,8 +17,8 @@ from opgrip.replay.analyses.speed_ups import speed_up_of
 from opgrip.replay.command.repeating import repeat
 from opgrip.replay.compare.store.merging import merge_runs
 from opgrip.replay.outcome import read_run
+from opgrip.replay.plots import Request, plots
 from opgrip.replay.reports.markdown import literal
-from opgrip.replay.reports.plots import Request, plots
 from opgrip.replay.reports.table import print_results, write_markdown
 from opgrip.replay.results.ratios import with_ratios, with_ratios_by_case
 from opgrip.replay.results.results import CONTENDED, Result

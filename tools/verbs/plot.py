@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from opgrip.cli.command import add_debug
-from opgrip.replay.reports.plots import Run, plots
+from opgrip.replay.plots import Run, plots
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.display.figures import check_plottable, write_figure
     from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.reports.plots.drawing import Choices, check_choices, draw_runs, request_for
+    from opgrip.replay.plots.drawing import Choices, check_choices, draw_runs, request_for
 
     choices = Choices(args.op, args.case, args.by, args.over, args.title)
     check_choices(args.kind, len(args.results), choices)

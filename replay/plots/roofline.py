@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opgrip.errors import UserError
-from opgrip.replay.reports.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.display.figures import add_legend, label_axis, literal, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.reports.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def draw(request: Request) -> Figure:
 
 def _series(request: Request) -> dict[str, list[tuple[Result, float]]]:
     """By name, rows with the time of all their calls: those in the program of the first series, then of each series."""
-    from opgrip.replay.reports.plots.rows import series_of, time_of
+    from opgrip.replay.plots.rows import series_of, time_of
 
     replayed = dict(series_of(request.runs))
     if not replayed:

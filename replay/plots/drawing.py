@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.reports.plots.plot import Plot, Request, Run, plots
+from opgrip.replay.plots.plot import Plot, Request, Run, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.display.figures import add_legend, literal, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.reports.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0
 
 def draw(request: Request) -> Figure:
     """Draw the speed-up of each group and mode as `speed_up_of` has it: geometric mean, and most of its cases."""
-    from opgrip.replay.reports.plots.rows import time_of
+    from opgrip.replay.plots.rows import time_of
 
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
@@ -57,7 +57,7 @@ def draw(request: Request) -> Figure:
 
 def _rows_by_group(request: Request) -> tuple[dict[str, dict[str, list[Result]]], str]:
     """Return the rows that have a speed-up by series and group, and the name of the reference mode."""
-    from opgrip.replay.reports.plots.rows import timed
+    from opgrip.replay.plots.rows import timed
     from opgrip.replay.results.groups import GROUPS
     from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
 

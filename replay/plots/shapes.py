@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.display.figures import add_legend, label_axis, literal, logarithmic, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.reports.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ AXES = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 def draw(request: Request) -> Figure:
     """A point a case at its median, with its tenth and ninetieth percentile; a series a mode."""
-    from opgrip.replay.reports.plots.rows import longest, series_of
+    from opgrip.replay.plots.rows import longest, series_of
 
     column, name, unit = AXES[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}

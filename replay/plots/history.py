@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opgrip.cli.plural import counted
 from opgrip.display.figures import add_legend, label_axis, literal, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.reports.plots.plot import Plot, Request, Run, plots
+from opgrip.replay.plots.plot import Plot, Request, Run, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def draw(request: Request) -> Figure:
     """A line a mode through the runs, of the cases that all of them timed, with a band from p10 to p90."""
-    from opgrip.replay.reports.plots.rows import timed
+    from opgrip.replay.plots.rows import timed
 
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]

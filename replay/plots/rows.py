@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from opgrip.replay.reports.plots.plot import Run
+    from opgrip.replay.plots.plot import Run
     from opgrip.replay.results.results import Result
 
 

@@ -68,5 +68,5 @@ class Plot:
     most: int | None = None
 
 
-plots: Registry[Plot] = Registry("opgrip.replay.reports.plots", "opgrip.plots")
+plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")
 """Kinds of pictures by name."""
