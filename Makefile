@@ -107,12 +107,12 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt c
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
-	  -e '.[zstd,full,samples,results,report,plot,schema,top]' $(TESTING)
+	  -e '.[zstd,full,samples,results,report,plot,schema]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs
 $(RUNTIMES): $(INSTALLED)
-	$(PIP) -e '.[dev,onnx,tvm,xla,ray,triton,service,otlp]' tensorflow-cpu absl-py
+	$(PIP) -e '.[dev,onnx,tvm,xla,ray,triton,service]' tensorflow-cpu absl-py
 	@touch $@
 
 $(BROWSER): $(INSTALLED)

@@ -70,7 +70,7 @@ class Output:
 
     output: Path | None = option(
         None,
-        "also write the results, as the suffix says: .json, .csv, .parquet, .xlsx, .md, .tex, .xml (JUnit); .svg draws",
+        "also write the results, as the suffix says: .json, .csv, .parquet, .xlsx, .md, .xml (JUnit); .svg draws",
         short="-o",
         parse=Path,
         metavar="FILE",

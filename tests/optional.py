@@ -50,7 +50,6 @@ COMMANDS = {
     "fastapi": RUNTIMES,
     "uvicorn": RUNTIMES,
     "httpx": RUNTIMES,
-    "opentelemetry": RUNTIMES,
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
     "expecttest": "pip install 'opgrip[opinfo]'",

@@ -18,8 +18,6 @@ from opgrip.traces import load
 
 DOCUMENT = ROOT / "docs" / "coming-from.md"
 SPAN = re.compile(r"`([^`]+)`")
-SERVES = ("opgrip view",)
-"""Commands that go on until they are told to end."""
 
 
 def _commands() -> list[Pasted]:
@@ -77,7 +75,7 @@ def test_a_part_of_a_configuration_is_the_one_that_the_page_says(folder: Path) -
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "command", [item for item in _commands() if item.command not in SERVES], ids=lambda pasted: str(pasted.line)
+    "command", _commands(), ids=lambda pasted: str(pasted.line)
 )
 def test_each_line_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
     reason = why_not("docs/coming-from.md", command)

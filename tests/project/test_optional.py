@@ -18,8 +18,6 @@ MODULES_OF = {
     "apache-tvm-ffi": "tvm_ffi",
     "tensorflow-cpu": "tensorflow",
     "axe-playwright-python": "axe_playwright_python",
-    "opentelemetry-sdk": "opentelemetry",
-    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
 }
 """Modules of the distributions that have another name."""
 

@@ -100,13 +100,6 @@ def test_a_workbook_has_a_sheet_a_mode_with_filters_and_a_chart(tmp_path: Path) 
         assert sum(name.startswith("xl/charts/chart") for name in book.namelist()) == 2
 
 
-def test_latex_sets_what_would_be_a_command(tmp_path: Path) -> None:
-    text = written(tmp_path / "r.tex", Results([replace(made_row(0, [1.0]), op=EVIL)], HEADER)).read_text()
-    assert r"\& \textless{}b\textgreater{} \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{}" in text
-    assert text.count("\\midrule") == 1
-    assert "\x07" not in text
-
-
 def test_junit_has_a_test_a_row(tmp_path: Path) -> None:
     statuses = ("ok", "wrong", "unsupported", "timeout")
     rows = [replace(made_row(place, [1.0]), status=status, op=EVIL) for place, status in enumerate(statuses)]

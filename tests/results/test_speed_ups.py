@@ -155,9 +155,8 @@ def test_marks_of_a_status_are_in_every_report(column: str, tmp_path: Path) -> N
     assert f"ok, {word}" in results._repr_html_()
     assert describe_runs({"run": results})["rows"]["marked_status"] == [f"ok, {word}", "ok"]
     assert results.frame["doubts"].tolist() == [word, ""]
-    for suffix in (".md", ".tex"):
-        results.save(tmp_path / f"r{suffix}")
-        assert f"ok, {word}" in (tmp_path / f"r{suffix}").read_text(encoding="utf-8")
+    results.save(tmp_path / "r.md")
+    assert f"ok, {word}" in (tmp_path / "r.md").read_text(encoding="utf-8")
     results.save(tmp_path / "r.csv")
     assert word in (tmp_path / "r.csv").read_text(encoding="utf-8")
     assert [item.marked_status for item in read_run(tmp_path / "r.csv")] == [f"ok, {word}", "ok"]

@@ -206,13 +206,10 @@ def test_names_of_facts_do_not_steer_a_terminal(tmp_path: Path) -> None:
     assert (shown.returncode, "\x1b" in shown.stdout) == (0, False)
 
 
-def test_names_are_text_in_markdown_and_latex(tmp_path: Path) -> None:
+def test_names_are_text_in_markdown(tmp_path: Path) -> None:
     evil = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> |`_a_ `*b*"
     rows = [replace(made_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
     write_results(rows, {**HEADER, "trace": "a\n# b <i>"}, tmp_path / "r.md", force=False)
     text = (tmp_path / "r.md").read_text()
     assert "a\\\\n# b \\<i\\>" in text.splitlines()[0]
     assert "\\[x\\](javascript:alert(1)) \\<img src=x onerror=alert(1)\\> \\|\\`\\_a\\_ \\`\\*b\\*" in text
-    write_results(rows, HEADER, tmp_path / "r.tex", force=False)
-    row = (tmp_path / "r.tex").read_text().partition("\\midrule\n")[2]
-    assert row.startswith("{[}x{]}(javascript")

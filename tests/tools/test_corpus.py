@@ -19,8 +19,6 @@ from opgrip.capture import Capture
 from opgrip.cli.progress import QuietReporter
 from opgrip.errors import UserError
 from opgrip.tools.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
-from opgrip.tools.corpus.lacking import Trial, describe_lacking, find_lacking
-from opgrip.tools.corpus.sources import compare_sources
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.traces.corpus import read_corpus
@@ -48,12 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a command where a package with modes is installed."""
-    return with_package(tmp_path_factory.mktemp("site"), {"opgrip.modes": "planted_modes"})
-
-
 @pytest.mark.slow
 def test_each_source_has_its_table(folder: Path, tmp_path: Path) -> None:
     done = run_command("opgrip", "corpus", folder, "-o", tmp_path / "corpus.json")
@@ -72,26 +64,6 @@ def test_the_rows_of_one_model_alone_are_chosen(folder: Path) -> None:
     assert "aten.sin.default" in alone.stdout
     assert "aten.sin.default" not in both.stdout
     assert "aten.convolution.default" not in both.stdout
-
-
-def test_a_composite_operator_of_another_source_counts_as_what_it_calls(folder: Path) -> None:
-    table = compare_sources(read_corpus([str(folder)])).set_index("op")
-    convolution = table.loc["aten.convolution"]
-    assert (convolution["has_it"], convolution["by_way_of"]) == ("all", "aten.conv2d")
-    assert (convolution["trace_models"], convolution["dlop_signatures"]) == (1, 2)
-    assert table.loc["aten.erf", "has_it"] == "dlop"
-    assert table.loc["aten.sin", "has_it"] == "trace"
-    assert "aten.conv2d" not in table.index
-    # what makes its inputs is no part of it
-    assert table["by_way_of"].get("aten.empty", "") == ""
-
-
-@pytest.mark.slow
-def test_sources_are_compared_by_one_command(folder: Path) -> None:
-    done = run_command("opgrip", "corpus", folder, "--compare-sources")
-    assert done.returncode == 0, done.stderr
-    assert "in all sources" in done.stdout
-    assert "in dlop alone (1 in all)" in done.stdout
 
 
 def test_coverage_counts_operators_and_not_their_variants(folder: Path) -> None:
@@ -115,42 +87,6 @@ def test_variants_of_an_operator_have_one_name() -> None:
 def test_coverage_is_printed_by_category(folder: Path) -> None:
     done = run_command("opgrip", "corpus", folder / "small.jsonl", "--coverage")
     assert done.stdout.startswith(f"3 of {len(public_operators()):,} public operators of torch are in the corpus")
-
-
-@pytest.mark.slow
-def test_what_a_mode_cannot_run_is_found_by_trying(folder: Path, tmp_path: Path, planted: dict[str, str]) -> None:
-    output = tmp_path / "lacking.json"
-    words = ("corpus", folder / "small.jsonl", "--mode", "planted-same,planted-refuses", "-o", output)
-    done = run_command("opgrip", *words, env=planted)
-    assert done.returncode == 0, done.stderr
-    same, refuses = done.stdout.splitlines()[:2]
-    assert same.startswith("planted-same: 0 signatures of 0 models cannot run, of 3 that were tried: 0.0% of the time")
-    assert refuses.startswith(
-        "planted-refuses: 3 signatures of 1 model cannot run, of 3 that were tried: 100.0% of the time"
-    )
-    rows = json.loads(output.read_text())["rows"]
-    assert {row["status"] for row in rows if row["mode"] == "planted-same"} == {"ok"}
-    refused = [row for row in rows if row["mode"] == "planted-refuses"]
-    assert {row["models"] for row in refused} == {"small"}
-    assert all("line one" in row["reason"] for row in refused)
-    again = run_command("opgrip", *words, "--resume", "-f", env=planted)
-    assert (again.returncode, again.stdout) == (0, done.stdout)
-
-
-@pytest.mark.slow
-def test_a_trial_of_other_signatures_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
-    trial = Trial(top=1, keep=tmp_path / "lacking.json")
-    corpus, reporter = read_corpus([str(folder / "small.jsonl")]), QuietReporter("opgrip")
-    table = find_lacking(corpus, trial, reporter)
-    assert len(table) == 1
-    assert re.search(r"of 1 that were tried, \d+\.\d% of the time: 0.0% of the time$", describe_lacking(table)[0])
-    again = replace(trial, resume=True)
-    assert len(find_lacking(corpus, again, reporter)) == 1
-    with pytest.raises(UserError, match="are of another corpus, or of another part of it: leave out --resume"):
-        find_lacking(corpus, replace(again, top=2), reporter)
-    other = read_corpus([str(small_trace(tmp_path / "other.jsonl", (10,)))])
-    with pytest.raises(UserError, match="are of another corpus"):
-        find_lacking(other, again, reporter)
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +132,10 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
     [
         (["no.jsonl"], "is not there"),
         (["zoo:nothing"], "no trace of the zoo"),
-        (["small.jsonl", "--mode", "nothing"], "there is no mode"),
         (["small.jsonl", "--models", "some"], "is neither a number"),
         (["small.jsonl", "--models", "0"], "no row is of so many models"),
         (["small.jsonl", "--models", "1", "--by", "model"], "does not go with"),
-        (["small.jsonl", "--resume"], "--resume needs"),
         (["small.jsonl", "-o", "corpus.txt"], "is neither"),
-        (["small.jsonl", "--compare-sources"], "of one source"),
-        (["small.jsonl", "--coverage", "--compare-sources"], "not allowed"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(folder: Path, words: list[str], said: str) -> None:

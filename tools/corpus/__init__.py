@@ -1,1 +1,1 @@
-"""What torch, a mode, a device or another tool has of a corpus, and the other way round."""
+"""Which of torch's operators a corpus has."""

@@ -1,4 +1,4 @@
-"""What torch, a mode or another source has of a corpus, for people."""
+"""Which of torch's operators a corpus has, for people."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.corpus.coverage import summarize_coverage
-from opgrip.tools.corpus.lacking import by_operator, describe_lacking
-from opgrip.tools.corpus.sources import BOTH, describe_sources
-from opgrip.traces.corpus import Corpus
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
@@ -33,46 +30,6 @@ def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
         _texts("missing", summary["missing"], below=True),
     ]
     print_table(columns, file, "by category")
-
-
-def print_lacking(table: pd.DataFrame, top: int, file: IO[str]) -> None:
-    """Print for each mode how much of the corpus it cannot run, then which operators these are, and why."""
-    for line in describe_lacking(table):
-        print_line(line, file)
-    operators = by_operator(table)
-    if operators.empty:
-        return
-    print()
-    shown = operators.head(top)
-    columns = [
-        _shares("share", shown["share"]),
-        _numbers("signatures", shown["signatures"]),
-        _numbers("models", shown["models"]),
-        _texts("mode", shown["mode"]),
-        _texts("status", shown["status"]),
-        _texts("operator", shown["op"]),
-        _texts("reason of most", shown["reason"], below=True),
-    ]
-    print_table(columns, file, f"what cannot run ({len(operators):,} rows in all)")
-
-
-def print_sources(corpus: Corpus, table: pd.DataFrame, top: int, file: IO[str]) -> None:
-    """Print what all sources have, then what each has alone."""
-    print_line(describe_sources(table), file)
-    for name, own in table.groupby("has_it", sort=False):
-        print()
-        shown = own.head(top)
-        columns = []
-        for source in corpus.sources:
-            if name == BOTH or source in str(name).split(","):
-                columns.append(_shares(f"{source} share", shown[f"{source}_share"]))
-                columns.append(_numbers("models", shown[f"{source}_models"]))
-                columns.append(_numbers("signatures", shown[f"{source}_signatures"]))
-        columns.append(_texts("operator", shown["op"]))
-        if shown["by_way_of"].any():
-            columns.append(_texts("by way of", shown["by_way_of"]))
-        title = "in all sources" if name == BOTH else f"in {name} alone"
-        print_table(columns, file, f"{title} ({len(own):,} in all)")
 
 
 def _numbers(heading: str, cells: pd.Series) -> TableColumn:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.cli.command import add_debug, add_reading, positive
-from opgrip.cli.option_types import names
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
@@ -26,9 +25,7 @@ examples:
   opgrip corpus runs/ step.jsonl --by model            those of a folder, and one more
   opgrip corpus zoo:mmdet --by signature --models 2: signatures that are alike in two models or more
   opgrip corpus zoo --by op --models all             operators that every model calls
-  opgrip corpus zoo dlop/ --compare-sources          what real traces have that another benchmark lacks, and vice versa
   opgrip corpus zoo --coverage                       which of torch's public operators are in it
-  opgrip corpus zoo --mode onnxruntime --top 200     what of the 200 signatures with most time a mode cannot run
   opgrip corpus zoo --by row -o corpus.parquet       all signatures of all traces, for pandas
 """
 
@@ -42,17 +39,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", type=span, metavar="N|A:B|all", help="only what so many models have: 1, 2:, 3:10, or all of them"
     )
-    others = parser.add_mutually_exclusive_group()
-    others.add_argument("--compare-sources", action="store_true", help="operators that traces have and others lack")
-    others.add_argument("--coverage", action="store_true", help="which of torch's public operators are in it")
-    others.add_argument(
-        "--mode", type=names, default=(), metavar="NAME,...", help="find what modes cannot run, by trying"
-    )
-    parser.add_argument("--device", metavar="NAME", help="find what a device cannot run, or a mode there, by trying")
-    parser.add_argument("--resume", action="store_true", help="go on with a trial that was interrupted; needs --output")
-    parser.add_argument(
-        "--top", type=positive, metavar="N", help="rows to show (default: 30); signatures to try (default: all)"
-    )
+    parser.add_argument("--coverage", action="store_true", help="which of torch's public operators are in it")
+    parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .parquet")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of cut or damaged traces")
@@ -71,22 +59,14 @@ def run(args: argparse.Namespace) -> int:
     reporter = Reporter(args.prog)
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
     say_notes(corpus.notes, reporter, "; -o FILE.json names them")
-    if args.compare_sources:
-        _compare(corpus, args)
-    elif args.coverage:
+    if args.coverage:
         _cover(corpus, args)
-    elif args.mode or args.device:
-        _try(corpus, args, reporter)
     else:
         _summarize(corpus, args)
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.resume and args.output is None:
-        raise UserError("--resume needs to know what it goes on with", "name the file with --output")
-    if args.resume and not (args.mode or args.device):
-        raise UserError("--resume goes on with a trial", "add the --mode or --device that was tried")
     if args.models and args.by in ("model", "row"):
         raise UserError(f"--models does not go with --by {args.by}", "each of its rows is of one model")
 
@@ -99,20 +79,9 @@ def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
     summary = summarize(corpus, args.by)
     if args.models:
         summary = summary.of_models(*args.models)
-    print_summary(corpus, summary, args.top or 30, sys.stdout)
+    print_summary(corpus, summary, args.top, sys.stdout)
     if args.output is not None:
         write_summary(corpus, summary, args.output, args.force)
-
-
-def _compare(corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.tools.corpus.sources import compare_sources
-    from opgrip.tools.corpus.tables import print_sources
-
-    if len(corpus.sources) < 2:
-        raise UserError(f"all these files are of one source, {corpus.sources[0]}", "name files of another tool too")
-    table = compare_sources(corpus, args.unbounded)
-    print_sources(corpus, table, args.top or 30, sys.stdout)
-    _write(table, corpus, args)
 
 
 def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
@@ -121,26 +90,6 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
     table = cover(corpus)
     print_coverage(table, sys.stdout)
-    _write(table, corpus, args)
-
-
-def _try(corpus: Corpus, args: argparse.Namespace, reporter: Reporter) -> None:
-    from opgrip.replay.modes import find_mode
-    from opgrip.tools.corpus.lacking import Trial, find_lacking, kept_files
-    from opgrip.tools.corpus.tables import print_lacking
-
-    for name in args.mode:
-        find_mode(name)
-    trial = Trial(args.mode, args.device or "cpu", args.top, args.output, args.resume)
-    if args.output is not None and not args.resume:
-        for path in kept_files(args.output):
-            check_writable(path, args.force)
-    try:
-        table = find_lacking(corpus, trial, reporter, args.unbounded)
-    except KeyboardInterrupt:
-        reporter.say("go on with --resume" if args.output else "with --output it could go on")
-        raise
-    print_lacking(table, args.top or 30, sys.stdout)
     _write(table, corpus, args)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.cli.command import add_debug, add_reading
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
 from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
+    from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import Results
     from opgrip.traces.corpus import Corpus
     from opgrip.traces.table.trace import Trace
@@ -25,9 +28,12 @@ examples:
   opgrip report h100.parquet l4.parquet -o devices.html           side by side
   opgrip report zoo -o zoo.html                                   many traces: what they say together
   opgrip report latest -o report.html                             the newest run of the store
+  opgrip report results -o history.html                           the 20 newest runs of a store, with the history of each case
 """
 SUFFIXES = (".json", ".parquet", ".csv")
 """Of files of results; all else is a trace, or a run of the store."""
+MOST_RUNS = 20
+"""Newest runs of a store that a page shows."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +42,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="RESULTS|TRACE",
-        help="files of opreplay, kept runs, traces, folders of traces, zoo",
+        help="files of opreplay, kept runs, a store of runs, traces, folders of traces, zoo",
     )
     add_store(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .html to write")
@@ -56,6 +62,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page."""
     from opgrip.replay.compare.gate import parse_gate
+    from opgrip.replay.compare.store.store import Store
     from opgrip.tools.report import make_page
     from opgrip.tools.report.bundles import plotly, tables
     from opgrip.tools.report.comparisons import GATES
@@ -68,12 +75,15 @@ def run(args: argparse.Namespace) -> int:
     tables()
     runs: dict[str, Results] = {}
     traces: dict[str, Trace] = {}
-    together = [name for name in args.inputs if is_several(name)]
+    stores = [name for name in args.inputs if Path(name).is_dir() and Store(Path(name)).runs()]
+    together = [name for name in args.inputs if name not in stores and is_several(name)]
     corpus = _corpus(together, args) if together else None
     for name in args.inputs:
-        if name not in together:
+        if name in stores:
+            _add_newest(Store(Path(name)), runs)
+        elif name not in together:
             _add(name, args, runs, traces)
-    title = args.title or ", ".join([*runs, *traces, *together])
+    title = args.title or ", ".join([*stores, *(runs if not stores else ()), *traces, *together])
     page = make_page(runs, traces, title, corpus, args.gate or GATES)
     with whole_file(args.output, args.force) as file:
         file.write(page.encode(errors="backslashreplace"))
@@ -94,6 +104,18 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
     else:
         with Reporter(args.prog).reading(name):
             traces[_unique(path.name, traces)] = load(name, args.partial, args.unbounded)
+
+
+def _add_newest(store: Store, runs: dict[str, Results]) -> None:
+    """Add the newest runs of a store, the oldest of them first; leave out files that hold no results."""
+    newest: list[tuple[str, Results]] = []
+    for run in reversed(store.runs()):
+        with suppress(UserError):
+            newest.append((run.name, run.load()))
+        if len(newest) == MOST_RUNS:
+            break
+    for name, results in reversed(newest):
+        runs[_unique(name, runs)] = results
 
 
 def _corpus(inputs: list[str], args: argparse.Namespace) -> Corpus:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   opgrip trace export-case trace:faster_rcnn 17 -o case.py && python case.py
-  opgrip trace cat trace:faster_rcnn --type signature --op 'aten.topk*'     the numbers of signatures
 """
 
 
@@ -65,7 +64,7 @@ def export_case(trace: Trace, number: int) -> str:
 
     case = next((case for case in make_cases(trace) if case.trace_number == number), None)
     if case is None:
-        raise UserError(f"no call of the trace has the signature {number}", "see opgrip trace cat --type signature")
+        raise UserError(f"no call of the trace has the signature {number}", "the records of type signature have their numbers")
     return source_of(trace, case)
 
 

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from opgrip.capture.on_demand.client import find_processes
-from opgrip.capture.on_demand.export import check_export, export
 from opgrip.capture.on_demand.jobs import choose_ranks, record_together
 from opgrip.cli.command import USAGE_ERROR, not_negative, positive, printable
 from opgrip.cli.option_types import interval, percent
@@ -40,11 +39,6 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--wait", type=interval, default=60.0, metavar="S", help="for a step to begin (default: %(default)g)"
     )
     parser.add_argument(
-        "--otlp",
-        action="store_true",
-        help="send a summary as OpenTelemetry metrics, to where OTEL_EXPORTER_OTLP_ENDPOINT says",
-    )
-    parser.add_argument(
         "--max-overhead", type=percent, metavar="SHARE", help="the most of the program's time that recording takes: 5%%"
     )
     parser.add_argument("-o", "--output", metavar="PATTERN", help="the trace (default: as the process was started)")
@@ -53,8 +47,6 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, wait, and tell what was recorded; the traces' names go to stdout."""
     reporter = Reporter("opcapture")
-    if args.otlp:
-        check_export()
     chosen = choose_ranks(find_processes(args.process), args.rank, reporter)
     request = {
         "steps": args.steps,
@@ -67,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
         "options": None if args.max_overhead is None else {"max_overhead": args.max_overhead},
     }
     results = record_together(chosen, request, reporter)
-    for item, result in zip(chosen, results, strict=True):
+    for result in results:
         if result.get("file"):
             print(printable(result["file"]))
-            if args.otlp:
-                export(result, item.about)
     return 0 if results and all(result.get("file") for result in results) else USAGE_ERROR

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opgrip.traces.analysis.listing import call_outline
+from opgrip.traces.analysis.call_outline import call_outline
 from opgrip.traces.codec.case_identity import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Signature

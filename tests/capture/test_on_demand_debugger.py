@@ -1,4 +1,4 @@
-"""Summaries of recordings as OpenTelemetry metrics, and agents in programs that were started without one."""
+"""Agents in programs that were started without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from optional import needs
 from programs import program_path, run_python, train_tiny_net
 from services import ask, environment, python, running
 
-from opgrip.capture.on_demand.export import export
 from opgrip.errors import UserError
 from opgrip.traces import load
 
@@ -31,53 +30,6 @@ while True:
     time.sleep(0.1)
     print("goes on", flush=True)
 """
-
-
-@needs("opentelemetry")
-def test_a_summary_reaches_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-
-    bodies = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *ignored: object) -> None:
-            pass
-
-    capture = train_tiny_net(tmp_path / "t.jsonl")
-    result = {"file": str(tmp_path / "t.jsonl"), "steps": 2, "calls": capture.calls, "dropped": 0}
-    with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        export(result, {"name": "train", "pid": 7})
-        server.shutdown()
-    (body,) = bodies
-    (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
-    metrics = {metric.name: metric.sum.data_points for metric in resource.scope_metrics[0].metrics}
-    assert metrics["opgrip.steps"][0].as_int == 2
-    assert metrics["opgrip.calls"][0].as_int == capture.calls
-    table = load(tmp_path / "t.jsonl").summary("op")
-    times = {point.attributes[0].value.string_value: point.as_double for point in metrics["opgrip.operator.time"]}
-    assert times == {str(row.op): pytest.approx(row.time_us / 1e6) for row in table.itertuples()}
-
-
-@needs("opentelemetry")
-def test_a_collector_that_is_not_there_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
-    capture = train_tiny_net(tmp_path / "t.jsonl")
-    with pytest.raises(UserError, match="could not be sent"):
-        export({"file": str(tmp_path / "t.jsonl"), "steps": 2, "calls": capture.calls, "dropped": 0}, {})
-
-
-def test_without_its_package_one_line_says_so() -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None\n"
-    code += "from opgrip.capture.command.start import main; main(['trigger', '1', '--otlp'])"
-    assert "--otlp needs opentelemetry" in run_python("-c", code).stderr
 
 
 @pytest.mark.slow

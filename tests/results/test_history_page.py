@@ -1,0 +1,45 @@
+"""The page of a store of runs: each case with its history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from made_runs import HEADER, made_run
+from pages import in_browser, opened
+from optional import needs
+from programs import run_command
+
+from opgrip.replay.compare.store.store import Store
+from opgrip.replay.outcome import Results
+from opgrip.tools.report import make_page
+
+
+@needs("plotly", "itables")
+def test_the_page_of_a_store_has_its_newest_runs(tmp_path: Path) -> None:
+    for seed in range(22):
+        run = made_run(seed, cases=1, repeats=1, runs=3)
+        Store(tmp_path / "store").keep(run.rows, {**run.header, "trace": f"t{seed:02}.jsonl"})
+    (tmp_path / "store" / "machine").mkdir()
+    (tmp_path / "store" / "machine" / "broken.json").write_text("{")
+    done = run_command("opgrip", "report", tmp_path / "store", "-o", tmp_path / "history.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "history.html").read_text()
+    assert "t21" in page
+    assert "t02" in page
+    assert "t01.jsonl" not in page
+
+
+@in_browser
+def test_a_case_has_its_history(tmp_path: Path) -> None:
+    runs = {}
+    for day in (1, 2, 3):
+        run = made_run(day, cases=3)
+        header = {**HEADER, "time": f"2026-01-0{day}T00:00:00+00:00"}
+        runs[f"day{day}"] = Results([replace(row, p10_us=row.median_us, p90_us=row.median_us) for row in run], header)
+    path = tmp_path / "r.html"
+    path.write_text(make_page(runs, {}, "days"))
+    with opened(path, f"/case/{run.rows[1].key}") as page:
+        page.wait_for_selector("h2:has-text('History')")
+        page.wait_for_selector("[aria-label='History of the case'] .scatterlayer .point")
+        assert page.locator("[aria-label='History of the case'] .scatterlayer .point").count() == 3

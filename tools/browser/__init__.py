@@ -1,1 +1,0 @@
-"""Walks a table of results by keyboard, in the terminal."""
