@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import resource
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,8 +45,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.itemsize if tensor.layout is torch.strided and not tensor.is_nested else 0
 
 
-@dataclass(frozen=True, slots=True)
-class CountedCall:
+class CountedCall(NamedTuple):
     """What was counted of a call.
 
     Attributes
@@ -68,7 +66,8 @@ class FaultCounter:
     """Counts the page faults of one thread's calls."""
 
     def __init__(self) -> None:
-        self._counted: dict[int, CountedCall] = {}
+        # by start: resource usage before and after, start and duration; what is made of it is made by the flusher
+        self._counted: dict[int, tuple[resource.struct_rusage, resource.struct_rusage, int, int]] = {}
 
     def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
         """An operator whose page faults are counted.
@@ -83,11 +82,7 @@ class FaultCounter:
             start = perf_counter_ns()
             result = operator(*args, **kwargs)
             duration = perf_counter_ns() - start
-            after = _usage()
-            system_s = after.ru_stime - before.ru_stime
-            processor_s = system_s + after.ru_utime - before.ru_utime
-            faults = after.ru_minflt - before.ru_minflt
-            self._counted[started()] = CountedCall(faults, start, duration, system_s * 1e9, processor_s * 1e9)
+            self._counted[started()] = before, _usage(), start, duration
             return result
 
         return run
@@ -101,8 +96,16 @@ class FaultCounter:
         """
         if not self._counted:
             return {}
-        counts_by_place = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
-        return {place: counted for place, counted in counts_by_place if counted is not None}
+        taken = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
+        return {place: _counted_call(*counted) for place, counted in taken if counted is not None}
+
+
+def _counted_call(
+    before: resource.struct_rusage, after: resource.struct_rusage, start_ns: int, duration_ns: int
+) -> CountedCall:
+    system_ns = (after.ru_stime - before.ru_stime) * 1e9
+    processor_ns = system_ns + (after.ru_utime - before.ru_utime) * 1e9
+    return CountedCall(after.ru_minflt - before.ru_minflt, start_ns, duration_ns, system_ns, processor_ns)
 
 
 def _usage() -> resource.struct_rusage:

@@ -57,12 +57,14 @@ class SlowMemory:
         if self.usual_ns is None or not places:
             return []
         calls = [counted[place] for place in places]
+        most_ns = self.usual_ns * SLOWEST
+        whole_ns = sum(min(call.system_ns, call.faults * most_ns) for call in calls)
+        if not is_slow(sum(call.faults for call in calls), whole_ns, self.usual_ns):
+            return []
         faults = np.array([call.faults for call in calls], dtype=np.float64)
         durations = np.array([call.duration_ns for call in calls], dtype=np.float64)
-        system = np.array([call.system_ns for call in calls]).clip(max=faults * self.usual_ns * SLOWEST)
+        system = np.array([call.system_ns for call in calls]).clip(max=faults * most_ns)
         processor = np.array([call.processor_ns for call in calls])
-        if not is_slow(float(faults.sum()), float(system.sum()), self.usual_ns):
-            return []
         _, group = np.unique([signatures[place] for place in places], return_inverse=True)
         prior_ns = PRIOR_TICKS * TICK_NS
         # of each signature, with what the whole block tells of it

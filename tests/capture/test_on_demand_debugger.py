@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from optional import needs
-from programs import program_path, run_python, train_tiny_net
+from programs import program_path
 from services import ask, environment, python, running
 
-from opgrip.errors import UserError
 from opgrip.traces import load
 
 PLAIN = """

@@ -74,9 +74,7 @@ def test_a_part_of_a_configuration_is_the_one_that_the_page_says(folder: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "command", _commands(), ids=lambda pasted: str(pasted.line)
-)
+@pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
 def test_each_line_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
     reason = why_not("docs/coming-from.md", command)
     if reason is not None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from made_runs import HEADER, made_run
-from pages import in_browser, opened
 from optional import needs
+from pages import in_browser, opened
 from programs import run_command
 
 from opgrip.replay.compare.store.store import Store

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from optional import needs
-from outside import with_package
 from pages import in_browser, opened
 from programs import run_command, train_tiny_net
-from several_traces import small_trace
 
 from opgrip.capture import Capture
-from opgrip.cli.progress import QuietReporter
-from opgrip.errors import UserError
 from opgrip.tools.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs

@@ -28,7 +28,7 @@ examples:
   opgrip report h100.parquet l4.parquet -o devices.html           side by side
   opgrip report zoo -o zoo.html                                   many traces: what they say together
   opgrip report latest -o report.html                             the newest run of the store
-  opgrip report results -o history.html                           the 20 newest runs of a store, with the history of each case
+  opgrip report results -o history.html                           the 20 newest runs of a store
 """
 SUFFIXES = (".json", ".parquet", ".csv")
 """Of files of results; all else is a trace, or a run of the store."""
