@@ -20,8 +20,8 @@ from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.results import Result
 from opgrip.tools.verbs.zoo_list import summary
-from opgrip.tools.zoo import Distinct, count_distinct
 from opgrip.traces.zoo import ZooTrace, read_manifest
+from opgrip.zoo.making import Distinct, count_distinct
 
 FOLDER = Path(__file__).parent
 DISTINCT = re.compile(r"^Over all of them .*$", re.MULTILINE)

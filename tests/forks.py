@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-ROOMS = ("traces", "samples", "capture", "replay", "tools")
+ROOMS = ("cli", "display", "platform", "traces", "samples", "capture", "replay", "zoo", "tools")
 IMPORTED = ("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils")
 """What the commands and captures import beside the package."""
 OTHERS = re.compile(r"_jax$|conversions|__main__")

@@ -14,7 +14,7 @@ else:
     # comes with pytest there
     import tomli as tomllib
 
-ROOMS = ("capture", "replay", "samples", "tools", "traces")
+ROOMS = ("capture", "replay", "samples", "tools", "traces", "zoo")
 
 
 def pyproject(folder: Path = ROOT) -> dict[str, Any]:

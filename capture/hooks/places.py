@@ -22,7 +22,7 @@ _OF_GRAPHS = "<eval_with_key>"
 _OF_TRITON = "triton."
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
 _OWN_PACKAGES = tuple(
-    f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces")
+    f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces", "zoo")
 )
 """Packages whose functions are not the program's. Samples and built-in models are programs."""
 _RUNNER = "opgrip.cli.command"

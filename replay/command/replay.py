@@ -58,8 +58,8 @@ from opgrip.replay.workers.engines.start import start_engine
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path, options_hash
 from opgrip.replay.workers.shards import settle_shard
-from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.table.weighted_quantiles import COUNT
+from opgrip.traces.zoo.distilled import FIELD
 
 
 def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:

@@ -18,7 +18,7 @@ from opgrip.replay.scoring.measured import measured_of, way_of
 from opgrip.replay.scoring.scores import Score, TraceScore, check_ways, score_traces
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.replay.scoring.times import is_plain_but_threads, machine_of
-from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.zoo.distilled import FIELD
 
 
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:

@@ -21,10 +21,11 @@ from opgrip.replay.outcome import read_run
 from opgrip.replay.replay_options import make_parser
 from opgrip.replay.results.machines import Machine
 from opgrip.replay.workers.engines.processes import ProcessRunner
-from opgrip.traces.corpus import read_corpus
-from opgrip.traces.corpus.cases import write_cases
-from opgrip.traces.corpus.distill import FIELD, distill
 from opgrip.traces.zoo import read_manifest
+from opgrip.traces.zoo.distilled import FIELD
+from opgrip.zoo.corpus import read_corpus
+from opgrip.zoo.corpus.cases import write_cases
+from opgrip.zoo.corpus.distill import distill
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
 

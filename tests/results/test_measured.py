@@ -17,7 +17,7 @@ from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, Result
 from opgrip.replay.scoring import baseline_of, distilled_scores, score_of
 from opgrip.replay.scoring.table import plain_of, score_line
-from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.zoo.distilled import FIELD
 
 NAMES = ("a.predict", "b.predict")
 HERE = {"machine": "vm", "processor": "a slow processor", "threads": 2}

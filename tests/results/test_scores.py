@@ -29,7 +29,7 @@ from opgrip.replay.scoring.scores import CHARGE, Score, Z
 from opgrip.replay.scoring.spread import MOST_DEVIATION, interval_of
 from opgrip.replay.scoring.table import print_scores, score_line
 from opgrip.replay.scoring.times import machine_of, times_of
-from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.zoo.distilled import FIELD
 
 MODELS = (
     Origin("a.predict", "a", "predict", "lib", "x"),

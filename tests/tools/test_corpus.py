@@ -12,10 +12,10 @@ from pages import in_browser, opened
 from programs import run_command, train_tiny_net
 
 from opgrip.capture import Capture
-from opgrip.tools.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
-from opgrip.traces.corpus import read_corpus
+from opgrip.zoo.corpus import read_corpus
+from opgrip.zoo.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
 
 CONV = {
     "input": [[1, 3, 8, 8], [2, 3, 8, 8]],

@@ -16,10 +16,10 @@ from opgrip.capture import Capture
 from opgrip.capture.on_demand.client import find_processes
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
-from opgrip.tools.corpus.tables import print_coverage
 from opgrip.traces import load, read
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Calls
+from opgrip.zoo.corpus.coverage_table import print_coverage
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ from optional import optional
 from programs import run_command
 
 from opgrip.errors import UserError
-from opgrip.tools import zoo
 from opgrip.tools.opgrip import main
 from opgrip.tools.verbs import zoo_make
 from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.files import SUFFIX
-from opgrip.traces.zoo.writing import write_manifest
+from opgrip.zoo import making as zoo
+from opgrip.zoo.making.manifest_file import write_manifest
 
 SMALL = ("--model", "builtin:faster_rcnn", "--input-size", "96", "--batch-size", "1", "--steps", "1")
 DETECTOR = ZooTrace("small", "predict", "opgrip", "two-stage", [*SMALL], "1 image of 96x96")

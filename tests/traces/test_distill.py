@@ -23,16 +23,17 @@ from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import OK
 from opgrip.replay.scoring import distilled_scores, standing_of
 from opgrip.replay.scoring.baselines import read_baselines
-from opgrip.replay.scoring.predictions import Check, check_of, print_check
 from opgrip.replay.scoring.times import is_replay_of
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.validation import validate
-from opgrip.traces.corpus import Corpus, read_corpus
-from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
-from opgrip.traces.corpus.choosing import Points, choose
-from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_times
 from opgrip.traces.io.reader import read_header
 from opgrip.traces.io.shipped_traces import trace_file
+from opgrip.traces.zoo.distilled import FIELD
+from opgrip.zoo.corpus import Corpus, read_corpus
+from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
+from opgrip.zoo.corpus.choosing import Points, choose
+from opgrip.zoo.corpus.distill import distill, named_by_files, with_times
+from opgrip.zoo.corpus.predictions import Check, check_of, print_check
 
 SHIPPED = SHIPPED_TRACES[0]
 
@@ -78,7 +79,7 @@ def test_all_are_chosen_where_there_are_fewer_than_asked_for() -> None:
 
 
 def test_of_very_many_fewer_may_be_chosen_so_that_what_is_kept_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgrip.traces.corpus.choosing.MOST_PAIRS", 90)
+    monkeypatch.setattr("opgrip.zoo.corpus.choosing.MOST_PAIRS", 90)
     points = Points(np.arange(30.0)[:, None], np.zeros(30, np.int64))
     weights = np.arange(30.0)
     assert sorted(choose(points, np.zeros(30, np.int64), weights, 10)) == [27, 28, 29]

@@ -17,9 +17,6 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.validation import validate
-from opgrip.traces.corpus import read_corpus
-from opgrip.traces.corpus.cases import write_cases
-from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.arguments import Opaque, numbers_of
 from opgrip.traces.schema.records import (
@@ -38,6 +35,9 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.zoo.distilled import FIELD
+from opgrip.zoo.corpus import read_corpus
+from opgrip.zoo.corpus.cases import write_cases
 
 
 def test_a_merged_trace_is_no_distilled_one(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from project_files import pyproject
 
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.errors import MissingFileError, UserError
-from opgrip.tools.zoo import count_distinct
-from opgrip.tools.zoo.recording import record_of
 from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.files import MODELS, SUFFIX
-from opgrip.traces.zoo.writing import write_manifest
+from opgrip.zoo.making import count_distinct
+from opgrip.zoo.making.manifest_file import write_manifest
+from opgrip.zoo.making.recording import record_of
 
 TRACES = read_manifest()
 MADE = [trace for trace in TRACES if trace.recording is not None]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from opgrip.tools.corpus.coverage import cover, summarize_coverage
-from opgrip.traces.corpus import Corpus, summarize
-from opgrip.traces.corpus.files import records
+from opgrip.zoo.corpus import Corpus, summarize
+from opgrip.zoo.corpus.coverage import cover, summarize_coverage
+from opgrip.zoo.corpus.files import records
 
 TABLES = ("op", "shape", "dtype", "signature", "model", "family")
 COVERAGE = "coverage"

@@ -18,8 +18,8 @@ from opgrip.tools.report.corpus_view import describe_corpus
 from opgrip.tools.report.launches import SHORT_US
 from opgrip.tools.report.runs import command_of, describe_runs
 from opgrip.tools.report.trace_views import describe_trace
-from opgrip.traces.corpus import Corpus
 from opgrip.traces.table.trace import Trace
+from opgrip.zoo.corpus import Corpus
 
 
 def make_page(

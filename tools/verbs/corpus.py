@@ -15,7 +15,7 @@ from opgrip.tools.verbs.corpus_notes import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.corpus import Corpus
+    from opgrip.zoo.corpus import Corpus
 
 BY = ("op", "shape", "dtype", "model", "family", "signature", "row")
 ALL = -1
@@ -49,8 +49,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    from opgrip.traces.corpus import read_corpus
-    from opgrip.traces.corpus.files import check_form
+    from opgrip.zoo.corpus import read_corpus
+    from opgrip.zoo.corpus.files import check_form
 
     _check(args)
     if args.output is not None:
@@ -72,9 +72,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.traces.corpus import summarize
-    from opgrip.traces.corpus.files import write_summary
-    from opgrip.traces.corpus.table import print_summary
+    from opgrip.zoo.corpus import summarize
+    from opgrip.zoo.corpus.files import write_summary
+    from opgrip.zoo.corpus.table import print_summary
 
     summary = summarize(corpus, args.by)
     if args.models:
@@ -85,8 +85,8 @@ def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.tools.corpus.coverage import cover
-    from opgrip.tools.corpus.tables import print_coverage
+    from opgrip.zoo.corpus.coverage import cover
+    from opgrip.zoo.corpus.coverage_table import print_coverage
 
     table = cover(corpus)
     print_coverage(table, sys.stdout)
@@ -94,7 +94,7 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _write(table: object, corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.traces.corpus.files import facts_of, write_table
+    from opgrip.zoo.corpus.files import facts_of, write_table
 
     if args.output is not None:
         write_table(table, args.output, args.force, facts_of(corpus))  # type: ignore[arg-type]

@@ -58,10 +58,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and hold against another replay."""
-    from opgrip.replay.scoring.predictions import check_of, print_check
-    from opgrip.traces.corpus import read_corpus
-    from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
-    from opgrip.traces.corpus.distill import FIELD, describe, distill, named_by_files, with_times
+    from opgrip.traces.zoo.distilled import FIELD
+    from opgrip.zoo.corpus import read_corpus
+    from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
+    from opgrip.zoo.corpus.distill import describe, distill, named_by_files, with_times
+    from opgrip.zoo.corpus.predictions import check_of, print_check
 
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)

@@ -18,8 +18,8 @@ from opgrip.tools.verbs.verb import Verb, verbs
 if TYPE_CHECKING:
     from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import Results
-    from opgrip.traces.corpus import Corpus
     from opgrip.traces.table.trace import Trace
+    from opgrip.zoo.corpus import Corpus
 
 EXAMPLES = """\
 examples:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.tools.report import make_page
     from opgrip.tools.report.bundles import plotly, tables
     from opgrip.tools.report.comparisons import GATES
-    from opgrip.traces.corpus.members import is_several
+    from opgrip.zoo.corpus.members import is_several
 
     for text in args.gate:
         parse_gate(text)
@@ -119,7 +119,7 @@ def _add_newest(store: Store, runs: dict[str, Results]) -> None:
 
 
 def _corpus(inputs: list[str], args: argparse.Namespace) -> Corpus:
-    from opgrip.traces.corpus import read_corpus
+    from opgrip.zoo.corpus import read_corpus
 
     reporter = Reporter(args.prog)
     return read_corpus(inputs, args.partial, args.unbounded, reporter.reading)

@@ -64,9 +64,7 @@ def export_case(trace: Trace, number: int) -> str:
 
     case = next((case for case in make_cases(trace) if case.trace_number == number), None)
     if case is None:
-        raise UserError(
-            f"no call of the trace has the signature {number}", "opgrip trace info names some"
-        )
+        raise UserError(f"no call of the trace has the signature {number}", "opgrip trace info names some")
     return source_of(trace, case)
 
 

@@ -249,7 +249,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """What a trace stands for that was distilled of others."""
-    from opgrip.traces.corpus.distill import FIELD, chosen_numbers
+    from opgrip.traces.zoo.distilled import FIELD, chosen_numbers
 
     cases = chosen_numbers(header)
     if cases is not None:

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _distinct(traces: Sequence[ZooTrace]) -> str:
-    from opgrip.tools.zoo import count_distinct
+    from opgrip.zoo.making import count_distinct
 
     counts = count_distinct(traces)
     return (

@@ -14,7 +14,7 @@ from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.tools.verbs.zoo_list import NAMES, summary
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
-from opgrip.traces.zoo.writing import write_manifest
+from opgrip.zoo.making.manifest_file import write_manifest
 
 EXAMPLES = """\
 examples:
@@ -41,7 +41,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make them one after the other, each in processes of its own; the manifest is written after each."""
-    from opgrip.tools.zoo import is_current
+    from opgrip.zoo.making import is_current
 
     reporter = Reporter(args.prog)
     traces = select(args.names, read_manifest())
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
     """Make a trace and tell of it; whether that worked."""
-    from opgrip.tools.zoo import make_trace
+    from opgrip.zoo.making import make_trace
 
     start = monotonic()
     try:
@@ -94,7 +94,7 @@ def _write_down(made: ZooTrace) -> None:
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
     """Whether a trace that is made anew is another, or cannot be made."""
-    from opgrip.tools.zoo import differences_anew
+    from opgrip.zoo.making import differences_anew
 
     try:
         with reporter.doing(f"making {trace.name} anew", measures=False):

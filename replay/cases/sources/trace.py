@@ -13,8 +13,8 @@ from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.units import make_units
 from opgrip.traces import load
-from opgrip.traces.corpus.distill import chosen_numbers
 from opgrip.traces.io.shipped_traces import trace_file
+from opgrip.traces.zoo.distilled import chosen_numbers
 
 
 class TraceSource:

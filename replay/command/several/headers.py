@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.zoo.distilled import FIELD
 
 OF_TRACE = ("trace", "trace_hash", FIELD)
 """Parts of a header that each trace has of its own."""

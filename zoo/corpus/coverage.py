@@ -8,7 +8,7 @@ import pandas as pd
 
 from opgrip.capture.models.operators.registered import is_composite, is_public, name_of, registered_operators
 from opgrip.replay.cases.families import family_of
-from opgrip.traces.corpus import Corpus
+from opgrip.zoo.corpus import Corpus
 
 VENDOR, COPY = "vendor's library", "copy of a view"
 _VENDORS = re.compile(r"(cudnn|miopen|mkldnn|mps|fbgemm|xnnpack)_")

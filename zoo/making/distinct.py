@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opgrip.tools.zoo.recording import longtail_functions
 from opgrip.traces.zoo import ZooTrace, zoo_file
+from opgrip.zoo.making.recording import longtail_functions
 
 
 @dataclass(frozen=True, slots=True)

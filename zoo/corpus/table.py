@@ -11,8 +11,8 @@ from opgrip.cli.command import printable
 from opgrip.cli.plural import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.traces.corpus.corpus import Corpus
-from opgrip.traces.corpus.summaries import Summary
+from opgrip.zoo.corpus.corpus import Corpus
+from opgrip.zoo.corpus.summaries import Summary
 
 
 def _count(value: Any) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.tools.corpus.coverage import summarize_coverage
+from opgrip.zoo.corpus.coverage import summarize_coverage
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:

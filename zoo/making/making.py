@@ -15,10 +15,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from opgrip.errors import UserError, shortened
-from opgrip.tools.zoo.packing import command_of, pack, recipe_command
-from opgrip.tools.zoo.recording import record_of
 from opgrip.traces.zoo import ZooTrace
 from opgrip.traces.zoo.files import MODELS, SUFFIX
+from opgrip.zoo.making.packing import command_of, pack, recipe_command
+from opgrip.zoo.making.recording import record_of
 
 TIMEOUT_S = 1800.0
 """For a capture, and again for its step unwatched."""
@@ -78,7 +78,7 @@ def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_
 
 
 def _time_step(trace: ZooTrace, timeout_s: float) -> float:
-    output = _run(["-m", "opgrip.tools.zoo.step_time", *trace.arguments], trace, timeout_s)
+    output = _run(["-m", "opgrip.zoo.making.step_time", *trace.arguments], trace, timeout_s)
     try:
         return round(float(json.loads(output.splitlines()[-1])["step_ms"]), 3)
     except (ValueError, IndexError, KeyError, TypeError) as error:

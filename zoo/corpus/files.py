@@ -16,8 +16,8 @@ from opgrip.cli.extras import needed
 from opgrip.cli.output_files import whole_file
 from opgrip.display.csv_escape import quoted
 from opgrip.errors import UserError
-from opgrip.traces.corpus.corpus import Corpus
-from opgrip.traces.corpus.summaries import Summary
+from opgrip.zoo.corpus.corpus import Corpus
+from opgrip.zoo.corpus.summaries import Summary
 
 WRITTEN = (".json", ".csv", ".md", ".parquet")
 

@@ -14,9 +14,6 @@ import pandas as pd
 import torch
 
 from opgrip.platform.machine import page_size
-from opgrip.traces.corpus.corpus import Corpus, Reading
-from opgrip.traces.corpus.members import Member
-from opgrip.traces.corpus.rows import contexts_of, written_from
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import numbers_of, with_numbers
 from opgrip.traces.schema.records import (
@@ -33,6 +30,9 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.table.trace import Trace, load
+from opgrip.zoo.corpus.corpus import Corpus, Reading
+from opgrip.zoo.corpus.members import Member
+from opgrip.zoo.corpus.rows import contexts_of, written_from
 
 PAGE_BYTES = 4096
 """Of a page of the trace that is written."""

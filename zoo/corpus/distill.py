@@ -12,14 +12,12 @@ import pandas as pd
 
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.traces.corpus.choosing import Floats, Points, choose, distances
-from opgrip.traces.corpus.corpus import OF_MEMBER, Corpus, weighted
-from opgrip.traces.corpus.rows import written_from
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.names import name_of_file, told_apart
+from opgrip.zoo.corpus.choosing import Floats, Points, choose, distances
+from opgrip.zoo.corpus.corpus import OF_MEMBER, Corpus, weighted
+from opgrip.zoo.corpus.rows import written_from
 
-FIELD = "distilled"
-"""Of a trace's header: what its cases stand for. Readers that do not know it pass over it."""
 OF_MODEL = OF_MEMBER[2:]
 """What is known of a trace's model."""
 VARIETY = 0.1
@@ -31,13 +29,6 @@ OTHER_OP, OTHER_DTYPE = 6.0, 2.0
 """Distances of cases of other operators and dtypes; one of 1 is a time or a size e times as large."""
 SIZES = 0.5
 """Weight of a size beside that of the time."""
-
-
-def chosen_numbers(header: Mapping[str, Any]) -> range | None:
-    """The numbers of the signatures that a trace is of; the others stand around their calls. None for all."""
-    field = header.get(FIELD)
-    keys = field.get("keys") if isinstance(field, dict) else None
-    return range(len(keys)) if isinstance(keys, list) else None
 
 
 @dataclass(frozen=True, slots=True)

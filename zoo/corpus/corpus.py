@@ -13,9 +13,9 @@ import pandas as pd
 from opgrip.cli.command import printable
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError, shortened
-from opgrip.traces.corpus.members import Member, members_of
-from opgrip.traces.corpus.rows import rows_of
 from opgrip.traces.table.trace import load
+from opgrip.zoo.corpus.members import Member, members_of
+from opgrip.zoo.corpus.rows import rows_of
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
 MOST_REASON = 200

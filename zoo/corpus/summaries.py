@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.cli.plural import counted
-from opgrip.traces.corpus.corpus import Corpus
+from opgrip.zoo.corpus.corpus import Corpus
 
 OP, SHAPE, DTYPE, MODEL, FAMILY, SIGNATURE, ROW = "op", "shape", "dtype", "model", "family", "signature", "row"
 BY: Mapping[str, Sequence[str]] = {

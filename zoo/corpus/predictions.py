@@ -11,8 +11,8 @@ from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.scoring.times import Times
-from opgrip.traces.corpus.corpus import Corpus
-from opgrip.traces.corpus.distill import Distilled
+from opgrip.zoo.corpus.corpus import Corpus
+from opgrip.zoo.corpus.distill import Distilled
 
 HELD = 0.1
 """Relative error that is held."""

@@ -1,4 +1,4 @@
-"""Times the step of a model as a capture of it runs it, unwatched: python -m opgrip.tools.zoo.step_time ARGUMENTS."""
+"""Times the step of a model as a capture of it runs it, unwatched: python -m opgrip.zoo.making.step_time ARGUMENTS."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Which of torch's operators a corpus has."""

@@ -1,0 +1,7 @@
+"""Several traces in one table, and what they say together."""
+
+from opgrip.zoo.corpus.corpus import Corpus, read_corpus
+from opgrip.zoo.corpus.members import Member, members_of
+from opgrip.zoo.corpus.summaries import BY, Summary, summarize
+
+__all__ = ["BY", "Corpus", "Member", "Summary", "members_of", "read_corpus", "summarize"]
