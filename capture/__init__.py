@@ -6,7 +6,7 @@ from opgrip.cli.lazy_packages import load_on_demand
 
 if TYPE_CHECKING:
     from opgrip.capture.command.call import capture as capture
-    from opgrip.capture.on_demand.marks import step as step
+    from opgrip.capture.on_demand.trigger import step as step
     from opgrip.capture.on_demand.trigger import trigger as trigger
     from opgrip.capture.session.capture import Capture as Capture
     from opgrip.capture.session.schedule import Schedule as Schedule
@@ -17,7 +17,7 @@ PUBLIC = {
     "Capture": "opgrip.capture.session.capture",
     "Schedule": "opgrip.capture.session.schedule",
     "capture": "opgrip.capture.command.call",
-    "step": "opgrip.capture.on_demand.marks",
+    "step": "opgrip.capture.on_demand.trigger",
     "trigger": "opgrip.capture.on_demand.trigger",
 }
 load_on_demand(__name__)

@@ -17,8 +17,7 @@ from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
-from opgrip.replay.reports.cells import by_call_site, load_results, rows_in, to_frame
-from opgrip.replay.reports.reading import header_of
+from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
 from opgrip.replay.results.results import WAY, Result, summarize
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from opgrip.cli.extras import needed
 from opgrip.cli.options import flag_of, from_arguments, words_in
 from opgrip.cli.output_files import check_writable
+from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
 from opgrip.replay.analyses import analyses
 from opgrip.replay.replay_options import Output

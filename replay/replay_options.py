@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import OneLineParser, add_debug, add_version
-from opgrip.cli.keywords import arguments_of
 from opgrip.cli.options import (
     CASES,
     EFFORT,
     OUTPUT,
     RUN,
     add_all_options,
+    arguments_of,
     from_arguments,
     option,
     options_in,
@@ -29,10 +29,9 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.inputs.options import InputOptions
 from opgrip.replay.run.settings import GROUPS, Plan
 from opgrip.replay.sequences.options import SequenceOptions
-from opgrip.replay.sequences.ranks.launch import launch_of
-from opgrip.replay.sequences.ranks.options import RankOptions
+from opgrip.replay.sequences.ranks.options import RankOptions, launch_of
 from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.timing.methods import GRAPH
+from opgrip.replay.timing.options import GRAPH
 from opgrip.replay.workers.engines.options import PROCESSES, EngineOptions
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from quiet import MEASURING, QuietMachine
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
 
-from opgrip.capture.grip.source import proof
+from opgrip.capture.grip.source import folder as proof
 from opgrip.replay.modes.conversions.jax_runtime import THREADS
 
 # modules that tests have a process import leave no files beside them

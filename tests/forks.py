@@ -166,7 +166,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
     for stream, number in enumerate(streams):
         os.dup2(number, stream)
         os.close(number)
-    importlib.import_module("opgrip.capture.grip.source.proof").subprocess = PROVING
+    importlib.import_module("opgrip.capture.grip.source.folder").subprocess = PROVING
     request: dict[str, Any] = json.loads(message)
     return request
 

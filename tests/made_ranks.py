@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from opgrip.traces.codec.block_lines import encode_block
-from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.codec.call_blocks import CallBlock, encode_block
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import End, Header, Scope, Signature, Thread

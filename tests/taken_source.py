@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
+from opgrip.capture.grip.source.folder import check_names
 from opgrip.capture.grip.source.module import ModuleText, lay_out, take
-from opgrip.capture.grip.source.proof import check_names
 
 
 def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:

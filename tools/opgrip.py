@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from opgrip.cli.command import OneLineParser, add_version, run_command
-from opgrip.cli.loading_notice import loading
+from opgrip.cli.progress import loading
 from opgrip.cli.suggestions import listed
 from opgrip.tools.verbs import verbs
 

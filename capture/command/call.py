@@ -19,13 +19,11 @@ from opgrip.capture.command.steps import (
     ignore_own_warnings,
     values_problem,
 )
-from opgrip.capture.models.autocast import under_autocast
 from opgrip.capture.models.factory import program_of
-from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program
+from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program, under_autocast
 from opgrip.capture.on_demand.options import OnDemand
 from opgrip.capture.session.capture import Capture
-from opgrip.cli.keywords import arguments_of
-from opgrip.cli.options import words_in
+from opgrip.cli.options import arguments_of, words_in
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.table.trace import Trace, load

@@ -11,7 +11,7 @@ from opgrip.capture.command.script import check_script
 from opgrip.capture.on_demand.options import check_on_demand
 from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
 from opgrip.cli.command import run_command
-from opgrip.cli.loading_notice import loading
+from opgrip.cli.progress import loading
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -14,12 +15,69 @@ from opgrip.capture.grip.calls import write_calls
 from opgrip.capture.grip.copies import isolate_from_program
 from opgrip.capture.grip.decorating import CannotDecorate, decorated_inside, decorated_module
 from opgrip.capture.grip.patterns import LOCALS, Pattern, Target, find_targets, plain_function, refusal
-from opgrip.capture.grip.rebinding import loaded_modules, rebind
 from opgrip.capture.grip.watch import Keep, Keeper, Watched, own_work
-from opgrip.capture.hooks.late_modules import LateModules
+from opgrip.capture.hooks.patches import LateModules
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.errors import one_line
 from opgrip.hook_errors import raise_if_from_program
+
+_OWN = __name__.rpartition(".")[0]
+
+
+def loaded_modules() -> list[ModuleType]:
+    """The program's modules."""
+    modules: list[Any] = list(sys.modules.values())
+    return [module for module in modules if isinstance(module, ModuleType)]
+
+
+def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
+    """Put each value of the mapping where its key stands: in modules' namespaces and in classes, as a method too.
+
+    Parameters
+    ----------
+    modules : where to look; None for all that are loaded
+    """
+    by_id = {id(old): new for old, new in replacements.items()}
+    if not by_id:
+        return
+    # what is there alone: a lazy module may be asked for a name and load something
+    namespaces = [vars(item) for item in modules or loaded_modules() if not item.__name__.startswith(_OWN)]
+    for namespace in namespaces:
+        for name, value in list(namespace.items()):
+            if (new := by_id.get(id(value))) is not None:
+                namespace[name] = new
+    for cls in _classes(namespaces):
+        for name, value in list(vars(cls).items()):
+            new_value = _replace_value(value, by_id)
+            if new_value is not None:
+                # past the ways that a metaclass may have to set attributes
+                type.__setattr__(cls, name, new_value)
+
+
+def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
+    if (new := by_id.get(id(value))) is not None:
+        return new
+    if type(value) in (staticmethod, classmethod) and (new := by_id.get(id(value.__func__))) is not None:
+        return type(value)(new)
+    return None
+
+
+def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
+    """The classes in namespaces, those inside classes included, each once."""
+    visited_ids: set[int] = set()
+    stack: list[Mapping[str, Any]] = list(namespaces)
+    while stack:
+        for value in list(stack.pop().values()):
+            # not isinstance, which asks some values what they say they are
+            if issubclass(type(value), type) and id(value) not in visited_ids and value.__flags__ & _HEAP:
+                visited_ids.add(id(value))
+                stack.append(vars(value))
+                yield value
+
+
+_HEAP = 1 << 9
+"""Flag of classes that were made while Python ran: those of C cannot be changed."""
+
 
 Compile = Callable[[bytes, str], CodeType]
 

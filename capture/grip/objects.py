@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from opgrip.capture.grip.arrays import Arrays
-from opgrip.capture.grip.copies import isolate_from_program
+from opgrip.capture.grip.copies import Arrays, isolate_from_program
 from opgrip.capture.torch_compat.torch_private import is_transformed
 from opgrip.traces.rebuild.making import SAFE_OBJECTS, name_of
 from opgrip.traces.schema.arguments import Opaque

@@ -10,8 +10,7 @@ from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from opgrip.capture.command.choices import KNOWN_EXTENSIONS
-from opgrip.capture.hooks.late_modules import LateModules
-from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.hooks.patches import LateModules, Patches
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.traces.schema.records import EXTENSION
 

@@ -2,8 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
+
+
+class LateModules(MetaPathFinder):
+    """Stands before all other finders while it is entered, and tells of modules once they have been loaded.
+
+    Parameters
+    ----------
+    is_watched : whether to tell of a module of that name
+    loaded : is told of each
+    """
+
+    def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
+        self.is_watched = is_watched
+        self.loaded = loaded
+
+    def __enter__(self) -> LateModules:
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a wanted module, whose loader tells of it."""
+        if not self.is_watched(fullname):
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _TellingLoader(spec.loader, self.loaded)
+                return spec
+        return None
+
+
+class _TellingLoader(Loader):
+    def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
+        self.loader = loader
+        self.loaded = loaded
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """What the module's own loader creates."""
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load the module, and tell."""
+        # before: a module may ask for it while it is loaded
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        self.loaded(module)
+
 
 _MARK = "_opgrip_patch"
 

@@ -18,8 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.hooks.late_modules import LateModules
-from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.hooks.patches import LateModules, Patches
 from opgrip.capture.hooks.thread_mode import ThreadMode
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.torch_compat.higher_order_private import is_higher_order

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.models.checkpoints import load_weights
-from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program
+from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program, load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.cli.error_causes import cause_of
 from opgrip.cli.suggestions import did_you_mean, listed

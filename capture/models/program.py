@@ -14,6 +14,57 @@ from opgrip.cli.options import option, titled
 if TYPE_CHECKING:
     from torch import nn
 
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+import re
+from typing import TYPE_CHECKING
+
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import MissingFileError, UserError, shortened
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
+"""How torch says of what class an object is that it does not make."""
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a file of weights, by torch's loader that runs no code of the file.
+
+    Raises
+    ------
+    UserError : where the file is not there, holds more than weights, or fits another model
+    """
+    import torch
+
+    if not path.is_file():
+        near = did_you_mean(str(path), [str(other) for other in path.parent.glob(f"*{path.suffix}")])
+        raise MissingFileError(f"no file of weights {path}", near or "name one with --checkpoint")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        refused = _UNSUPPORTED.search(str(error))
+        reason = f": it holds {refused[1]}, which torch does not load as weights" if refused else ""
+        raise UserError(f"{path} is not a file of weights{reason}", "save a state_dict with torch.save") from error
+    state = state.get("state_dict", state) if isinstance(state, Mapping) else state
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = shortened(" ".join(str(error).split()), 300)
+        raise UserError(
+            f"{path} does not fit {type(model).__name__}", f"choose its own checkpoint: {reason}"
+        ) from error
+
+
 RUNS_OF_ALL = (PREDICT, LOSS, TRAIN) = ("predict", "loss", "train")
 """What a step can be of any model."""
 GENERATE = "generate"
@@ -141,3 +192,48 @@ class Program:
     details: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     finish: Callable[[], Iterable[str]] = tuple
+
+
+def under_autocast(program: Program, dtype: str | None) -> Program:
+    """The program whose model runs under `torch.autocast` of its device.
+
+    What a step does beside the calls of its model, as the backward pass and the optimizer, is outside of it: this is
+    how torch asks for it.
+
+    Parameters
+    ----------
+    dtype : `bfloat16` or `float16`; None for the program as it is
+    """
+    if dtype is None:
+        return program
+
+    def step(inputs: Any) -> Any:
+        with _autocast_in_forward(program.model, dtype):
+            return program.step(inputs)
+
+    return replace(program, step=step, details={**program.details, "autocast": dtype})
+
+
+@contextmanager
+def _autocast_in_forward(model: nn.Module, dtype: str) -> Iterator[None]:
+    """While it lasts, calls of the module run under autocast."""
+    import torch
+
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    contexts: list[torch.autocast] = []
+
+    def enter(*_: Any) -> None:
+        context = torch.autocast(device, dtype=getattr(torch, dtype))
+        context.__enter__()
+        contexts.append(context)
+
+    def leave(*_: Any) -> None:
+        contexts.pop().__exit__(None, None, None)
+
+    # always_call: autocast has to end also where the forward raises
+    hooks = (model.register_forward_pre_hook(enter), model.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

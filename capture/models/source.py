@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opgrip.capture.models.autocast import under_autocast
-from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program
+from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program, under_autocast
 from opgrip.cli.options import flag_of
 from opgrip.cli.plugins import Registry
 from opgrip.cli.suggestions import listed

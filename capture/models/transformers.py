@@ -6,14 +6,13 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.models.checkpoints import load_weights
 from opgrip.capture.models.factory import train_step
-from opgrip.capture.models.program import GENERATE, LOSS, NEW_TOKENS, PREDICT, RUNS, ModelOptions, Program
+from opgrip.capture.models.program import GENERATE, LOSS, NEW_TOKENS, PREDICT, RUNS, ModelOptions, Program, load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.models.transformers_configs import EXTRA, find_class, make_config
 from opgrip.capture.models.transformers_inputs import make_inputs
 from opgrip.cli.error_causes import cause_of
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
 from opgrip.platform.devices import check_device
 from opgrip.platform.machine import free_memory

@@ -9,7 +9,7 @@ from typing import Any
 
 from opgrip.capture.models.transformers_small import SMALL, small_settings
 from opgrip.cli.error_causes import cause_of
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 

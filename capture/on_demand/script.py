@@ -11,7 +11,7 @@ from pathlib import Path
 from opgrip.capture.command.capture_options import OPTIONS, Recording, Steps
 from opgrip.capture.command.choices import KNOWN_EXTENSIONS
 from opgrip.capture.command.script import run_script, script_name
-from opgrip.capture.hooks.late_modules import LateModules
+from opgrip.capture.hooks.patches import LateModules
 from opgrip.capture.on_demand.autostart import load_recording
 from opgrip.capture.on_demand.names import DEFAULT, PRIVATE_DEFAULT, check_pattern
 from opgrip.capture.on_demand.settings import WARMUP, Settings

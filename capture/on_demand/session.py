@@ -8,12 +8,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from opgrip.capture.on_demand.marks import marks
 from opgrip.capture.on_demand.names import check_pattern, recording_path
 from opgrip.capture.on_demand.recording import Extent, Recording
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.on_demand.step_capture import StepCapture
 from opgrip.capture.on_demand.step_sources import StepSource, sources_of
+from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.torch_compat.torch_private import collectives_begun, load_private
 from opgrip.errors import UserError, one_line
 from opgrip.traces.values import value_models

@@ -16,8 +16,7 @@ from opgrip.capture.hooks.thread_mode import ThreadMode
 from opgrip.capture.hooks.threads import ThreadWatch
 from opgrip.capture.on_demand.names import unused
 from opgrip.capture.session.capture import Capture
-from opgrip.capture.session.schedule import ALWAYS, Schedule
-from opgrip.capture.session.watching import Watching
+from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.torch_compat.torch_private import innermost_mode
 from opgrip.cli.output_files import give_name
 from opgrip.errors import ExistingFileError

@@ -19,18 +19,16 @@ from opgrip.capture.command.choices import VALUE_SHARE
 from opgrip.capture.hooks.graph_captures import GraphCaptures
 from opgrip.capture.hooks.places import CallSites, Places
 from opgrip.capture.hooks.thread_mode import ThreadMode
-from opgrip.capture.recording.epochs import Epochs
-from opgrip.capture.recording.scope_table import ScopeTable
+from opgrip.capture.recording.scope_table import Epochs, ScopeTable
 from opgrip.capture.recording.storages import Storages
 from opgrip.capture.session.step_marks import StepMarks
-from opgrip.capture.signatures.collectives import with_groups
 from opgrip.capture.signatures.fitting import Fitter, varies_by_values
+from opgrip.capture.signatures.layouts import with_groups
 from opgrip.capture.signatures.observations import Observations
 from opgrip.capture.signatures.signatures import call_key, describe_result
 from opgrip.capture.timing.budget import Budget, Thinning
 from opgrip.capture.timing.kernels import KernelTimes
-from opgrip.capture.timing.page_faults import LARGE
-from opgrip.capture.timing.slow_memory import SlowMemory
+from opgrip.capture.timing.page_faults import LARGE, SlowMemory
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.errors import one_line
 from opgrip.hook_errors import interrupted_by, is_from_program, raise_if_from_program

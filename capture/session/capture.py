@@ -42,8 +42,7 @@ from opgrip.capture.recording.recording_limits import Limits
 from opgrip.capture.session.environment import describe_environment
 from opgrip.capture.session.private_captures import check_private, policy_of
 from opgrip.capture.session.processes import ChildFiles, ForkWatch, child_path, own_path
-from opgrip.capture.session.schedule import ALWAYS, Schedule
-from opgrip.capture.session.watching import Watching
+from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget

@@ -14,8 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgrip.capture.signatures.collectives import describe_group, describe_script_object, is_group
-from opgrip.capture.signatures.layouts import PLAIN, FitValues, describe_made_of, is_pinned, take_apart
+from opgrip.capture.signatures.layouts import (
+    PLAIN,
+    FitValues,
+    describe_group,
+    describe_made_of,
+    describe_script_object,
+    is_group,
+    is_pinned,
+    take_apart,
+)
 from opgrip.capture.torch_compat.torch_private import storage_address
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 from opgrip.traces.schema.python_objects import (

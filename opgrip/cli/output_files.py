@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,19 @@ from typing import IO
 
 from opgrip.cli.compressed_files import check_compression
 from opgrip.errors import ExistingFileError, UserError
+
+_FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?!\d+(?:\.\d+)?$))")
+
+
+def quoted(text: str) -> str:
+    """A text as a cell of a .csv."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def unquoted(text: str) -> str:
+    """What `quoted` was given."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+
 
 _parts = count()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,6 +24,24 @@ from rich.progress import (
 
 from opgrip.cli.terminal import console_for
 from opgrip.errors import shortened
+
+CLEAR = "\r\x1b[K"
+
+
+@contextmanager
+def loading(prog: str) -> Iterator[None]:
+    """On a terminal, a line that says so while the block runs, and then goes; elsewhere nothing."""
+    if "torch" in sys.modules or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    sys.stderr.write(f"{prog}: loading torch ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write(CLEAR)
+        sys.stderr.flush()
+
 
 REDRAW_S = 0.1
 TIME_WIDTH = len(" 10:00:00")

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 
 STYLE = {
     "font.family": ["DejaVu Sans", "sans-serif"],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from opgrip.cli.command import printable
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.display.figure_style import in_style
 from opgrip.errors import UserError
 

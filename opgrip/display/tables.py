@@ -15,8 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from opgrip.cli.folding import MOST, fold, shorten
-from opgrip.cli.terminal import console_for, print_line
+from opgrip.cli.terminal import MOST, console_for, fold, print_line, shorten
 
 LIST_BELOW = 60
 """Columns of a terminal from which on there is a table."""

@@ -3,21 +3,92 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from opgrip.replay.batch_scale.choices import NOTHING, Choice
 from opgrip.replay.batch_scale.growth import PLAIN, Growth, grown, growth_of
-from opgrip.replay.batch_scale.roots import ANCHORS, IMAGES, ROWS, Phased, parameters
 from opgrip.replay.batch_scale.trials import with_growth
 from opgrip.replay.batch_scale.verdicts import Judge, Verdict, with_asked
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.flow import FlowingCall, make_flow
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace
-from opgrip.traces.schema.arguments import TensorSpec, map_leaves
-from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, Signature
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signature
+
+IMAGES = {
+    "aten.convolution.default": 0,
+    "aten.native_batch_norm.default": 0,
+    "aten.cudnn_batch_norm.default": 0,
+    "aten.miopen_batch_norm.default": 0,
+    "aten._native_batch_norm_legit.default": 0,
+    "aten._batch_norm_with_update.default": 0,
+}
+"""Operators whose data has the batch in its first dimension, and which of their tensors that is."""
+WORDS = {"aten.embedding.default": 1}
+"""Those whose data may be of the batch or, as positions are, the same for all of it."""
+ROWS = {
+    "aten.addmm.default": 1,
+    "aten.mm.default": 0,
+    "aten.linear.default": 0,
+    "aten.bmm.default": 0,
+    "aten.native_layer_norm.default": 0,
+}
+"""Those whose data has the batch in its first dimension, alone or multiplied by others."""
+ANCHORS = {**IMAGES, **WORDS, **ROWS}
+
+_PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
+
+
+@dataclass(frozen=True, slots=True)
+class Phased:
+    """A call and the phase it was in."""
+
+    call: FlowingCall
+    phase: str
+
+
+def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tuple[set[int], set[int]]:
+    """The memory that was there before the calls, and that of it which holds parameters."""
+    result_memory: set[int] = set()
+    outside: set[int] = set()
+    trained: set[int] = set()
+    learning: set[int] = set()
+    data: set[int] = set()
+    roles = {number: list(_roles(signature)) for number, signature in signatures.items()}
+    for phased in calls:
+        call, forward = phased.call, phased.phase == "forward"
+        outside.update(number for number in call.takes if number not in result_memory and number != NO_STORAGE)
+        result_memory.update(number for number in call.gives if number not in outside)
+        if phased.phase == "optimizer":
+            trained.update(call.takes)
+            continue
+        if forward and call.op in ANCHORS:
+            data.add(call.takes[ANCHORS[call.op]])
+        for number, (spec, name) in zip(call.takes, roles.get(call.signature, ()), strict=False):
+            if name in _PARAMETERS or (name == "mat2" and forward):
+                trained.add(number)
+            elif spec.requires_grad:
+                learning.add(number)
+    # what a network takes as its data may require a gradient too
+    return outside, (trained | learning - data) & outside
+
+
+def _roles(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
+    """Each tensor that a call takes, and the name of the argument that it is of."""
+    names: list[str] = []
+    if signature.kind == OPERATOR:
+        try:
+            names = [argument.name for argument in find_operator(signature).function._schema.arguments]  # type: ignore[attr-defined]
+        except Unsupported:
+            names = []
+    names += [""] * (len(signature.args) - len(names))
+    for name, value in (*zip(names, signature.args, strict=False), *signature.kwargs.items()):
+        for spec in tensors(value):
+            yield spec, name
+
 
 PASSES = 8
 """How often a trace is gone through at most: what later calls tell of earlier ones counts from the next time on."""

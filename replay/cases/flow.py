@@ -10,8 +10,8 @@ import torch
 
 from opgrip.traces.analysis.graph import Graph, make_graph
 from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.mutated_arguments import Interface, interface_of
 from opgrip.traces.schema.records import NO_STORAGE, Signature
-from opgrip.traces.schema.signature_tensors import Interface, interface_of
 from opgrip.traces.table.trace import Trace
 
 

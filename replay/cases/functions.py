@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.operators.calling import tensors_in
 from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.operators.memory import tensors_in
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.records import FUNCTION, Signature
 from opgrip.traces.values import Drawable

@@ -16,8 +16,8 @@ from opgrip.replay.cases.cases import Case
 from opgrip.traces import Trace
 from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
+from opgrip.traces.schema.mutated_arguments import interface_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
-from opgrip.traces.schema.signature_tensors import interface_of
 from opgrip.traces.zoo.distilled import FIELD
 
 FOR_BACKWARD: Mapping[str, Sequence[int]] = {

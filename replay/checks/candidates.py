@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opgrip.replay.checks.places import Place, paired
+from opgrip.replay.checks.plain import Place, paired
 from opgrip.replay.checks.reference import Reference, is_changed
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.checks.verdicts import Verdict

@@ -9,20 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.checks.choices import chosen_otherwise
+from opgrip.replay.checks.choices import chosen_otherwise, named
 from opgrip.replay.checks.closeness import gap, verdict_on
-from opgrip.replay.checks.distributions import drawn_otherwise, runs_wanted
-from opgrip.replay.checks.dropout import DROPOUT, dropped_otherwise
-from opgrip.replay.checks.places import Place, Unpaired, paired, within
-from opgrip.replay.checks.plain import Plain, plain
+from opgrip.replay.checks.distributions import DROPOUT, drawn_otherwise, dropped_otherwise, runs_wanted
+from opgrip.replay.checks.plain import Place, Plain, Unpaired, paired, plain, within
 from opgrip.replay.checks.rounding import rounded, unsettled
-from opgrip.replay.checks.runs import observe, run_seeded, tensors_of
-from opgrip.replay.checks.schemas import named
 from opgrip.replay.checks.tolerances import Tolerance
-from opgrip.replay.checks.truths import Truths, truths_of
+from opgrip.replay.checks.truths import Truths, observe, run_seeded, tensors_of, truths_of
 from opgrip.replay.checks.verdicts import Verdict, joined, wrong
 from opgrip.replay.modes.mode import Results
-from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.memory import Arguments
 from opgrip.traces.schema.torch_names import plain_name
 
 __all__ = ["Reference", "observe"]

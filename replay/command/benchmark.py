@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.cli.keywords import arguments_of
-from opgrip.cli.options import from_arguments, words_in
+from opgrip.cli.options import arguments_of, from_arguments, words_in
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import QuietReporter
 from opgrip.errors import UserError, in_words_of_python

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from opgrip.cli.command import INTERRUPTED, run_command
-from opgrip.cli.loading_notice import loading
 from opgrip.cli.options import from_arguments
 from opgrip.cli.plural import counted
-from opgrip.cli.progress import Reporter
+from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.replay_options import Output, ScoreOptions, make_parser
 from opgrip.replay.results.results import RAN, summarize
-from opgrip.replay.sequences.ranks.launch import Launch, launch_of
+from opgrip.replay.sequences.ranks.options import Launch, launch_of
 
 if TYPE_CHECKING:
     from opgrip.replay.command.replay import Replay
@@ -69,8 +68,7 @@ def _replay_one(
     replay: Replay, args: argparse.Namespace, is_done: bool, words: Sequence[str], reporter: Reporter
 ) -> int:
     """Replay one trace, and print its table."""
-    from opgrip.replay.reports.listing import list_cases
-    from opgrip.replay.reports.table import print_results
+    from opgrip.replay.reports.table import list_cases, print_results
     from opgrip.replay.scoring import distilled_scores, standing_of
 
     output = replay.output
@@ -193,7 +191,7 @@ def _list_several(args: argparse.Namespace, targets: Sequence[Target], reporter:
     from opgrip.replay.command.replay import Replay
     from opgrip.replay.command.several.run import Unmatched
     from opgrip.replay.command.several.targets import args_of_one
-    from opgrip.replay.reports.listing import list_cases
+    from opgrip.replay.reports.table import list_cases
 
     unmatched = Unmatched(len(targets))
     for target in targets:

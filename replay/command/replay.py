@@ -19,16 +19,14 @@ from typing import Any
 import torch
 
 from opgrip.cli.command import printable
-from opgrip.cli.keywords import arguments_of
-from opgrip.cli.options import from_arguments
+from opgrip.cli.options import arguments_of, from_arguments
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.platform.machine import available_memory
 from opgrip.replay.analyses import Analysis, Session, in_order
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.command.launched import Launched, replay_launched
-from opgrip.replay.command.repeating import repeat
+from opgrip.replay.command.repeating import Launched, repeat, replay_launched
 from opgrip.replay.command.several.run import SeveralReplays
 from opgrip.replay.command.several.targets import Target, targets_of
 from opgrip.replay.compare.store.store import Store, usual_folder
@@ -40,15 +38,13 @@ from opgrip.replay.replay_options import Output, job_of, make_parser, run_settin
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.completed import OPTIONS, read_completed
 from opgrip.replay.reports.fulfilment import unfulfilled
-from opgrip.replay.results.machines import this_machine
-from opgrip.replay.results.origins import Origin
+from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.preparation import expected_rows
 from opgrip.replay.sequences.apart import replay_apart
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.launch import Launch, launch_of
-from opgrip.replay.sequences.ranks.options import RankOptions
+from opgrip.replay.sequences.ranks.options import Launch, RankOptions, launch_of
 from opgrip.replay.sequences.ranks.replay import StepOutcome, replay_ranks
 from opgrip.replay.sequences.results import SequenceResult
 from opgrip.replay.sequences.rows import rows_of, totals_of
@@ -385,7 +381,7 @@ class Replay:
     def _say_what_is_decided(self, base: Results, rows: Sequence[Result]) -> None:
         """Say what came of repeating cases until it is sure how they differ from another run."""
         from opgrip.replay.compare import compare
-        from opgrip.replay.compare.reports.words import advice, summary
+        from opgrip.replay.compare.reports.rows import advice, summary
 
         comparison = compare(base, Results(rows, {}))
         self._reporter.say(f"against {self.output.until_decided}: {summary(comparison)}")

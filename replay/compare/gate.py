@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from opgrip.cli.folding import shorten
 from opgrip.cli.plural import counted
+from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.compare.comparison import MARGIN, Comparison, Pair
 from opgrip.replay.compare.verdicts import Judgement, Verdict, interval_text
-from opgrip.replay.results.groups import shares_by
+from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import Result
 
 _FORM = re.compile(r"\s*(\w+)\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")

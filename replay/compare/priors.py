@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import fmean, variance
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 
 SHORT_US = 50
 """Calls below vary more from replay to replay: their time is of the host, of which each has its own moments."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import ceil, exp, log, sqrt
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 
 ERROR = 0.002
 """Share of the cases called faster or slower that may be so by chance: Y. Benjamini and Y. Hochberg, "Controlling the

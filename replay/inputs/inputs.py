@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.errors import one_line
-from opgrip.replay.inputs.casting import caster, pieces
-from opgrip.replay.inputs.filling import fill, memory_of, write
+from opgrip.replay.inputs.filling import caster, fill, memory_of, pieces, write
 from opgrip.replay.inputs.layouts import assemble, check_layout, draw_indices, empty_quantized
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.arguments import (

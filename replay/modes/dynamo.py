@@ -12,7 +12,7 @@ from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
-    from opgrip.replay.operators.calling import Arguments, Function
+    from opgrip.replay.operators.memory import Arguments, Function
 
 RECORDING = 2
 """Runs after the first one: inductor records a graph in the first of them, and replays it in the next."""

@@ -8,7 +8,7 @@ from opgrip.replay.modes.mode import Program, Results, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
-    from opgrip.replay.operators.calling import Arguments
+    from opgrip.replay.operators.memory import Arguments
     from opgrip.samples import Sample
 
 
@@ -23,7 +23,7 @@ def make(task: Task) -> Program:
     from torch import Tensor
 
     from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch
-    from opgrip.replay.operators.calling import tensors_in
+    from opgrip.replay.operators.memory import tensors_in
     from opgrip.traces.schema.arguments import leaves, map_leaves
 
     sample = _sample_of(task)

@@ -15,8 +15,7 @@ from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 
 if TYPE_CHECKING:
-    from opgrip.replay.operators.calling import Arguments, Function
-    from opgrip.replay.operators.memory import Memory
+    from opgrip.replay.operators.memory import Arguments, Function, Memory
 
 EAGER = "eager"
 

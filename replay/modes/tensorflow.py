@@ -13,7 +13,7 @@ from opgrip.replay.operators.admission import Unsupported
 if TYPE_CHECKING:
     import torch
 
-    from opgrip.replay.operators.calling import Arguments
+    from opgrip.replay.operators.memory import Arguments
 
 
 @mode(

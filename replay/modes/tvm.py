@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from opgrip.replay.operators.calling import Arguments
+    from opgrip.replay.operators.memory import Arguments
 
 ALIGNMENT = 64
 """Bytes: compiled code loads vectors that it takes to begin at multiples of this."""

@@ -11,7 +11,7 @@ from opgrip.replay.modes.mode import Program, Results, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
-    from opgrip.replay.operators.calling import Arguments
+    from opgrip.replay.operators.memory import Arguments
 
 
 @mode("xla", needs=("torchax", "jax"), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)

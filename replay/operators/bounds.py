@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.calling import Arguments, Function
+from opgrip.replay.operators.memory import Arguments, Function
 
 Call: TypeAlias = Mapping[str, Any]
 """What a call takes, by the names of the operator's schema."""

@@ -9,11 +9,22 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd.profiler import profile
 
 from opgrip.replay.operators.devices import is_accelerator, module_of
-from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.arguments import leaves, tensors
 from opgrip.traces.schema.tensor_specs import stored_elements
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""By position, and by name."""
+Function = Callable[..., Any]
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors in lists, tuples and dicts, in their order."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
 
 T = TypeVar("T")
 

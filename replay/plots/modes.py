@@ -58,8 +58,7 @@ def draw(request: Request) -> Figure:
 def _rows_by_group(request: Request) -> tuple[dict[str, dict[str, list[Result]]], str]:
     """Return the rows that have a speed-up by series and group, and the name of the reference mode."""
     from opgrip.replay.plots.rows import timed
-    from opgrip.replay.results.groups import GROUPS
-    from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
+    from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
 
     group_of = GROUPS[request.by or BY[0]]
     series: dict[str, dict[str, list[Result]]] = {}

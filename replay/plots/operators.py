@@ -28,7 +28,7 @@ CAPTURED = "captured"
 
 def draw(request: Request) -> Figure:
     """A bar a group and series: the time of its calls by their replayed medians, beside that in the program."""
-    from opgrip.replay.results.groups import shares_by
+    from opgrip.replay.results.ratios import shares_by
 
     by = request.by or BY[0]
     series = _series(request)

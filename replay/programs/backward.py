@@ -9,8 +9,8 @@ import torch
 
 from opgrip.replay.modes import Program, Task
 from opgrip.replay.modes.conversions.graphs import TensorCall
-from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.operators.memory import Arguments, Function, tensors_in
 from opgrip.replay.operators.torch_private import traced_backward
 from opgrip.replay.programs.programs import run_program
 from opgrip.traces.schema.arguments import leaves

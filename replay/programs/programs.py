@@ -22,9 +22,8 @@ from opgrip.platform.machine import processor
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import Way
 from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode, runs_graphs
-from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
-from opgrip.replay.operators.memory import is_out_of_memory
+from opgrip.replay.operators.memory import Arguments, Function, is_out_of_memory, tensors_in
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.schema.arguments import leaves, numbers_of, with_numbers
 

@@ -9,9 +9,8 @@ from typing import IO, Any
 import pandas as pd
 
 from opgrip.cli.command import printable
-from opgrip.display.csv_escape import quoted, unquoted
-from opgrip.replay.reports.cells import all_columns, to_frame
-from opgrip.replay.reports.reading import parse_json
+from opgrip.cli.output_files import quoted, unquoted
+from opgrip.replay.reports.cells import all_columns, parse_json, to_frame
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.results import Result
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import IO, Any
 
 from opgrip.cli.command import printable
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.columns import Column

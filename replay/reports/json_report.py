@@ -11,8 +11,7 @@ from typing import IO, Any
 
 import pandas as pd
 
-from opgrip.replay.reports.cells import check_columns, whole_cells
-from opgrip.replay.reports.reading import parse_json
+from opgrip.replay.reports.cells import check_columns, parse_json, whole_cells
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.columns import columns_in
 from opgrip.replay.results.results import Result

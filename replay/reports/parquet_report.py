@@ -9,10 +9,9 @@ from typing import IO, Any
 
 import pandas as pd
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
-from opgrip.replay.reports.cells import all_columns, check_columns, to_frame
-from opgrip.replay.reports.reading import LARGEST_BYTES, parse_json
+from opgrip.replay.reports.cells import LARGEST_BYTES, all_columns, check_columns, parse_json, to_frame
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.results import Result
 from opgrip.traces.formats.parquet_files import parquet_errors

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
 from opgrip.cli.command import printable
-from opgrip.cli.folding import shorten
 from opgrip.cli.plural import DEVICE_TIME, counted
-from opgrip.cli.terminal import print_line
+from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.tables import TableColumn, print_table
+from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.inputs.values import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
-from opgrip.replay.reports.markdown import literal
 from opgrip.replay.reports.report import report
-from opgrip.replay.results.behaviours import BehaviourColumns
 from opgrip.replay.results.columns import Column
-from opgrip.replay.results.results import CONTENDED, Result
+from opgrip.replay.results.repeats import BehaviourColumns
+from opgrip.replay.results.results import CONTENDED, Result, describe_shapes
 from opgrip.replay.sequences.columns import SequenceColumns
-from opgrip.replay.timing.methods import ON_DEVICE
+from opgrip.replay.timing.options import ON_DEVICE
+
+COLUMNS = ("case", "share", "count", "operator", "shapes")
+
+
+def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
+    """Print a line a case: its number, share of time, calls, operator and arguments; a terminal's width is kept."""
+    rows = [COLUMNS, *map(_cells, cases)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    most = shutil.get_terminal_size().columns if file.isatty() else None
+    for case, share, count, operator, shapes in rows:
+        numbers = f"{case:>{widths[0]}}  {share:>{widths[1]}}  {count:>{widths[2]}}"
+        print(f"{numbers}  {operator:<{widths[3]}}  {shapes}"[:most].rstrip(), file=file)
+    print(f"{len(cases)} cases" if len(cases) != 1 else "one case", file=file)
+
+
+def _cells(case: Case) -> tuple[str, ...]:
+    shapes = printable(describe_shapes(case.signature))
+    return str(case.number), f"{case.share:.1%}", f"{case.count:,}", printable(case.op), shapes
+
+
+# an underscore within a word is none of Markdown's, and stays readable
+_MARKUP = re.compile(r"[\\|`*<>\[\]]|(?<!\w)_|_(?!\w)|(?<!^)~|^[#+-](?=[\s#]|$)")
+
+
+def literal(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    return _MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
+
 
 STYLES = {
     "wrong": "bold red",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.platform.machine import lines, processor
-from opgrip.replay.results.machines import machine_name
+from opgrip.replay.results.origins import machine_name
 
 FREQUENCY = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 PACKAGES = (

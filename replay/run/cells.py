@@ -8,10 +8,9 @@ from math import isfinite, isnan
 from typing import Any
 
 from opgrip.replay.cases.call_sites import from_text
-from opgrip.replay.results.behaviours import BehaviourColumns
 from opgrip.replay.results.columns import Column, columns_in
-from opgrip.replay.results.machines import MachineColumns
-from opgrip.replay.results.origins import OriginColumns
+from opgrip.replay.results.origins import MachineColumns, OriginColumns
+from opgrip.replay.results.repeats import BehaviourColumns
 from opgrip.replay.results.results import STATUSES, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.traces.codec.json_values import LIMIT

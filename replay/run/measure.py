@@ -9,33 +9,77 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 
+import torch
+
+from opgrip.errors import UserError
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
 from opgrip.replay.cases.ways import Points, Way
 from opgrip.replay.inputs.values import REPEATED
 from opgrip.replay.modes import ModeOptions
-from opgrip.replay.operators.devices import synchronizer
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import bytes_of
-from opgrip.replay.results.behaviours import telling_behaviours
 from opgrip.replay.results.ratios import base_place, with_ratios
+from opgrip.replay.results.repeats import telling_behaviours
 from opgrip.replay.results.results import CONTENDED, NOISY, Result, rate_of
 from opgrip.replay.run.clocks import Clocks, warm_up
-from opgrip.replay.run.energy import Energy
+from opgrip.replay.run.energy import Energy, open_meter
 from opgrip.replay.run.failures import failed
-from opgrip.replay.run.metering import metered, with_energy
 from opgrip.replay.run.preparation import Prepared, prepare
 from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
-from opgrip.replay.timing.methods import DISCRETE
+from opgrip.replay.timing.options import DISCRETE
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import Subject
+
+
+def metered(number: int, groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
+    """What a run of each subject of a case takes of the device, by the subjects' identity, without those that fail.
+
+    Empty where the device tells nothing any more.
+
+    Parameters
+    ----------
+    number : of the case
+    """
+    wait = synchronizer(settings.device)
+    energy_of_subject: dict[int, Energy] = {}
+    try:
+        meter = open_meter(settings.device)
+    except UserError:
+        return energy_of_subject
+    try:
+        for group in groups:
+            with restored(group.settings), torch.set_grad_enabled(group.grad):
+                for subject in group.subjects:
+                    if subject.number != number or subject.failure is not None:
+                        continue
+                    announce(subject.number, subject.row)
+                    try:
+                        energy_of_subject[id(subject)] = meter.measure(subject.run, wait)
+                    except Exception as error:
+                        check_use(settings.device, error)
+                        subject.fail(error, settings.device)
+    finally:
+        meter.close()
+    return energy_of_subject
+
+
+def with_energy(row: Result, energy: Energy | None) -> Result:
+    """A row with what its runs took."""
+    if energy is None:
+        return row
+    clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
+    return replace(row, clock_mhz=clock_mhz, throttled=", ".join(energy.throttled) or None).adding(energy.columns)
+
 
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 """Cases that are measured side by side, bytes of their arguments, and what their runs took in the program: a replay

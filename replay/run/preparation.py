@@ -16,22 +16,29 @@ from opgrip.replay.cases.ways import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
 from opgrip.replay.checks.candidates import CandidateReference
 from opgrip.replay.checks.verdicts import joined
-from opgrip.replay.inputs.casting import cast_signature
+from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.inputs.values import with_values
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
 from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
 from opgrip.replay.operators.bounds import bound_indices
-from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, find_operator
-from opgrip.replay.operators.memory import Memory, bytes_of, is_out_of_memory, release_memory, with_memory
+from opgrip.replay.operators.memory import (
+    Arguments,
+    Function,
+    Memory,
+    bytes_of,
+    is_out_of_memory,
+    release_memory,
+    with_memory,
+)
 from opgrip.replay.operators.torch_private import is_composite
 from opgrip.replay.operators.work.work import Work, counted, work_of
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
-from opgrip.replay.results.behaviours import shares_of
+from opgrip.replay.results.repeats import shares_of
 from opgrip.replay.results.results import (
     OK,
     SKIPPED,

@@ -13,7 +13,6 @@ from opgrip.replay.inputs.options import InputOptions
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.run.energy import EnergyOptions
-from opgrip.replay.run.limits import Limits
 from opgrip.replay.timing.options import Effort, TimingOptions
 
 if TYPE_CHECKING:
@@ -22,6 +21,47 @@ if TYPE_CHECKING:
     from opgrip.replay.batch_scale.batch import Batches
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.inputs.inputs import DeviceMap
+
+
+import os
+
+from opgrip.cli.command import positive
+from opgrip.cli.option_types import byte_count, seconds
+from opgrip.cli.options import EFFORT, option, titled
+
+
+@titled("limits")
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a case's run, and of what is made ready before."""
+
+    timeout: float = option(
+        120.0,
+        "end a case of which one run takes longer, of a sequence a call (default: %(default)g)",
+        parse=seconds,
+        metavar="SECONDS",
+        role=EFFORT,
+    )
+    memory_limit: int | None = option(
+        None,
+        "for cases, such as 8GB (default: what the machine has left)",
+        parse=byte_count,
+        metavar="BYTES",
+        role=EFFORT,
+    )
+    jobs: int | None = option(
+        None,
+        "cases that compile at once (default: one a processor; on an accelerator four at most)",
+        parse=positive,
+        metavar="N",
+        only=("single cases",),
+        role=EFFORT,
+    )
+
+    @property
+    def compilers(self) -> int:
+        """Cases that compile at once."""
+        return self.jobs or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)

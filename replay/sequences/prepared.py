@@ -14,8 +14,8 @@ from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
 from opgrip.replay.operators.agreement.checking import check_agreement
 from opgrip.replay.operators.bounds import bounded_arguments
-from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.operators.memory import Arguments
 from opgrip.replay.sequences.memory import Memory
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.schema.python_objects import children

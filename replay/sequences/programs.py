@@ -19,10 +19,10 @@ from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.inputs.values import RECORDED
 from opgrip.replay.modes import Program, Tuning, find_mode, runs_graphs
 from opgrip.replay.operators.bounds import bound_indices
-from opgrip.replay.operators.calling import Arguments, tensors_in
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.operators.memory import Arguments, tensors_in
 from opgrip.replay.programs.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
 from opgrip.replay.run.failures import describe_failure

@@ -27,8 +27,8 @@ from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.replay.sequences.programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import leaves
+from opgrip.traces.schema.mutated_arguments import Interface
 from opgrip.traces.schema.records import NO_STORAGE
-from opgrip.traces.schema.signature_tensors import Interface
 from opgrip.traces.values import ValueModel
 
 REPLAYED, SUBSTITUTED, UNSUPPORTED = "replayed", "substituted", "unsupported"

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from opgrip.replay.cases.fresh import NewMemory
-from opgrip.replay.operators.calling import Function, tensors_in
 from opgrip.replay.operators.devices import current_stream, delay, make_event, synchronizer
+from opgrip.replay.operators.memory import Function, tensors_in
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.stopwatch import MOST_LEAD_NS
 

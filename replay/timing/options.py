@@ -10,7 +10,13 @@ from opgrip.cli.option_types import duration, names, seconds, share
 from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
-from opgrip.replay.timing.methods import CONTINUOUS, GRAPH, METHODS, ON_DEVICE
+
+DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
+METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)
+SEQUENCE = "sequence"
+"""Of calls that were timed where they run in a whole sequence."""
+ON_DEVICE = (EVENTS, GRAPH)
+"""Methods that need an accelerator's own clock."""
 
 
 def cache_states(text: str) -> tuple[str, ...]:

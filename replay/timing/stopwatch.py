@@ -8,7 +8,6 @@ from time import perf_counter_ns
 from typing import Any
 
 from opgrip.errors import one_line
-from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.devices import (
     DeviceLostError,
     current_stream,
@@ -18,7 +17,8 @@ from opgrip.replay.operators.devices import (
     without_waiting,
 )
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.timing.methods import EVENTS
+from opgrip.replay.operators.memory import Arguments, Function
+from opgrip.replay.timing.options import EVENTS
 from opgrip.replay.timing.ranges import Range
 
 BLOCK_NS = 400_000

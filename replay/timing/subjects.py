@@ -10,10 +10,9 @@ from typing import Any
 
 from opgrip.replay.cases.surroundings import Place
 from opgrip.replay.inputs.inputs import Inputs
-from opgrip.replay.operators.calling import Arguments, Function
-from opgrip.replay.operators.memory import LARGE, is_out_of_memory, mostly_fresh, release_memory
+from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.methods import CONTINUOUS, GRAPH
+from opgrip.replay.timing.options import CONTINUOUS, GRAPH
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size

@@ -20,8 +20,7 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.cells import measured_row
-from opgrip.replay.run.limits import Limits
-from opgrip.replay.run.settings import Plan
+from opgrip.replay.run.settings import Limits, Plan
 from opgrip.replay.workers.job import Job
 
 TORCH, MACHINE_KIND = "torch", "machine_kind"

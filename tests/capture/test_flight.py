@@ -19,7 +19,7 @@ from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.capture.recording.flight import recording
-from opgrip.capture.recording.flight.ring import Ring
+from opgrip.capture.recording.flight.recording import Ring
 from opgrip.traces import UserError, load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.validation import validate

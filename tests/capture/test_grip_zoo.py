@@ -10,8 +10,8 @@ from grip_exchange import run_all, write
 from grip_zoo import COMPILED, ZOO, Specimen, gripped
 from optional import optional
 
+from opgrip.capture.grip.source.folder import check_names
 from opgrip.capture.grip.source.module import ModuleText, lay_out, take
-from opgrip.capture.grip.source.proof import check_names
 
 optional("mmdet")
 optional("mmseg")

@@ -12,7 +12,7 @@ import torch
 
 from opgrip.capture import Capture
 from opgrip.capture.hooks import dispatch
-from opgrip.capture.signatures import deferred
+from opgrip.capture.signatures import fitting as deferred
 from opgrip.capture.timing import page_faults
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import Inputs, device_map

@@ -24,11 +24,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import opgrip.capture
 from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.marks import marks
 from opgrip.capture.on_demand.names import check_pattern, is_of_pattern, recording_path
 from opgrip.capture.on_demand.sampling import make_room
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.on_demand.step_capture import StepCapture
+from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.torch_compat.higher_order_private import stance_here
 from opgrip.errors import UserError
 from opgrip.traces import load

@@ -14,7 +14,7 @@ PROGRAM = """
 import gc, sys, threading, torch, opgrip.capture
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.on_demand.agent import agent_here
-from opgrip.capture.on_demand.marks import marks
+from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.on_demand.recording import Recording
 
 def step():

@@ -14,17 +14,14 @@ from programs import run_command, train_tiny_net
 
 from opgrip.capture import capture
 from opgrip.capture.models.operators import registered, torch_tables
-from opgrip.capture.models.operators.categories import CATEGORIES
 from opgrip.capture.models.operators.choosing import choose
 from opgrip.capture.models.operators.coverage import Coverage
-from opgrip.capture.models.operators.drawing import seeded
-from opgrip.capture.models.operators.entry import Entry
-from opgrip.capture.models.operators.forked import ENDS, try_all
 from opgrip.capture.models.operators.program import operators_program
-from opgrip.capture.models.operators.running import SampleRunner, SampleScope
-from opgrip.capture.models.operators.schemas import find_samples, schema_entries, schema_samples
-from opgrip.capture.models.operators.selecting import spread
-from opgrip.capture.models.operators.shapes import LARGE_ELEMENTS, enlarge, grown
+from opgrip.capture.models.operators.registered import Entry
+from opgrip.capture.models.operators.running import SampleRunner, SampleScope, spread
+from opgrip.capture.models.operators.schemas import ENDS, find_samples, schema_entries, schema_samples, try_all
+from opgrip.capture.models.operators.shapes import LARGE_ELEMENTS, enlarge, grown, seeded
+from opgrip.capture.models.operators.torch_tables import CATEGORIES
 from opgrip.capture.models.program import OperatorOptions
 from opgrip.errors import UserError
 from opgrip.replay import replay

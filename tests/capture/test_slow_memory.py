@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opgrip.capture import Capture
-from opgrip.capture.command.closing import closing_lines
+from opgrip.capture.command.opcapture import closing_lines
 from opgrip.capture.recording import flusher as flushing
-from opgrip.capture.timing.page_faults import CountedCall
-from opgrip.capture.timing.slow_memory import SlowMemory
+from opgrip.capture.timing.page_faults import CountedCall, SlowMemory
 from opgrip.platform import page_fault_cost
 from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.replay.cases.cases import make_cases

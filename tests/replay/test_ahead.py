@@ -13,7 +13,7 @@ from settings import settings_of
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.run.failures import describe_failure
-from opgrip.replay.run.limits import Limits
+from opgrip.replay.run.settings import Limits
 from opgrip.replay.workers.ahead import in_parts
 
 GB = 10**9

@@ -16,11 +16,11 @@ from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.table import print_results
-from opgrip.replay.results.behaviours import BehaviourColumns
+from opgrip.replay.results.repeats import BehaviourColumns
 from opgrip.replay.run.measure import measure_cases
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
-from opgrip.traces.codec.storage_codes import encode_storages
+from opgrip.traces.codec.call_blocks import encode_storages
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, Context, Header, Observed, Record, Scope, Signature, Thread, Values

@@ -15,7 +15,8 @@ from opgrip.errors import UserError
 from opgrip.platform.nvml import Gpu, find_gpu, open_gpu
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import OK
-from opgrip.replay.run import clocks, measure, metering
+from opgrip.replay.run import clocks, measure
+from opgrip.replay.run import measure as metering
 from opgrip.replay.run.clocks import Clocks, warm_up
 from opgrip.replay.run.energy import EnergyColumns, Meter, open_meter
 from opgrip.replay.timing.rounds import NO_ROW

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.replay.inputs.indices import distinct_in_rows, distinct_places, fitting_lengths
+from opgrip.replay.inputs.layouts import distinct_in_rows, distinct_places, fitting_lengths
 
 anything = st.integers(-(2**40), 2**40)
 

@@ -18,9 +18,8 @@ from programs import ROOT, run_command
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.programs import FLAGS as NCU_FLAGS
 from opgrip.replay.analyses.nsys import nsys
-from opgrip.replay.analyses.nsys.nsys import PLACES
+from opgrip.replay.analyses.nsys.nsys import PLACES, NsysColumns, Runs, joined, joined_alone, with_seen
 from opgrip.replay.analyses.nsys.report import Report, read_report
-from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined, joined_alone, with_seen
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, merged_arguments
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import load_results

@@ -9,7 +9,7 @@ import pytest
 import torch
 from programs import run_command, run_python
 
-from opgrip.cli.keywords import OF_COMMANDS, arguments_of
+from opgrip.cli.options import OF_COMMANDS, arguments_of
 from opgrip.replay import Results, load_results, replay
 from opgrip.replay.replay_options import make_parser
 from opgrip.traces import UserError

@@ -15,7 +15,7 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.replay_options import job_with
-from opgrip.replay.results.machines import Machine
+from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import OK
 from opgrip.replay.run.preparation import empty_rows
 from opgrip.replay.workers.engines.engine import EngineLostError

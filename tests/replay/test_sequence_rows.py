@@ -19,7 +19,7 @@ from opgrip.capture import Capture
 from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.command.replay import replay
-from opgrip.replay.operators.calling import Function
+from opgrip.replay.operators.memory import Function
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED

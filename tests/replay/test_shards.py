@@ -17,11 +17,10 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
-from opgrip.replay.compare.store.merging import merge_runs
-from opgrip.replay.compare.store.shards import missing_shards
+from opgrip.replay.compare.store.merging import merge_runs, missing_shards
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.replay_options import job_with
-from opgrip.replay.results.machines import Machine, this_machine
+from opgrip.replay.results.origins import Machine, this_machine
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import MACHINE_KIND, identity
 from opgrip.replay.workers.shards import Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard

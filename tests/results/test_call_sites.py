@@ -30,7 +30,7 @@ from opgrip.replay.cases.call_sites import (
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.outcome import read_run
-from opgrip.replay.results.groups import shares_by
+from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.run.preparation import expected_rows
 from opgrip.tools.report import make_page
 from opgrip.tools.report.runs import describe_runs

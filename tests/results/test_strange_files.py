@@ -17,7 +17,7 @@ from made_runs import HEADER, made_row, made_run
 from programs import run_command
 from pyarrow import parquet
 
-from opgrip.display.csv_escape import quoted, unquoted
+from opgrip.cli.output_files import quoted, unquoted
 from opgrip.errors import UserError
 from opgrip.replay.compare import compare
 from opgrip.replay.compare.reports.files import FORMS

@@ -21,10 +21,9 @@ from opgrip.replay.cases.functions import function_case
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.results.results import FAILED, OK, Result
-from opgrip.replay.run.limits import Limits
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.run.preparation import empty_row
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.settings import Limits, Settings
 
 ASSERT = "device-side assert triggered"
 MB = 1 << 20

@@ -16,7 +16,7 @@ from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.differences import Difference, Tolerances, check_form, compare_traces, write_difference
-from opgrip.traces.analysis.differences.statistics import statistics_of
+from opgrip.traces.analysis.differences.compare import statistics_of
 from opgrip.traces.schema.tensor_specs import TensorSpec
 from opgrip.traces.table.trace import Trace as TraceType
 from opgrip.traces.values import fit

@@ -23,7 +23,7 @@ from opgrip.traces.analysis.redaction.fields import LEFT_OUT, TREATMENTS, treatm
 from opgrip.traces.analysis.redaction.leftovers import Leftovers
 from opgrip.traces.analysis.redaction.models import _COARSE
 from opgrip.traces.analysis.redaction.names import Names
-from opgrip.traces.analysis.redaction.numbers import IntegerMap, coarse_float, coarse_int
+from opgrip.traces.analysis.redaction.policy import IntegerMap, coarse_float, coarse_int
 from opgrip.traces.analysis.redaction.redact import redact
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.codec.record_forms import to_json

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.cli.folding import fold, shorten
 from opgrip.cli.plural import counted
+from opgrip.cli.terminal import fold, shorten
 from opgrip.display.tables import TableColumn, print_table
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")

@@ -15,7 +15,7 @@ from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
 from opgrip.traces.analysis.validation import validate
-from opgrip.traces.analysis.validation.schema import NOT_INSTALLED, Schema
+from opgrip.traces.analysis.validation.validate import NOT_INSTALLED, Schema
 
 Line = dict[str, Any]
 

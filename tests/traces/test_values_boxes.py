@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from optional import optional
 from redrawn import drawn, fitted
 
-from opgrip.traces.values.box_layout import overlapping
-from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.boxes import Boxes, overlapping
 
 
 def seeded(seed: int) -> torch.Generator:

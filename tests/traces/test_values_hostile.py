@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import fit, value_model_from_json, value_model_to_json, value_models
-from opgrip.traces.values.box_layout import draw_separate_boxes
+from opgrip.traces.values.boxes import draw_separate_boxes
 
 HUGE = [2**31, 2**62, 2**63 - 1, 2**63, 2**70, 10**400, -1, -(2**63), -(2**64)]
 ODD: list[Any] = [

@@ -17,9 +17,9 @@ from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.model import MOST, pieces, rows_of
 from opgrip.traces.values.one_hot import OneHot
 from opgrip.traces.values.permutation import Permutation
-from opgrip.traces.values.pieces import MOST, pieces, rows_of
 from opgrip.traces.values.probabilities import Probabilities
 from opgrip.traces.values.progression import Progression
 

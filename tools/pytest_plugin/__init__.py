@@ -14,10 +14,9 @@ import pytest
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.tools.pytest_plugin.fixtures import RESULTS, opgrip_benchmark, opgrip_replay
-from opgrip.tools.pytest_plugin.measured import Benchmarks, rows_of_test
+from opgrip.tools.pytest_plugin.measured import KEY, Benchmarks, SharedFolder, Turns, rows_of_test
 from opgrip.tools.pytest_plugin.options import add_options, read_options
 from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
-from opgrip.tools.pytest_plugin.turns import KEY, SharedFolder, Turns
 
 if TYPE_CHECKING:
     from opgrip.tools.pytest_plugin.traces import TraceFile

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.tools.pytest_plugin.baseline import Baseline, TestRow, join_headers, results_of
 from opgrip.tools.pytest_plugin.options import Options
-from opgrip.tools.pytest_plugin.turns import Turns
 
 if TYPE_CHECKING:
     from opgrip.replay.compare import Comparison
@@ -18,6 +17,58 @@ if TYPE_CHECKING:
     from opgrip.replay.compare.gate import Gate, Held
     from opgrip.replay.outcome import Results
     from opgrip.replay.results.results import Result
+
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+KEY = "opgrip_folder"
+
+
+class Turns:
+    """What the workers of a run of pytest-xdist share.
+
+    Parameters
+    ----------
+    folder : that all of them have; None where tests run in one process
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until no other worker measures."""
+        if self.folder is None:
+            yield
+            return
+        import fcntl
+
+        with (self.folder / "turn").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                # a process that was forked meanwhile has the file open too
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+
+class SharedFolder:
+    """A plug-in of the process that starts workers: gives each of them the same temporary folder."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="opgrip-pytest-")
+
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker, before it starts."""
+        node.workerinput[KEY] = self._folder.name
+
+    def pytest_unconfigure(self) -> None:
+        """Remove the folder."""
+        self._folder.cleanup()
+
 
 ADDED, BROKEN, CHANGED = "ADDED", "BROKEN", "CHANGED"
 

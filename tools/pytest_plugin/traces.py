@@ -139,7 +139,7 @@ class TraceFile(pytest.File):
 
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
     """Of the test of each case; `operator[shapes]`, as pytest names variants of a test."""
-    from opgrip.cli.folding import shorten
+    from opgrip.cli.terminal import shorten
     from opgrip.replay.results.results import describe_shapes
 
     seen: Counter[str] = Counter()

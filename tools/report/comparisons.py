@@ -8,8 +8,7 @@ from typing import Any
 
 from opgrip.replay.compare.comparison import compare
 from opgrip.replay.compare.gate import hold_all, margin_for, parse_gate
-from opgrip.replay.compare.reports.rows import rows_of
-from opgrip.replay.compare.reports.words import advice, summary, total_line
+from opgrip.replay.compare.reports.rows import advice, rows_of, summary, total_line
 from opgrip.replay.outcome import Results
 
 GATES = ("slower<=5%", "failed<=0", "changed<=0")

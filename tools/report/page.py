@@ -7,12 +7,17 @@ import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
 from string import Template
+from types import ModuleType
 from typing import Any
 
+from opgrip.cli.plugins import needed
+from opgrip.errors import UserError
 from opgrip.replay.outcome import Results
-from opgrip.tools.report.bundles import own, own_script, plotly, tables
 from opgrip.tools.report.comparisons import GATES, describe_comparisons
 from opgrip.tools.report.corpus_view import describe_corpus
 from opgrip.tools.report.launches import SHORT_US
@@ -20,6 +25,40 @@ from opgrip.tools.report.runs import command_of, describe_runs
 from opgrip.tools.report.trace_views import describe_trace
 from opgrip.traces.table.trace import Trace
 from opgrip.zoo.corpus import Corpus
+
+SCRIPTS = ("base.js", "charts.js", "tables.js", "views.js", "launches.js", "corpus.js", "case.js", "main.js")
+"""The page's own, in the order in which they run."""
+
+
+@cache
+def plotly() -> str:
+    """The script of Plotly, which draws."""
+    return _file(needed("plotly", "report"), "package_data/plotly.min.js")
+
+
+@cache
+def tables() -> tuple[str, str]:
+    """Module and style sheet of DataTables, as itables brings them."""
+    package = needed("itables", "report")
+    return _file(package, "html/dt_bundle.js"), _file(package, "html/dt_bundle.css")
+
+
+@cache
+def own(name: str) -> str:
+    """A file of this package."""
+    return (files(__package__) / "static" / name).read_text(encoding="utf-8")
+
+
+def own_script() -> str:
+    """The page's own scripts as one, whose names nothing else sees."""
+    return '(() => {\n"use strict";\n' + "\n".join(map(own, SCRIPTS)) + "\n})();"
+
+
+def _file(package: ModuleType, name: str) -> str:
+    path = Path(str(package.__file__)).parent / name
+    if not path.is_file():
+        raise UserError(f"{package.__name__} has no {name}", "pip install --upgrade 'opgrip[report]'")
+    return path.read_text(encoding="utf-8")
 
 
 def make_page(

@@ -12,7 +12,7 @@ import numpy as np
 
 from opgrip.replay.analyses.modes import summarize_modes
 from opgrip.replay.analyses.speed_ups import SpeedUp
-from opgrip.replay.cases.families import family_of
+from opgrip.replay.cases.traits import family_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column

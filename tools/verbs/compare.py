@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opgrip.cli.command import add_debug
 from opgrip.cli.option_types import percent
-from opgrip.tools.verbs.kept_runs import add_store
+from opgrip.tools.verbs.results_list import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 EXAMPLES = """\

@@ -11,11 +11,32 @@ from opgrip.cli.command import add_debug, add_reading, positive
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs.corpus_notes import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
     from opgrip.zoo.corpus import Corpus
+
+
+from collections.abc import Sequence
+
+from opgrip.cli.command import printable
+from opgrip.errors import shortened
+
+MOST_NOTES, MOST_NOTE = 10, 200
+
+
+def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
+    """Say the first of them.
+
+    Parameters
+    ----------
+    more : what has all of them
+    """
+    for note in notes[:MOST_NOTES]:
+        reporter.say(shortened(printable(note), MOST_NOTE))
+    if len(notes) > MOST_NOTES:
+        reporter.say(f"{len(notes) - MOST_NOTES:,} more files were left out{more}")
+
 
 BY = ("op", "shape", "dtype", "model", "family", "signature", "row")
 ALL = -1

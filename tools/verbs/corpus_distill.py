@@ -12,7 +12,7 @@ from opgrip.cli.command import add_debug, add_reading, positive, printable
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs.corpus_notes import say_notes
+from opgrip.tools.verbs.corpus import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opgrip.cli.command import add_debug
 from opgrip.replay.plots import Run, plots
-from opgrip.tools.verbs.kept_runs import add_store
+from opgrip.tools.verbs.results_list import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 EXAMPLES = """\

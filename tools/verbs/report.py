@@ -12,7 +12,7 @@ from opgrip.cli.command import add_debug, add_reading
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs.kept_runs import add_store
+from opgrip.tools.verbs.results_list import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.replay.compare.gate import parse_gate
     from opgrip.replay.compare.store.store import Store
     from opgrip.tools.report import make_page
-    from opgrip.tools.report.bundles import plotly, tables
     from opgrip.tools.report.comparisons import GATES
+    from opgrip.tools.report.page import plotly, tables
     from opgrip.zoo.corpus.members import is_several
 
     for text in args.gate:

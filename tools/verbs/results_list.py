@@ -6,10 +6,23 @@ import argparse
 import json
 import sys
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from opgrip.cli.command import add_debug
-from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Give a verb the store that it looks into."""
+    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Give a verb the run that it works on, `which`, and its store."""
+    names = "a file of opreplay, a run of the store or what its name begins or ends with, or latest"
+    parser.add_argument("which", metavar="RUN", help=names)
+    add_store(parser)
+
 
 MOST_OF_NAME = 60
 """Characters of a cell: with --operator, what stands for the trace holds all inputs."""

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from opgrip.cli.command import add_debug
-from opgrip.tools.verbs.kept_runs import add_store
+from opgrip.tools.verbs.results_list import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 EXAMPLES = """\
@@ -34,8 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Merge: cases of one run alone stand beside each other, those of several become repeats."""
     from opgrip.cli.output_files import check_writable
     from opgrip.cli.plural import counted
-    from opgrip.replay.compare.store.merging import merge_runs
-    from opgrip.replay.compare.store.shards import missing_shards
+    from opgrip.replay.compare.store.merging import merge_runs, missing_shards
     from opgrip.replay.compare.store.store import Store
     from opgrip.replay.outcome import read_run, write_results
 

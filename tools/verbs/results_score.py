@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from opgrip.cli.command import add_debug
-from opgrip.tools.verbs.kept_runs import add_run
+from opgrip.tools.verbs.results_list import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
 
 EXAMPLES = """\

@@ -7,7 +7,7 @@ import json
 import sys
 
 from opgrip.cli.command import add_debug, positive, printable
-from opgrip.tools.verbs.kept_runs import add_run
+from opgrip.tools.verbs.results_list import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
 
 EXAMPLES = """\

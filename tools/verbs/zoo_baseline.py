@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opgrip.cli.command import add_debug, printable
 from opgrip.cli.plural import counted
-from opgrip.tools.verbs.kept_runs import add_run
+from opgrip.tools.verbs.results_list import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
 
 EXAMPLES = """\

@@ -6,6 +6,7 @@ is kept is 8 bytes for each piece of memory, and more of the memory that is aliv
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,9 +17,56 @@ from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
 from opgrip.traces.schema.mutated_arguments import written
 from opgrip.traces.schema.records import NO_STORAGE, Signature
-from opgrip.traces.table.memory_numbers import UNKNOWN, MemoryNumbers
 from opgrip.traces.table.profiler_labels import own_calls
 from opgrip.traces.table.trace import Trace
+
+UNKNOWN = -1
+
+
+class MemoryNumbers:
+    """Numbers below 2 ** 31 by that of the memory: a trace has as many pieces as calls, and counts them from 0."""
+
+    def __init__(self) -> None:
+        self._near = array("i")
+        self._far: dict[int, int] = {}
+        self._count = 0
+
+    def get(self, storage: int) -> int:
+        """The number, `UNKNOWN` where there is none."""
+        number = self._near[storage] if 0 <= storage < len(self._near) else UNKNOWN
+        return number if number != UNKNOWN or not self._far else self._far.get(storage, UNKNOWN)
+
+    def set(self, storage: int, number: int) -> None:
+        """Take note of it."""
+        self._count += 1
+        # damaged traces have any numbers
+        if storage in self._far or not 0 <= storage < self._end:
+            self._far[storage] = number
+            return
+        self._reach(storage)
+        self._near[storage] = number
+
+    def raise_to(self, storages: Integers, numbers: Integers) -> None:
+        """Take note of numbers, (N,) both, where they are larger than those that there are."""
+        self._count += len(storages)
+        far = (storages < 0) | (storages >= self._end)
+        if self._far:
+            far |= np.isin(storages, np.array(list(self._far), dtype=np.int64))
+        for storage, number in zip(storages[far].tolist(), numbers[far].tolist(), strict=True):
+            self._far[storage] = max(self._far.get(storage, UNKNOWN), number)
+        near = storages[~far]
+        if len(near):
+            self._reach(int(near.max()))
+            np.maximum.at(np.frombuffer(self._near, dtype=np.intc), near, numbers[~far].astype(np.intc))
+
+    @property
+    def _end(self) -> int:
+        return max(len(self._near), 2 * self._count + 4096)
+
+    def _reach(self, storage: int) -> None:
+        if storage >= len(self._near):
+            self._near.extend(array("i", [UNKNOWN]) * (storage + 1 - len(self._near)))
+
 
 COLUMNS = (
     *("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "device_ns", "time_ns", "host_ns"),

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from opgrip.errors import UserError
 from opgrip.traces.analysis.ranks.alignment import measure_clocks, rank_of
-from opgrip.traces.codec.block_lines import encode_block
-from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.codec.call_blocks import CallBlock, encode_block
 from opgrip.traces.codec.json_values import LATEST_NS
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.io.reader import TraceReader, read_header

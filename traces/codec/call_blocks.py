@@ -10,11 +10,56 @@ from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opgrip.traces.codec.integer_text import Integers, parse_integers
 from opgrip.traces.codec.json_values import LATEST_NS, LIMIT
-from opgrip.traces.codec.storage_codes import decode_codes
 from opgrip.traces.schema.records import NO_STORAGE, Calls
+
+FAR = 999
+"""Storages that are older than so many are written by their number."""
+
+
+def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
+    """Numbers of storages as a block holds them, so that a loop's rounds read the same.
+
+    A positive code is that much more than the largest number so far; 0 to `1 - FAR` is that much less than it; `-FAR`
+    is `NO_STORAGE`; a lower code c is the number `-FAR - 1 - c`.
+    """
+    own = np.asarray(numbers, dtype=np.int64)
+    # the largest before each
+    largest = np.maximum.accumulate(np.concatenate([[newest], own]))[:-1]
+    distance = largest - own
+    near = np.where(distance < FAR, -distance, -FAR - 1 - own)
+    codes: list[int] = np.where(own == NO_STORAGE, -FAR, near).tolist()
+    return codes
+
+
+def decode_storages(codes: list[int], newest: int) -> list[int]:
+    """The numbers that `encode_storages` was given."""
+    numbers = []
+    for code in codes:
+        if code > 0:
+            newest += code
+            numbers.append(newest)
+        elif code > -FAR:
+            numbers.append(newest + code)
+        else:
+            numbers.append(NO_STORAGE if code == -FAR else -FAR - 1 - code)
+    return numbers
+
+
+def decode_codes(codes: Integers, largest: Integers) -> Integers:
+    """The same of arrays, (N,).
+
+    Parameters
+    ----------
+    largest : the largest number so far, each time with that of the code
+    """
+    numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
+    numbers[codes == -FAR] = NO_STORAGE
+    return numbers
+
 
 NONE: Integers = np.empty(0, dtype=np.int64)
 Fields: TypeAlias = dict[str, bytes]
@@ -291,3 +336,36 @@ def _pairs(text: bytes | None) -> list[tuple[int, int]]:
 def _farthest(steps: Integers, start: int) -> int:
     """A bound of how far from 0 one can come that goes so many steps from `start`."""
     return max(int(steps.max()), -int(steps.min())) * len(steps) + abs(start) if len(steps) else abs(start)
+
+
+def encode_block(block: CallBlock) -> bytes:
+    """The line that `encode_line` makes of the same calls as a record."""
+    starts = block.start_ns
+    parts = [
+        f'{{"type":"calls","thread":{block.thread},"start_ns":{int(starts[0]) if len(starts) else 0}',
+        *(f'"{name}":{_text(column)}' for name, column in (("signature", block.signature), ("scope", block.scope))),
+        f'"after_ns":{_text(np.diff(starts, prepend=starts[:1]))}',
+        f'"duration_ns":{_text(block.duration_ns)}',
+        f'"tensors":{_text(block.tensors)}',
+        f'"newest":{block.newest}',
+        f'"storages":{_plain(encode_storages(block.storages, block.newest))}',
+    ]
+    if len(block.device_ns):
+        parts.append(f'"device_ns":{_text(block.device_ns)}')
+    if block.page_faults:
+        parts.append(f'"page_faults":{_plain([list(pair) for pair in block.page_faults])}')
+    if block.streams.any():
+        parts.append(f'"streams":{_text(block.streams)}')
+    if block.perturbed:
+        parts.append(f'"perturbed":{_plain([list(pair) for pair in block.perturbed])}')
+    if block.slow_memory:
+        parts.append(f'"slow_memory":{_plain([list(pair) for pair in block.slow_memory])}')
+    return f"{','.join(parts)}}}\n".encode()
+
+
+def _text(column: NDArray[np.int64]) -> str:
+    return _plain(column.tolist())
+
+
+def _plain(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from operator import add
 
+from opgrip.traces.codec.call_blocks import decode_storages, encode_storages
 from opgrip.traces.codec.json_values import LATEST_NS, integer, integers, text
-from opgrip.traces.codec.storage_codes import decode_storages, encode_storages
 from opgrip.traces.schema.arguments import FormatError, Json
 from opgrip.traces.schema.records import Calls, DeviceTimes, Kernels
 

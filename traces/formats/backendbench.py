@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import torch
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
 from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet, rows_of

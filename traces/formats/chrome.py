@@ -17,8 +17,7 @@ from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilde
 from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.overloads import Bound, NoOverload
 from opgrip.traces.formats.profiler_arguments import bind_inputs
-from opgrip.traces.formats.profiler_events import DeviceWork, EventTable, Slice
-from opgrip.traces.formats.profiler_nesting import OperatorCall, calls_of
+from opgrip.traces.formats.profiler_events import DeviceWork, EventTable, OperatorCall, Slice, calls_of
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Kernels, Record

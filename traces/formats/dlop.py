@@ -19,15 +19,16 @@ import torch
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
 from opgrip.traces.formats.configurations.modules import Recording
-from opgrip.traces.formats.dlop_functions import FUNCTIONS, calls_of_row
-from opgrip.traces.formats.dlop_operators import (
+from opgrip.traces.formats.dlop_functions import (
     CONSTANTS,
     DTYPES_OF,
+    FUNCTIONS,
     IGNORED,
     NAMES,
     REWRITES,
     UNMAPPED,
     Row,
+    calls_of_row,
 )
 from opgrip.traces.formats.overloads import op_of, schemas_of
 from opgrip.traces.formats.tritonbench import NO_DEVICE

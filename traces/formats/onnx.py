@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.errors import one_line
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.nodes.wire import holds_more_fields
 from opgrip.traces.formats.onnx_folding import Shapes, complete
-from opgrip.traces.formats.onnx_functions import inlined
-from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
+from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, inlined, tensor
 from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats

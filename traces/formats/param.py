@@ -22,8 +22,7 @@ from opgrip.traces.formats.configurations.choices import Choices
 from opgrip.traces.formats.configurations.generators import Arguments, Draw, Generate
 from opgrip.traces.formats.configurations.modules import Recorded, Recording
 from opgrip.traces.formats.configurations.plan import Case, Entry, UnreadableCase, plan_of, reasons
-from opgrip.traces.formats.param_calls import calls_of
-from opgrip.traces.formats.param_writing import write
+from opgrip.traces.formats.param_writing import calls_of, write
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.records import Record, Scope
 from opgrip.traces.schema.torch_names import device_name

@@ -17,12 +17,11 @@ import numpy as np
 
 from opgrip.cli.plural import counted
 from opgrip.errors import one_line
-from opgrip.traces.codec.call_blocks import NONE, CallBlock
+from opgrip.traces.codec.call_blocks import NONE, CallBlock, decode_storages
 from opgrip.traces.codec.call_forms import FAR_AWAY, NEGATIVE, counts_by_place
 from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.codec.json_values import LATEST_NS, integer, integers
 from opgrip.traces.codec.record_forms import from_json
-from opgrip.traces.codec.storage_codes import decode_storages
 from opgrip.traces.formats.parquet_files import MAGIC, MARK, batches_of, footer_of, open_parquet
 from opgrip.traces.formats.parquet_table import ALONE, NUMBERS, RECORDS, STORAGES, ParquetTable
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats

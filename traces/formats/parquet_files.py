@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.errors import one_line
 from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
 from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile

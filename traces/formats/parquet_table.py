@@ -11,15 +11,41 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.traces.codec.call_blocks import CallBlock, block_of, perturbed_flags, record_of
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.parquet_files import EXTRA, MARK
-from opgrip.traces.formats.signature_outline import outline
+from opgrip.traces.schema.arguments import TensorSpec, encode
 from opgrip.traces.schema.records import Calls, Header, Record, Scope, Signature, Thread
+from opgrip.traces.schema.torch_names import plain_name, tensor_outline
 from opgrip.traces.table.step_starts import StepStarts
+
+MOST_OUTLINE = 1000
+"""Characters of the arguments of a call."""
+
+
+def outline(signature: Signature) -> str:
+    """A call's arguments in short: `float32[2,3], 1, alpha=2`."""
+    named = (f"{name}={_outline(value)}" for name, value in signature.kwargs.items())
+    text = ", ".join([*map(_outline, signature.args), *named])
+    return text if len(text) <= MOST_OUTLINE else f"{text[: MOST_OUTLINE - 1]}…"
+
+
+def _outline(value: Any) -> str:
+    match value:
+        case TensorSpec():
+            return tensor_outline(value.dtype, value.shape)
+        case list() | tuple():
+            return f"[{', '.join(map(_outline, value))}]"
+        case None | bool() | int() | float() | str():
+            return repr(value)
+        case torch.dtype() | torch.layout() | torch.memory_format() | torch.device():
+            return plain_name(value)
+    return json.dumps(encode(value))
+
 
 ALONE = b"opgrip.records"
 """Key of the note that has the records of a trace without calls."""

@@ -11,8 +11,7 @@ from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.records import PHASES, Record, Scope, Signature, Thread
-from opgrip.traces.table.call_source import selected
-from opgrip.traces.table.number_set import NumberSet
+from opgrip.traces.table.call_source import NumberSet, selected
 from opgrip.traces.table.step_starts import StepStarts, find_step_starts
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from opgrip.traces.codec.call_blocks import CallBlock, block_of
 from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.schema.records import Calls, End, Header, Record, Signature, Thread
-from opgrip.traces.table.number_set import NumberSet
+from opgrip.traces.table.call_source import NumberSet
 from opgrip.traces.table.profiler_labels import is_mark
 
 MOST_STEPS = 1 << 20

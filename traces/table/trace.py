@@ -38,8 +38,7 @@ from opgrip.traces.schema.records import (
 from opgrip.traces.table.accelerators import merge_facts
 from opgrip.traces.table.call_filter import choice_of
 from opgrip.traces.table.call_source import CallSource
-from opgrip.traces.table.call_table import Names, all_storages, calls_table, rows_table, with_times
-from opgrip.traces.table.device_times import summarize_kernels
+from opgrip.traces.table.call_table import Names, all_storages, calls_table, rows_table, summarize_kernels, with_times
 from opgrip.traces.table.distinct_calls import distinct_calls
 from opgrip.traces.table.lazy_fields import OnDemand, is_made
 from opgrip.traces.table.ordered_calls import NUMBER, ordered_rows

@@ -10,7 +10,7 @@ import torch
 
 from opgrip.traces.values.drawing import at_quantiles
 from opgrip.traces.values.float_bits import Floats1D, Kinds, is_plain, magnitudes, smallest
-from opgrip.traces.values.pieces import every_so_many
+from opgrip.traces.values.model import every_so_many
 
 SHAPES = ("normal", "uniform", "quantiles")
 _TAIL = (0.0, 0.001, 0.005, 0.01, 0.02)

@@ -5,14 +5,117 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from opgrip.cli.plugins import Registry
 from opgrip.traces.schema.arguments import FormatError, Json, decode, encode
 from opgrip.traces.schema.value_model import ValueModel
-from opgrip.traces.values.pieces import MOST, pieces, rows_of
+from opgrip.traces.values.tensor_arrays import array_of
+
+Number = TypeVar("Number", bound=np.generic)
+
+MOST = 4096
+"""Elements in all pieces; a tensor of no more is looked at whole."""
+LENGTH = 256
+"""Elements of a piece."""
+SHORT, MORE = (16, 1), 1 << 14
+"""Lengths of pieces where longer ones hold one value alone, and elements in them."""
+FEWEST_ROWS = 4
+"""Of rows so long that all elements are in one."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples are spread evenly and meet no period."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def pieces(tensor: torch.Tensor) -> torch.Tensor:
+    """Pieces (R, C) in row-major order: rows along the last dimension, or parts of rows that are longer than a piece.
+
+    They are more and shorter where one holds a single value, as most do of a table of which few rows were used.
+
+    Parameters
+    ----------
+    tensor : strided, of more than `MOST` elements
+    """
+    part = _pieces(tensor, LENGTH, MOST)
+    if not _holds_constants(part):
+        return part
+    for length in SHORT:
+        part = tensor if tensor.numel() <= MORE else _pieces(tensor, length, MORE)
+        if bool((part != part[(0,) * part.dim()]).any()):
+            break
+    return part
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, of whole rows; fewer where they are long."""
+    if tensor.numel() <= FEWEST_ROWS * tensor.shape[-1]:
+        return tensor
+    return _pieces(tensor, LENGTH, MOST, whole_rows=True)
+
+
+def _pieces(tensor: torch.Tensor, length: int, most: int, whole_rows: bool = False) -> torch.Tensor:
+    offsets, extent = _offsets(tuple(tensor.shape), tensor.stride(), length, most, whole_rows)
+    return taken(tensor, offsets, extent)
+
+
+def _holds_constants(part: torch.Tensor) -> bool:
+    """Whether all elements of a piece are the same."""
+    flat = part.reshape(-1)
+    whole = flat[: len(flat) // LENGTH * LENGTH].view(-1, LENGTH)
+    return bool((whole == whole[:, :1]).all(dim=1).any())
+
+
+def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torch.Tensor:
+    """Elements by how far they lie in memory behind the first, in the offsets' shape.
+
+    Parameters
+    ----------
+    extent : more than any offset
+    """
+    memory = tensor.as_strided((extent,), (1,))
+    if tensor.itemsize not in _BITS:
+        return torch.from_numpy(np.take(array_of(memory), offsets))
+    # by numpy: torch shares the least work out to threads, whose processors may be busy; it has no bfloat16
+    return torch.from_numpy(np.take(array_of(memory.view(_BITS[tensor.itemsize])), offsets)).view(tensor.dtype)
+
+
+def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
+    """At most so many elements (N,), at equal distances; a view."""
+    # an odd distance: every second element of interleaved pairs would be one of the two alone
+    return values if len(values) <= most else values[:: -(-len(values) // most) | 1]
+
+
+@lru_cache(maxsize=128)
+def _offsets(
+    shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
+) -> tuple[NDArray[np.int64], int]:
+    """Places (R, C) of the elements in memory after the first, and how much memory these reach over."""
+    columns, rows = shape[-1], int(np.prod(shape[:-1], dtype=np.int64))
+    height, width = max(1, length // columns), columns if whole_rows else min(columns, length)
+    count = max(min(rows, FEWEST_ROWS), most // (height * width))
+    if width == columns:
+        row = (_starts(count, rows, height)[:, None] + np.arange(height)).reshape(-1)
+        column = np.zeros_like(row)
+    else:
+        row, column = np.divmod(_starts(count, rows * columns, width), columns)
+        column = np.minimum(column, columns - length)
+    row_offsets = column * stride[-1]
+    for place, step in zip(np.unravel_index(row, shape[:-1]) if len(shape) > 1 else (), stride[:-1], strict=True):
+        row_offsets = row_offsets + place * step
+    offsets = row_offsets[:, None] + np.arange(width) * stride[-1]
+    return offsets, int(offsets.max()) + 1
+
+
+def _starts(count: int, total: int, length: int) -> NDArray[np.int64]:
+    """Where so many pieces of this length begin that lie apart, one in each part of as many."""
+    parts, size = np.arange(count), total / count
+    return np.floor(parts * size + parts * GOLDEN % 1 * max(0.0, size - length)).astype(np.int64)
+
 
 ALL, PIECES, ROWS = "all", "pieces", "rows"
 """What a kind of model sees of a large tensor of whose elements none decides for itself: all, pieces, whole rows."""

@@ -11,8 +11,8 @@ import torch
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import at_quantiles, scaled, shuffled
+from opgrip.traces.values.integers import tally
 from opgrip.traces.values.model import leading, value_models
-from opgrip.traces.values.tally import tally
 from opgrip.traces.values.tensor_arrays import array_of
 
 DISTINCT = 64

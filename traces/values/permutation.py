@@ -10,9 +10,8 @@ import torch
 
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import distinct
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.model import MOST, pieces, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
-from opgrip.traces.values.pieces import MOST, pieces
 from opgrip.traces.values.tensor_arrays import array_of
 
 

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.traces.values import checks
-from opgrip.traces.values.model import leading, value_models
-from opgrip.traces.values.pieces import taken
+from opgrip.traces.values.model import leading, taken, value_models
 from opgrip.traces.values.tensor_arrays import array_of
 
 HEADS = (64, 1 << 12)

@@ -7,7 +7,7 @@ import re
 import pandas as pd
 
 from opgrip.capture.models.operators.registered import is_composite, is_public, name_of, registered_operators
-from opgrip.replay.cases.families import family_of
+from opgrip.replay.cases.traits import family_of
 from opgrip.zoo.corpus import Corpus
 
 VENDOR, COPY = "vendor's library", "copy of a view"

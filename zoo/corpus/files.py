@@ -12,9 +12,8 @@ from typing import IO, Any
 import pandas as pd
 
 from opgrip.cli.command import printable
-from opgrip.cli.extras import needed
-from opgrip.cli.output_files import whole_file
-from opgrip.display.csv_escape import quoted
+from opgrip.cli.output_files import quoted, whole_file
+from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
 from opgrip.zoo.corpus.corpus import Corpus
 from opgrip.zoo.corpus.summaries import Summary

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.cli.compressed_files import Damage, read_chunks
-from opgrip.cli.extras import needed
 from opgrip.cli.output_files import whole_file
+from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
 from opgrip.traces.zoo import ZooTrace
 

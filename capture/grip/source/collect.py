@@ -16,6 +16,7 @@ from opgrip.capture.grip.source.items import (
     ClassItem,
     FunctionItem,
     Item,
+    ItemTable,
     Link,
     Piece,
     ValueItem,
@@ -30,7 +31,6 @@ from opgrip.capture.grip.source.resolve import (
     python_function,
     resolve,
 )
-from opgrip.capture.grip.source.table import ItemTable
 from opgrip.capture.grip.source.values import Inexpressible, Refer, express, express_class
 from opgrip.capture.grip.source.walker import names_of
 from opgrip.errors import UserError

@@ -2,26 +2,148 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
 from opgrip.capture.grip.source.decorators import find_definition
+from opgrip.capture.grip.source.fields import Everything, named_in
 from opgrip.capture.grip.source.files import first_line
-from opgrip.capture.grip.source.module import ModuleText, lay_out, take
-from opgrip.capture.grip.source.packages import IMPORTED, distribution_of, file_within, top_level
-from opgrip.capture.grip.source.proof import check_import, check_names
-from opgrip.capture.grip.source.reference import reference_text
+from opgrip.capture.grip.source.imports import Import, render
+from opgrip.capture.grip.source.module import ModuleText, lay_out, objects_of, owner_of, take
+from opgrip.capture.grip.source.packages import IMPORTED, distribution_of, file_within, is_imported, top_level
+from opgrip.capture.grip.source.scopes import bound_by
 from opgrip.capture.grip.source.tags import source_tags, tags_of
+from opgrip.capture.grip.source.walker import names_of
 from opgrip.errors import UserError
 from opgrip.traces.io.sample_folder import SAMPLE
+
+_SECONDS = 300
+
+_PROGRAM = """
+import sys
+
+# the sample beside could have the name of a module of Python
+sys.path[:] = [place for place in sys.path if place]
+import importlib.abc
+import importlib.util
+
+path, entry, *blocked = sys.argv[1:]
+
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{name} is what a sample does without")
+
+
+sys.meta_path.insert(0, Blocked())
+spec = importlib.util.spec_from_file_location("sample", path)
+module = importlib.util.module_from_spec(spec)
+# dataclasses look their module up
+sys.modules["sample"] = module
+spec.loader.exec_module(module)
+thing = module
+for name in entry.split("."):
+    thing = getattr(thing, name)
+"""
+
+
+def check_names(text: str, allowed: Iterable[str]) -> None:
+    """Raise `UserError` where a module's text names what it neither defines nor imports.
+
+    Parameters
+    ----------
+    allowed : names that nothing was bound to where the code comes from either
+    """
+    tree = ast.parse(text)
+    defined_names = {*vars(builtins), *allowed, "__file__"}
+    for statement in tree.body:
+        defined_names |= bound_by(statement)
+    lost = sorted({use.name for statement in tree.body for use in names_of(statement).uses} - defined_names)
+    if lost:
+        raise UserError(f"the sample would lack {', '.join(lost)}", "this is an error of the gripper: please report it")
+
+
+def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
+    """Raise `UserError` where a module cannot be imported by a Python that cannot import the project.
+
+    Parameters
+    ----------
+    entry : what it has to have: `Coder.decode`
+    blocked : top-level packages that are not to be found
+    """
+    names = sorted(set(blocked) - {"__main__"})
+    command = [sys.executable, "-c", _PROGRAM, str(path), entry, *names]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, env=environment, cwd=path.parent
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{path.name} could not be tried in a fresh Python", str(error)) from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        raise UserError(f"{path.name} does not run without its project", reason)
+
+
+def reference_text(gripped: Gripped, origin: str) -> ModuleText:
+    """The text of a module that imports a function, and the classes and functions among its arguments.
+
+    Raises
+    ------
+    UserError : where it cannot be imported by its name
+    """
+    owner = owner_of(gripped)
+    target = owner if owner is not None else gripped.function
+    first = _import_of(target, gripped.entry)
+    entry = first.name if owner is None else f"{first.name}.{gripped.entry.rpartition('.')[2]}"
+    classes = {
+        f"{thing.__module__}:{thing.__qualname__}": thing
+        for thing in _list_project_objects(gripped)
+        if thing is not target
+    }
+    imports = {name: _import_of(thing, name) for name, thing in classes.items()}
+    names = [first.name, *dict.fromkeys(one.name for one in imports.values())]
+    if len(names) < 1 + len(imports):
+        raise UserError(f"{gripped.entry} takes objects of two classes of one name", "grip it without by_reference")
+    exported = ", ".join(f'"{name}"' for name in sorted(names))
+    text = f'"""{entry} of {origin}, where that is installed."""\n\n{render([first, *imports.values()])}\n\n'
+    return ModuleText(
+        f"{text}__all__ = [{exported}]\n",
+        entry,
+        {name: one.name for name, one in imports.items()},
+        frozenset(),
+        frozenset(top_level(one.module) for one in (first, *imports.values())),
+        frozenset(),
+    )
+
+
+def _import_of(thing: Any, what: str) -> Import:
+    module, qualname = str(thing.__module__), str(thing.__qualname__)
+    if module == "__main__" or "." in qualname:
+        raise UserError(f"{what} cannot be imported by its name", "grip it without by_reference")
+    live = getattr(sys.modules.get(module), qualname, None)
+    if getattr(live, "__qualname__", None) != qualname:
+        raise UserError(f"{module} has no {qualname}", "grip it without by_reference")
+    return Import(module, qualname, qualname)
+
+
+def _list_project_objects(gripped: Gripped) -> Iterable[type | FunctionType]:
+    return [thing for thing in named_in(objects_of(gripped), Everything()) if not is_imported(thing.__module__ or "")]
+
 
 _parts = count()
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from opgrip.capture.grip.source.class_parts import NO_BASES, is_taken
+from opgrip.capture.grip.source.classes import NO_BASES, is_taken
 from opgrip.capture.grip.source.collect import Collector
 from opgrip.capture.grip.source.files import docstring_of
 from opgrip.capture.grip.source.imports import Import, render

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from keyword import iskeyword
 from types import MethodType
 from typing import Any
 
@@ -13,13 +16,16 @@ from opgrip.capture.grip.gripped import Gripped
 from opgrip.capture.grip.source.classes import Classes
 from opgrip.capture.grip.source.collect import Collector
 from opgrip.capture.grip.source.fields import Everything, named_in, words_in
-from opgrip.capture.grip.source.hints import hints_of
+from opgrip.capture.grip.source.imports import Import
 from opgrip.capture.grip.source.items import (
+    BuiltinItem,
     ClassItem,
     FunctionItem,
     ImportItem,
     Item,
+    Link,
     PartItem,
+    Piece,
     ValueItem,
     in_order,
     pieces_of,
@@ -27,10 +33,126 @@ from opgrip.capture.grip.source.items import (
     refusals,
 )
 from opgrip.capture.grip.source.layout import Layout
-from opgrip.capture.grip.source.names import Role
-from opgrip.capture.grip.source.naming import names_for
+from opgrip.capture.grip.source.names import Annotation, Role, Use
 from opgrip.capture.grip.source.packages import is_imported, is_of_python, top_level
+from opgrip.capture.grip.source.resolve import Kind, Meaning
 from opgrip.errors import UserError
+
+
+def names_for(items: Iterable[Item]) -> dict[Item, str]:
+    """A name for each item: its own where that is free, else with its module's.
+
+    Parameters
+    ----------
+    items : those that come first keep their names
+    """
+    items = list(items)
+    owners_by_name: dict[str, Item] = {}
+    shadowed = _bound_by_users(items)
+    names: dict[Item, str] = {}
+    reserved = {name for item in items for piece in pieces_of(item) for name in piece.absent}
+    for item in items:
+        if isinstance(item, BuiltinItem):
+            names[item] = item.name
+            reserved.add(item.name)
+    for item in items:
+        if isinstance(item, BuiltinItem | PartItem):
+            continue
+        for name in _candidates(item):
+            owner = owners_by_name.setdefault(name, item) if name not in reserved else None
+            if owner is item or (owner is not None and _same_package(owner, item)):
+                if name not in shadowed.get(item, ()):
+                    names[item] = name
+                    break
+                if owner is item:
+                    del owners_by_name[name]
+    return names
+
+
+def _candidates(item: Item) -> Iterator[str]:
+    name = item.name if item.name.isidentifier() and not iskeyword(item.name) else "function"
+    yield name
+    longer = f"{name}_{item.module.rpartition('.')[2].strip('_')}"
+    yield longer
+    yield from (f"{longer}_{number}" for number in count(2))
+
+
+def _same_package(one: Item, other: Item) -> bool:
+    """Whether both are imports that bind the name of one package: `import scipy`, `import scipy.optimize`."""
+    return all(
+        isinstance(item, ImportItem) and item.statement.attribute is None and item.statement.alias in ("", item.name)
+        for item in (one, other)
+    ) and _package(one) == _package(other)
+
+
+def _package(item: Item) -> str:
+    return item.statement.module.partition(".")[0] if isinstance(item, ImportItem) else ""
+
+
+def _bound_by_users(items: Iterable[Item]) -> Mapping[Item, set[str]]:
+    """The names that are local variables where an item is used, so that it cannot have them."""
+    bound: dict[Item, set[str]] = {}
+    for item in items:
+        for piece in pieces_of(item):
+            for link in piece.links:
+                bound.setdefault(link.item, set()).update(piece.names.bound)
+    return bound
+
+
+_ANY = Import("typing", "Any", "Any")
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What becomes of the annotations of a sample.
+
+    Attributes
+    ----------
+    annotations : those that stay
+    items : what they need besides what the sample has
+    """
+
+    annotations: frozenset[Annotation]
+    items: tuple[Item, ...]
+
+
+def hints_of(collector: Collector, included: Iterable[Item]) -> Hints:
+    """What becomes of the annotations in the source of a sample's items; their names are linked as others are."""
+    included = list(included)
+    has = set(included)
+    annotations: list[Annotation] = []
+    more: dict[Item, None] = {}
+    for item in included:
+        for piece in pieces_of(item):
+            for annotation, uses in piece.hints:
+                items = [_find_item(collector, use, meaning, piece, has) for use, meaning in uses]
+                if all(one is not None for one in items):
+                    annotations.append(annotation)
+                    for (use, meaning), one in zip(uses, items, strict=True):
+                        assert one is not None
+                        more[one] = None
+                        piece.links.append(Link(use, one, meaning.attribute_count))
+                elif isinstance(annotation.holder, ast.AnnAssign) and _is_field(piece, annotation.holder):
+                    more[
+                        collector.ensure_item(("hint", "Any"), lambda: ImportItem("Any", "typing", statement=_ANY))
+                    ] = None
+    return Hints(frozenset(annotations), tuple(one for one in more if one not in has))
+
+
+def _find_item(collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[Item]) -> Item | None:
+    """The item that a name in an annotation stands for, None where the sample does not have it."""
+    if meaning.kind is Kind.IMPORT:
+        return collector.add_import(
+            meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
+        )
+    item = collector.find_item(meaning.thing) if meaning.kind is not Kind.ABSENT else None
+    if meaning.kind is Kind.BUILTIN:
+        return collector.builtin(getattr(meaning.thing, "__name__", use.name))
+    return item if item in has else None
+
+
+def _is_field(piece: Piece, holder: ast.AnnAssign) -> bool:
+    return isinstance(piece.file.parents.get(holder), ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)

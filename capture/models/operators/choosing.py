@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from opgrip.capture.models.operators.categories import ALL, CATEGORIES, CUSTOM, SCHEMA
 from opgrip.capture.models.operators.coverage import Coverage
-from opgrip.capture.models.operators.entry import Entry
-from opgrip.capture.models.operators.registered import is_composite, is_custom, is_public, name_of, registered_operators
+from opgrip.capture.models.operators.registered import (
+    Entry,
+    is_composite,
+    is_custom,
+    is_public,
+    name_of,
+    registered_operators,
+)
 from opgrip.capture.models.operators.schemas import schema_entries
-from opgrip.capture.models.operators.torch_tables import table_entries
+from opgrip.capture.models.operators.torch_tables import ALL, CATEGORIES, CUSTOM, SCHEMA, table_entries
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from opgrip.capture.models.operators.choosing import Operators, choose
 from opgrip.capture.models.operators.coverage import Coverage
-from opgrip.capture.models.operators.entry import Entry
+from opgrip.capture.models.operators.registered import Entry
 from opgrip.capture.models.operators.running import SampleRunner, SampleScope
 from opgrip.capture.models.operators.shapes import RESIZERS
 from opgrip.capture.models.operators.trace_calls import trace_entries

@@ -2,24 +2,132 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
 from torch import nn
 
 from opgrip.capture.models.operators.coverage import Coverage
-from opgrip.capture.models.operators.drawing import seeded
-from opgrip.capture.models.operators.entry import Arguments, Entry
-from opgrip.capture.models.operators.selecting import has_sizes, spread
-from opgrip.capture.models.operators.trials import run_backward, try_call
+from opgrip.capture.models.operators.registered import Arguments, Entry
+from opgrip.capture.models.operators.shapes import seeded
+from opgrip.capture.signatures.signatures import call_key
+from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.torch_names import plain_name
+
+NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
+"""How torch says that an operator is not differentiable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of a sample call that ran.
+
+    Attributes
+    ----------
+    calls : keys of the operator calls that it made, each of a signature
+    operators : of these
+    backward : why its gradients could not be had, empty where they could; None where it has none
+    """
+
+    calls: frozenset[Hashable]
+    operators: frozenset[Any]
+    backward: str | None
+
+
+class Probe(OrderlyMode):
+    """Notes which operators run, and keeps their calls from the modes around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: set[Hashable] = set()
+        self.operators: set[Any] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note and run one operator."""
+        with without_modes(), without_functions():
+            self.calls.add(hash(call_key(func, args, kwargs or {})))
+            self.operators.add(func)
+            return func(*args, **(kwargs or {}))
+
+
+def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> Trial:
+    """Run a call, and its gradients; raises what the call does."""
+    probe = Probe()
+    with probe:
+        result = function(*arguments[0], **arguments[1])
+    backward = None
+    if with_gradients:
+        try:
+            with probe:
+                backward = None if run_backward(result, arguments) is None else ""
+        except Exception as error:
+            # an operator without a derivative has none to record
+            backward = None if NO_DERIVATIVE.search(str(error)) else f"{type(error).__name__}: {error}"
+    return Trial(frozenset(probe.calls), frozenset(probe.operators), backward)
+
+
+def run_backward(result: Any, arguments: Arguments) -> Any:
+    """The gradients of a call's results; None where it has none."""
+    outputs = [item for item in tensors_in(result) if item.requires_grad]
+    inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
+    if not outputs or not inputs:
+        return None
+    with without_modes(), without_functions():
+        ones = [torch.ones_like(output) for output in outputs]
+    return torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a tree of arguments or results."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
+    """Samples in an order whose beginning has all ways to call the operator; single and no elements come last."""
+    groups: dict[Hashable, list[Arguments]] = {}
+    single: dict[Hashable, list[Arguments]] = {}
+    empty: dict[Hashable, list[Arguments]] = {}
+    for sample in samples:
+        kind = empty if _has_empty(sample) else groups if has_sizes(sample) else single
+        kind.setdefault(_form(sample), []).append(sample)
+    for table in (groups, single, empty):
+        for round_ in zip_longest(*table.values()):
+            yield from (sample for sample in round_ if sample is not None)
+
+
+def _form(sample: Arguments) -> Hashable:
+    """What overload a sample calls, as far as its arguments' types tell."""
+    args, kwargs = sample
+    return (*map(_kind, args), *((name, _kind(value)) for name, value in sorted(kwargs.items())))
+
+
+def _kind(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return ("tensor", value.dim() == 0, value.dtype, value.layout)
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, frozenset(map(_kind, value)))
+    return value if isinstance(value, bool | str) else type(value).__name__
+
+
+def has_sizes(sample: Arguments) -> bool:
+    """Whether a tensor of a sample has more than one element."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.numel() > 1 for leaf in leaves(list(sample)))
+
+
+def _has_empty(sample: Arguments) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in leaves(list(sample)))
+
 
 TRIALS = 3
 """Samples that are tried for each that is to be run, before a dtype is given up."""

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
-from opgrip.capture.models.operators.entry import Arguments, Entry
+from opgrip.capture.models.operators.registered import Arguments, Entry
 from opgrip.traces.schema.arguments import leaves, map_leaves
+
+
+@contextmanager
+def seeded(*parts: object) -> Iterator[None]:
+    """Let torch, numpy and Python draw the same in the block whatever was drawn before, and go on after it as before.
+
+    Parameters
+    ----------
+    parts : what the seed is made of
+    """
+    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
+
 
 LARGE_ELEMENTS = 1 << 20
 """Of the largest tensor of a large sample."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.models.operators.coverage import Coverage
-from opgrip.capture.models.operators.entry import Arguments, Entry
+from opgrip.capture.models.operators.registered import Arguments, Entry
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.trace import Trace

@@ -3,19 +3,238 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
-from opgrip.capture.recording.flight.ahead import AheadRecorder
-from opgrip.capture.recording.flight.recording import FlightRecorder
-from opgrip.capture.recording.flight.signals import SignalWatch
+from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.recording.flight.recording import FlightRecorder, OpenDump
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.recording_limits import references_of
 from opgrip.capture.session.ranks import with_mark
 from opgrip.cli.plural import counted
 from opgrip.errors import one_line
+from opgrip.hook_errors import raise_if_from_program
 from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.records import Calls, Record
+
+
+class AheadRecorder(FlightRecorder):
+    """Writes every call as it comes; a file with twice as many as are kept gives way to one with the last of them.
+
+    The new file is whole before the old one goes, so whenever the process ends there is one that can be read.
+    """
+
+    def __init__(self, recorder: Recorder, open_dump: OpenDump, last: int) -> None:
+        super().__init__(recorder, open_dump, last)
+        self._kept: deque[Calls] = deque()
+        self._kept_calls = 0
+
+    def prepare(self) -> None:
+        """Begin the file."""
+        self.open()
+
+    def write_running(self) -> None:
+        """Write which calls the threads are in."""
+        if os.getpid() != self.recorder.pid or self._is_broken:
+            return
+        with self._turn():
+            try:
+                if not self.learning:
+                    self._write(self.blocks.running())
+                    self.open().flush()
+            except Exception as error:
+                self._break(error)
+
+    def finish(self) -> None:
+        """Leave no file: nothing happened that was not written by now."""
+        if self.writer is not None:
+            self.writer.discard()
+        super().finish()
+
+    def _keep_calls(self) -> None:
+        for block in self.blocks.take():
+            self._seen += len(block)
+            if self.learning:
+                self.blocks.pass_over(block)
+            else:
+                self._write(self.blocks.records(block))
+        if self._kept_calls >= 2 * self.ring.last:
+            self._begin_anew(None)
+
+    def _names_in_use(self) -> set[Hashable]:
+        return {name for calls in self._kept for name in references_of(calls)} | self.blocks.threads()
+
+    def _has_calls(self) -> bool:
+        return self._kept_calls > 0
+
+    def _write(self, records: Iterable[Record]) -> None:
+        records = list(records)
+        super()._write(records)
+        for record in records:
+            if isinstance(record, Calls):
+                self._kept.append(record)
+                self._kept_calls += len(record.signature)
+
+    def _begin_anew(self, reason: str | None) -> TraceWriter:
+        """Begin a file with the last calls, and remove the one before."""
+        while self._kept and self._kept_calls - len(self._kept[0].signature) >= self.ring.last:
+            self._kept_calls -= len(self._kept.popleft().signature)
+        old = self.writer
+        self._count_storages_anew()
+        new, before = None, self.definitions.file
+        self.definitions.begin_file()
+        try:
+            new = self._open_dump(len(self.dumps) + 1, self._flight(reason, self._kept_calls))
+            new.write_lines(self.definitions.lines_for(self._kept))
+            new.write_lines(self.definitions.encode(self._kept))
+            new.flush()
+        except BaseException:
+            if new is not None:
+                new.discard()
+            # the old file goes on
+            self.definitions.file = before
+            raise
+        self.writer = new
+        if old is not None:
+            old.discard()
+        return new
+
+    def _count_storages_anew(self) -> None:
+        """Let each block say which storages those before it in the new file have."""
+        newest = -1
+        for place, calls in enumerate(self._kept):
+            self._kept[place] = replace(calls, newest=newest)
+            newest = max(newest, max(calls.storages, default=-1))
+        self.blocks.newest = newest
+
+    def _write_dump(self, reason: str) -> Path:
+        writer = self._begin_anew(reason)
+        before = self._seen - self._kept_calls
+        super()._write(self.blocks.running())
+        self.blocks.calls = self._kept_calls
+        self._close_dump(writer, before)
+        self._kept.clear()
+        self.writer = None
+        self.definitions.begin_file()
+        self.blocks.begin_file()
+        # of this file, for who asks
+        self.blocks.calls, self._kept_calls = self._kept_calls, 0
+        assert writer.path is not None
+        return writer.path
+
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+"""Those that end a program, unless it says otherwise."""
+
+
+class SignalWatch:
+    """While it is entered, `stopped` is called with a signal's name before the handler that the program has.
+
+    A program that sets its handler later is asked for none the less, and sees its own where it asks. Signals that it
+    ignores stay ignored, and handlers that are not Python's stay in place.
+
+    Parameters
+    ----------
+    stopped : gets the name, whether the signal ends the program, and what sends it once more; whether the program's
+        handler is to run now
+    handled : is called where a handler of the program has returned, so that it goes on
+
+    Attributes
+    ----------
+    refused : why signals are not seen; None where they are
+    """
+
+    def __init__(
+        self, stopped: Callable[[str, bool, Callable[[], None]], bool], handled: Callable[[], None] = lambda: None
+    ) -> None:
+        self.refused: str | None = None
+        self._stopped = stopped
+        self._handled = handled
+        self._own: dict[int, Any] = {}
+        self._patches = Patches()
+        self._set = signal.signal
+        self._active = False
+
+    def __enter__(self) -> SignalWatch:
+        if threading.current_thread() is not threading.main_thread():
+            self.refused = "it did not begin in the main thread"
+            return self
+        self._set, self._active = signal.signal, True
+        for number in STOPPING:
+            self._watch(number, signal.getsignal(number))
+        self._patches.replace(signal, "signal", self._watching_signal)
+        self._patches.replace(signal, "getsignal", self._watching_getsignal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._active:
+            return
+        self._active = False
+        self._patches.undo()
+        for number, handler in self._own.items():
+            # elsewhere than in the main thread there is no way; the handler then does as the program's would
+            with suppress(ValueError):
+                self._set(number, handler)
+
+    def _watch(self, number: int, handler: Any) -> None:
+        if handler == self._handle:
+            # whatever the program took it for, it is what stands there already
+            return
+        self._own.pop(number, None)
+        if handler is None or handler == signal.SIG_IGN:
+            return
+        self._set(number, self._handle)
+        self._own[number] = handler
+
+    def _watching_signal(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(signalnum: int, handler: Any) -> Any:
+            before = self._own.get(signalnum)
+            # raises where the program may not, or there is no such handler
+            previous = original(signalnum, handler)
+            if self._active and signalnum in STOPPING:
+                try:
+                    self._watch(signalnum, handler)
+                except Exception as error:
+                    raise_if_from_program(error)
+            return previous if before is None else before
+
+        return watched
+
+    def _watching_getsignal(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # a handler may be SIG_DFL, which is 0
+        return lambda signalnum: self._own[signalnum] if signalnum in self._own else original(signalnum)
+
+    def _handle(self, number: int, frame: FrameType | None) -> Any:
+        handler = self._own.get(number, signal.SIG_DFL)
+        is_last = not callable(handler) or handler is signal.default_int_handler
+        if self._active and not self._tell(number, is_last):
+            return None
+        if callable(handler):
+            result = handler(number, frame)
+            self._handled()
+            return result
+        self._set(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return None
+
+    def _tell(self, number: int, is_last: bool) -> bool:
+        try:
+            return self._stopped(signal.Signals(number).name, is_last, partial(signal.raise_signal, number))
+        except Exception as error:
+            # another signal may have come meanwhile
+            raise_if_from_program(error)
+            return True
+
 
 BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 """Begins a trace: its path, and fields of its header."""

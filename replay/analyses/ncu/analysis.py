@@ -14,7 +14,7 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
 from opgrip.replay.analyses.ncu.programs import COMMAND, FLAGS, PLACES
-from opgrip.replay.analyses.ncu.rows import NcuColumns
+from opgrip.replay.analyses.ncu.report import NcuColumns
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
 from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import check_ranges

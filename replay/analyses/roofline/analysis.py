@@ -53,7 +53,7 @@ class RooflineAnalysis(Analysis):
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print how near each operator comes to its limit."""
-        from opgrip.replay.analyses.roofline.table import print_roofline
+        from opgrip.replay.analyses.roofline.limits import print_roofline
 
         print_roofline(rows, file)
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.plural import counted
 from opgrip.display.figures import label_axis, literal, logarithmic, new_figure
-from opgrip.replay.analyses.roofline.dots import add_dots, add_numbers, time_of
-from opgrip.replay.analyses.roofline.legends import INK, add_key, add_legend, line_of_level, short
+from opgrip.replay.analyses.roofline.dots import (
+    INK,
+    add_dots,
+    add_key,
+    add_legend,
+    add_numbers,
+    line_of_level,
+    short,
+    time_of,
+)
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.results.results import Result
 from opgrip.traces.analysis.ceilings.ceilings import TF32, Ceilings

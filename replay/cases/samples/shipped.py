@@ -14,8 +14,8 @@ from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, matches
 from opgrip.replay.cases.functions import FunctionOperator, Held, described_case
-from opgrip.replay.operators.calling import tensors_in
 from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.operators.memory import tensors_in
 from opgrip.samples import Sample, Tag, samples, tag_of
 
 SHIPPED = "samples"

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from opgrip.replay.cases.traits import sizes_vary
-from opgrip.replay.inputs.casting import CAST
+from opgrip.replay.inputs.filling import CAST
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
-from opgrip.traces.schema.mutated_arguments import written
+from opgrip.traces.schema.mutated_arguments import Interface, interface_of, written
 from opgrip.traces.schema.python_objects import NamedSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.schema.signature_tensors import Interface, interface_of
 
 
 @dataclass(frozen=True, slots=True)

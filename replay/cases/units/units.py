@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import keyword
+import operator
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from pathlib import PurePath
 from typing import Any
+
+import torch
+from torch import fx
 
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.cases.call_sites import CallSite
@@ -17,22 +24,209 @@ from opgrip.replay.cases.cases import (
     NO_CALL_WITHIN,
     Case,
     labeled_calls,
+    matches,
     no_match,
     values_of,
 )
 from opgrip.replay.cases.selection import MODULE, Selection
-from opgrip.replay.cases.units.facts import Facts, facts_of
-from opgrip.replay.cases.units.graphs import UnitOperator
-from opgrip.replay.cases.units.links import link
-from opgrip.replay.cases.units.places import make_places, module_types, names_of, unit_name
+from opgrip.replay.cases.units.facts import Facts, facts_of, is_setting
+from opgrip.replay.cases.units.links import Links, Outside, ResultOf, Source, link
 from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
+from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.inputs.stored import drawn_values
-from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
+from opgrip.replay.operators.bounds import bounding
+from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
 from opgrip.traces import Trace
-from opgrip.traces.analysis.module_runs import origins
+from opgrip.traces.analysis.module_runs import OUTSIDE, Place, frames_of, origins
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Scope, Signature
 from opgrip.traces.table.unconverted import no_calls
 from opgrip.traces.values import Drawable
+
+
+class UnitOperator(Operator):
+    """What a unit's case calls.
+
+    Its function is made when it is first asked for: of most units of a trace it never is. It takes the tensors from
+    outside, then the settings: devices, floating-point dtypes and generators. These are arguments, and no constants of
+    the graph, since a replay may be elsewhere or in another dtype than the program was, and maps what it passes.
+
+    Raises
+    ------
+    Unsupported : by `function`, where the calls cannot be run as one
+    """
+
+    __slots__ = ("_extensions", "_graph_module", "_links")
+    _links: Links
+    _extensions: tuple[str, ...]
+    _graph_module: fx.GraphModule | None
+
+    def __init__(self, links: Links, extensions: Collection[str]) -> None:
+        self._set(mutates=links.mutates, _links=links, _extensions=tuple(extensions), _graph_module=None)
+
+    @property
+    def function(self) -> fx.GraphModule:
+        """The graph."""
+        if self._graph_module is None:
+            self._set(_graph_module=make_graph_module(self._links, self._extensions))
+        assert self._graph_module is not None
+        return self._graph_module
+
+    def _set(self, **attributes: object) -> None:
+        # the class that this one extends lets nobody set any
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"UnitOperator({len(self._links.calls)} calls)"
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
+    """The calls in their order, on what flows between them.
+
+    Raises
+    ------
+    Unsupported : where they cannot be run as one, or an operator is not here
+    """
+    if links.reason is not None:
+        raise Unsupported(links.reason)
+    return fx.GraphModule(torch.nn.Module(), _Builder(links, extensions).graph, "Unit")
+
+
+class _Builder:
+    def __init__(self, links: Links, extensions: Collection[str]) -> None:
+        self.graph = fx.Graph()
+        self._extensions = extensions
+        self._outside = [self.graph.placeholder(f"tensor_{place}") for place in range(len(links.outside))]
+        self._settings = {leaf: self.graph.placeholder(f"setting_{place}") for place, leaf in enumerate(links.settings)}
+        self._results: list[fx.Node] = []
+        self._calls = links.calls
+        self._parts: dict[Source, fx.Node] = {}
+        outputs_of_call: dict[int, list[ResultOf]] = {}
+        for output in links.outputs:
+            outputs_of_call.setdefault(output.call, []).append(output)
+        for index, (facts, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
+            self._results.append(self._call(facts.signature, iter(sources)))
+            for output in outputs_of_call.get(index, ()):
+                # at once, or results that nobody takes would live as long as the last that is taken
+                self._tensor(output)
+        self.graph.output(tuple(self._tensor(output) for output in links.outputs))
+
+    def _call(self, signature: Signature, sources: Iterator[Source]) -> fx.Node:
+        function = find_operator(signature, self._extensions).function
+        for name in signature.kwargs:
+            # names stand in the graph's code as they are, and a trace is a stranger's
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise Unsupported(f"{name!r} is not an argument's name")
+
+        def build(leaf: Any) -> Any:
+            if isinstance(leaf, TensorSpec):
+                return self._tensor(next(sources))
+            return self._settings[leaf] if is_setting(leaf) else leaf
+
+        args, kwargs = map_leaves(build, signature.args), map_leaves(build, signature.kwargs)
+        return self.graph.call_function(bounding(function), args, kwargs)
+
+    def _tensor(self, source: Source) -> fx.Node:
+        if isinstance(source, Outside):
+            return self._outside[source.place]
+        if source not in self._parts:
+            self._parts[source] = self._part(source) if isinstance(source, ResultOf) else self._view(source)
+        return self._parts[source]
+
+    def _view(self, source: Any) -> fx.Node:
+        spec = source.spec
+        where = (self._tensor(source.base), spec.shape, spec.stride, spec.offset)
+        return self.graph.call_function(torch.ops.aten.as_strided.default, where)
+
+    def _part(self, result: ResultOf) -> fx.Node:
+        node = self._results[result.call]
+        assert node is not None, "what marks a range gives no tensor"
+        for key in _paths(self._calls[result.call].signature.outputs)[result.place]:
+            node = self.graph.call_function(operator.getitem, (node, key))
+        return node
+
+
+def _paths(tree: Any) -> list[tuple[Any, ...]]:
+    """Of each tensor in a tree, the indices and keys that lead to it."""
+    if isinstance(tree, TensorSpec):
+        return [()]
+    items: Any = ()
+    if isinstance(tree, list | tuple):
+        items = enumerate(tree)
+    elif isinstance(tree, dict):
+        items = tree.items()
+    return [(key, *path) for key, item in items for path in _paths(item)]
+
+
+def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Place]:
+    """By number of a scope, the place of its calls; without those that the selection leaves out.
+
+    A call in a backward pass has the place of the forward call that caused it, in a phase of its own.
+    """
+    origin = origins(trace)
+    find = partial(_module, module_types(trace)) if unit == MODULE else _function
+    place_of_scope: dict[int, Place] = {}
+    for scope in trace.scopes:
+        place = find(origin[scope.number], scope.phase, selection)
+        if place is not None:
+            place_of_scope[scope.number] = place
+    return place_of_scope
+
+
+def names_of(places: Mapping[int, Place]) -> dict[int, str]:
+    """By number of a scope, the name of its unit."""
+    return {number: place.name for number, place in places.items()}
+
+
+def module_types(trace: Trace) -> dict[str, str]:
+    """Return the class of each module that made calls, by its path."""
+    return {scope.module: scope.module_type for scope in trace.scopes if scope.module_type}
+
+
+def unit_name(place: Place, types: Mapping[str, str]) -> str:
+    """Return the name of a unit with its class and, except for forward, its phase: `blocks.0 (Block) backward`.
+
+    Parameters
+    ----------
+    types : of `module_types`; empty if units are functions
+    """
+    kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase
+    return " ".join(filter(None, (place.name, f"({kind})" if kind else "", phase)))
+
+
+def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selection) -> Place | None:
+    path = _selected_path(scope.module, selection.module) if selection.module else scope.module
+    if path is None:
+        return None
+    name = path or (scope.module_type if not scope.module else "") or OUTSIDE
+    place = Place(name, phase)
+    is_selected = matches(name, selection.op) or matches(unit_name(place, types), selection.op)
+    return place if is_selected else None
+
+
+def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
+    """The outermost of the modules around a call, itself included, that a pattern matches."""
+    parts = path.split(".") if path else []
+    if "" in patterns or (not parts and matches("", patterns)):
+        # the root matches `*` too, but only calls of its own are meant
+        return ""
+    prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return next((prefix for prefix in prefixes if matches(prefix, patterns)), None)
+
+
+def _function(scope: Scope, phase: str, selection: Selection) -> Place | None:
+    if not matches(scope.module, selection.module):
+        return None
+    for depth, (file, function) in enumerate(frames_of(scope)):
+        name = f"{PurePath(file).stem}:{function}" if function else OUTSIDE
+        if matches(name, selection.op):
+            return Place(name, phase, file, scope.callers[depth:])
+    return None
+
 
 UNIT = "unit"
 """Kind of the signature of a unit, which no trace holds."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,51 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.command.several.targets import Target
 from opgrip.replay.replay_options import Output
-from opgrip.replay.results.machines import MachineColumns
+from opgrip.replay.results.origins import MachineColumns
 from opgrip.replay.results.results import Result
 from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, journal_path, unlike
+from opgrip.traces.zoo.distilled import FIELD
+
+OF_TRACE = ("trace", "trace_hash", FIELD)
+"""Parts of a header that each trace has of its own."""
+
+
+def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the results of all traces have in common, as the first of them says it."""
+    return {name: value for name, value in next(iter(headers), {}).items() if name not in OF_TRACE}
+
+
+def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]) -> dict[str, Any]:
+    """The header of several traces.
+
+    Parameters
+    ----------
+    words : that name the traces
+    traces : by the name of a trace, what it is
+    """
+    hashes = json.dumps([hash_of(about) for about in traces.values()])
+    whole = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
+    return {"trace": words, **common, "trace_hash": whole, "traces": dict(traces)}
+
+
+def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
+    """The header of rows that are added to those of a file.
+
+    Parameters
+    ----------
+    earlier : the header of that file
+    replayed : the traces whose rows are added; of others, what the file says of them stays
+    """
+    facts = earlier.get("traces", {})
+    new = {name: about for name, about in header["traces"].items() if name in replayed or name not in facts}
+    words = dict.fromkeys(filter(None, (earlier.get("trace"), header["trace"])))
+    return with_traces(" ".join(words), common_header([header]), {**facts, **new})
+
+
+def hash_of(about: Any) -> str | None:
+    """The hash of a trace, of what a header says of it, which may be a stranger's."""
+    return about.get("trace_hash") if isinstance(about, Mapping) else None
+
 
 ABOUT = "about.json"
 """The file in the folder that says what its rows are of."""

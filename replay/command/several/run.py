@@ -20,14 +20,17 @@ from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.command.several.dealing import Share, deal
-from opgrip.replay.command.several.headers import common_header, hash_of, with_earlier, with_traces
 from opgrip.replay.command.several.parts import (
     HASHES,
     OtherMachinesError,
     about_parts,
     check_kinds,
+    common_header,
+    hash_of,
     prepare_parts,
     remove_if_empty,
+    with_earlier,
+    with_traces,
 )
 from opgrip.replay.command.several.targets import Target, args_of_one
 from opgrip.replay.operators.devices import check_present, with_index
@@ -35,8 +38,7 @@ from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_result
 from opgrip.replay.outputs import parts_folder
 from opgrip.replay.replay_options import Output, option_classes, plan_of
 from opgrip.replay.reports.completed import repeated_rows
-from opgrip.replay.results.machines import this_machine
-from opgrip.replay.results.origins import Origin
+from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import Result, summarize
 from opgrip.replay.run.preparation import expected_rows
 from opgrip.replay.workers.engines.engine import EngineLostError

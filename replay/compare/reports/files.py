@@ -10,9 +10,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from opgrip.cli.command import printable
-from opgrip.cli.folding import shorten
-from opgrip.cli.output_files import whole_file
-from opgrip.display.csv_escape import quoted
+from opgrip.cli.output_files import quoted, whole_file
+from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.compare.comparison import Comparison
 from opgrip.replay.compare.gate import Gate, Outcome, describe, exit_status, hold_all
@@ -21,14 +20,17 @@ from opgrip.replay.compare.reports.rows import (
     CHANGED,
     MISSING,
     ComparisonColumns,
+    advice,
+    origin,
     rows_of,
     rows_with_results,
+    summary,
+    total_line,
 )
 from opgrip.replay.compare.reports.table import columns_of, shown_rows
-from opgrip.replay.compare.reports.words import advice, origin, summary, total_line
 from opgrip.replay.compare.verdicts import interval_text
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
-from opgrip.replay.reports.markdown import literal
+from opgrip.replay.reports.table import literal
 from opgrip.replay.results.results import Result
 
 Gates = Sequence[Gate]

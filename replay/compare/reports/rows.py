@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from opgrip.replay.cases.families import family_of
-from opgrip.replay.compare.comparison import Comparison, Pair
-from opgrip.replay.compare.verdicts import Verdict
-from opgrip.replay.results.columns import Columns, column
+import pandas as pd
+
+from opgrip.cli.plural import counted
+from opgrip.display.html_fragments import as_html
+from opgrip.replay.cases.traits import family_of
+from opgrip.replay.compare.comparison import UNREADABLE, Comparison, Pair, Total
+from opgrip.replay.compare.verdicts import CONFIDENCE, Verdict, interval_text
+from opgrip.replay.results.columns import Columns, column, columns_in
 from opgrip.replay.results.results import OK, Result
+
+
+def origin(header: Mapping[str, Any]) -> str:
+    """Where a run comes from, in a line."""
+    environment = header.get("environment", {})
+    parts = (
+        header.get("trace"),
+        environment.get("machine"),
+        header.get("device"),
+        f"torch {header['torch']}" if "torch" in header else None,
+        header.get("time"),
+    )
+    return ", ".join(str(part) for part in parts if part) or "a file that does not say"
+
+
+def summary(comparison: Comparison) -> str:
+    """How many cases came to which verdict."""
+    counts = [f"{comparison.counts[verdict]:,} {verdict.value}" for verdict in Verdict if comparison.counts[verdict]]
+    others = {
+        "no longer ok": comparison.broken,
+        "with other results": comparison.changed,
+        "not timed": comparison.untimed,
+        "missing": comparison.missing,
+        "ok again": comparison.mended,
+        "new": comparison.added,
+    }
+    counts += [f"{len(rows):,} {word}" for word, rows in others.items() if rows]
+    return f"{counted(len(comparison.pairs), 'case')} timed in both: {', '.join(counts) or 'none'}"
+
+
+def total_line(total: Total) -> str:
+    """All cases taken together."""
+    judgement = total.judgement
+    interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
+    times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
+    return f"all their calls: {times}, {interval}: {judgement.verdict.value}"
+
+
+def advice(comparison: Comparison) -> Iterator[str]:
+    """What would decide what is not sure."""
+    unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
+    unreadable = sum(pair.judgement is None for pair in unsure)
+    if unreadable:
+        yield f"{counted(unreadable, 'case')}: {UNREADABLE}"
+    doubtful = [pair.reason for pair in unsure if pair.judgement is not None and pair.reason]
+    if doubtful:
+        like = ", or the like" if len(set(doubtful)) > 1 else ""
+        yield f"{counted(len(doubtful), 'case')} with a wider interval: {doubtful[0]}{like}"
+    more = sorted(pair.more_runs for pair in unsure if pair.more_runs is not None)
+    if more:
+        half = more[len(more) // 2]
+        yield (
+            f"{counted(len(more), 'case')} would be decided by more repeats, half of them by {half} more of each run: "
+            "opreplay --repeats, or --until-decided BASE"
+        )
+    lost = sum(pair.more_runs is None and pair.judgement is not None and not pair.reason for pair in unsure)
+    if lost:
+        verb = "differs" if lost == 1 else "differ"
+        yield f"{counted(lost, 'case')} {verb} by about the margin, or less than a machine's pace changes between runs"
+
+
+INTERVAL = f"{CONFIDENCE:.0%} interval"
+
 
 BROKEN, MENDED, CHANGED, MISSING, ADDED = "BROKEN", "MENDED", "CHANGED", "MISSING", "ADDED"
 UNTIMED = "UNTIMED"
@@ -114,3 +181,42 @@ def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> tu
         **found,
     )
     return cells, latest
+
+
+SHOWN = (
+    "verdict",
+    "op",
+    "shapes",
+    "mode",
+    "variant",
+    "count",
+    "base_us",
+    "new_us",
+    "ratio",
+    "low",
+    "high",
+    "more_runs",
+    "reason",
+)
+"""Columns that a notebook shows, as far as a row has something in them."""
+
+
+def to_frame(comparison: Comparison) -> pd.DataFrame:
+    """One row a case and mode, those that got worse first."""
+    names = [about.name for about in columns_in(ComparisonColumns)]
+    return pd.DataFrame([asdict(row) for row in rows_of(comparison)], columns=names)
+
+
+def to_html(comparison: Comparison) -> str:
+    """What came of all cases, what the runs were made with that is not the same, and the rows."""
+    lines = [
+        summary(comparison),
+        *(total_line(total) for total in comparison.totals()),
+        f"base: {origin(comparison.base)}",
+        f"new: {origin(comparison.new)}",
+        *(f"differs: {name}: {old}, now {now}" for name, old, now in comparison.differs),
+        *advice(comparison),
+    ]
+    frame = to_frame(comparison)
+    filled = [name for name in SHOWN if (frame[name].notna() & (frame[name] != "")).any()]
+    return as_html(lines, frame[filled])

@@ -7,13 +7,20 @@ from math import log
 from typing import IO
 
 from opgrip.cli.command import printable
-from opgrip.cli.folding import shorten
-from opgrip.cli.terminal import print_line
+from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.compare.comparison import Comparison
 from opgrip.replay.compare.gate import Held, Outcome
-from opgrip.replay.compare.reports.rows import UNTIMED, ComparisonColumns, rows_of
-from opgrip.replay.compare.reports.words import INTERVAL, advice, origin, summary, total_line
+from opgrip.replay.compare.reports.rows import (
+    INTERVAL,
+    UNTIMED,
+    ComparisonColumns,
+    advice,
+    origin,
+    rows_of,
+    summary,
+    total_line,
+)
 from opgrip.replay.compare.verdicts import Verdict, interval_text
 
 STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}

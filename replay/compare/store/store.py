@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.extras import MissingPackageError
 from opgrip.cli.output_files import cannot_be_written
+from opgrip.cli.plugins import MissingPackageError
 from opgrip.errors import UserError
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.outputs import is_interrupted

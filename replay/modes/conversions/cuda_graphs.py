@@ -13,8 +13,7 @@ from torch import Tensor
 
 from opgrip.replay.modes.conversions.graphs import TensorCall
 from opgrip.replay.modes.mode import Program, Results, Task
-from opgrip.replay.operators.calling import Arguments
-from opgrip.replay.operators.memory import Memory, with_memory
+from opgrip.replay.operators.memory import Arguments, Memory, with_memory
 
 WARMUP = 3
 """Runs before the capture, in which libraries set themselves up."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from opgrip.replay.modes.mode import Results, Task
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.calling import Arguments, tensors_in
+from opgrip.replay.operators.memory import Arguments, tensors_in
 from opgrip.traces.schema.arguments import map_leaves
 
 

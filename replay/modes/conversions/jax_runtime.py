@@ -11,9 +11,18 @@ from torch import Tensor
 
 from opgrip.errors import one_line
 from opgrip.platform.precisions import allows_tf32
-from opgrip.replay.modes.conversions.devices import device_index
 from opgrip.replay.modes.mode import Task
 from opgrip.replay.operators.admission import Unsupported
+
+
+def device_index(device: str) -> int:
+    """The number of a device among those of its kind: of torch's current one where the name has none."""
+    place = torch.device(device)
+    index: int | None = place.index
+    if index is None:
+        return 0 if place.type == "cpu" else int(torch.get_device_module(place).current_device())
+    return index
+
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
 """What jax raises where the shape of something hangs on values, by the ends of the classes' names."""

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from opgrip.errors import one_line
-from opgrip.replay.modes.conversions.devices import device_index
 from opgrip.replay.modes.conversions.graphs import TensorCall, exported
+from opgrip.replay.modes.conversions.jax_runtime import device_index
 from opgrip.replay.modes.mode import Program, Results, Task
-from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.memory import Arguments
 from opgrip.replay.operators.tf32 import must_use_float32
 
 MODEL = "model.onnx"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opgrip.replay.modes.conversions.devices import device_index
+from opgrip.replay.modes.conversions.jax_runtime import device_index
 from opgrip.replay.modes.conversions.onnx_sessions import (
     CPU,
     Provider,

@@ -4,10 +4,103 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from opgrip.replay.operators.agreement.sizes import Call, Sizes, shape_of, shapes
+from opgrip.replay.operators.agreement.sizes import (
+    Call,
+    Sizes,
+    dtypes,
+    elements,
+    ends_in_a_row,
+    is_tensor,
+    shape_of,
+    shapes,
+)
+
+
+def attention(call: Call) -> Iterator[Sizes]:
+    """Queries, keys and values of heads."""
+    query, key, value = (shape_of(call[name]) for name in ("query", "key", "value"))
+    for name, shape in (("query", query), ("key", key), ("value", value)):
+        yield f"dimensions of {name}", len(shape), 4
+    yield "batch of key", key[0], query[0]
+    yield "head size of key", key[3], query[3]
+    yield "value", value[:3], key[:3]
+    # several heads of a query may share one of a key
+    yield "heads of query modulo those of key", query[1] % key[1] if key[1] else query[1], 0
+    yield from shapes(call, (*query[:3], value[3]), "grad_out", "grad_out_", "out")
+
+
+def attention_for_cpu(call: Call) -> Iterator[Sizes]:
+    """Attention in blocks on the CPU, which walks along heads by pointers."""
+    yield from attention(call)
+    yield "value", shape_of(call["value"]), shape_of(call["key"])
+    yield from shapes(call, shape_of(call["query"])[:3], "logsumexp")
+    yield from ends_in_a_row(call, "query", "key", "value", "out")
+
+
+def _last_size(value: Any) -> int:
+    # a nested tensor has sizes of the dimensions that are even
+    return int(value.size(-1)) if isinstance(value, Tensor) else int(value.shape[-1])
+
+
+def projected(call: Call) -> Iterator[Sizes]:
+    """Queries, keys and values side by side, with a bias."""
+    width, heads = _last_size(call["qkv"]), call["num_heads"]
+    yield from shapes(call, (width,), "qkv_bias")
+    yield from dtypes(call, call["qkv"].dtype, "qkv_bias")
+    yield "size modulo heads", width % (3 * heads) if heads > 0 else None, 0
+
+
+def encoder(call: Call) -> Iterator[Sizes]:
+    """Attention by heads with its projections, alone or as a layer of an encoder."""
+    embed, heads = call["embed_dim"], call.get("num_heads", call.get("num_head"))
+    for name in ("src", "query", "key", "value"):
+        if is_tensor(call.get(name)):
+            yield f"last size of {name}", _last_size(call[name]), embed
+    yield "embed_dim modulo heads", embed % heads if heads and heads > 0 else None, 0
+    yield from shapes(call, (3 * embed, embed), "qkv_weight")
+    yield from shapes(call, (3 * embed,), "qkv_bias")
+    yield from shapes(call, (embed, embed), "proj_weight")
+    vectors = ("proj_bias", *(f"norm_{kind}_{n}" for kind in ("weight", "bias") for n in (1, 2)), "ffn_bias_2")
+    yield from shapes(call, (embed,), *vectors)
+    tensors = [name for name, value in call.items() if is_tensor(value) and name not in ("mask", "src", "query")]
+    yield from dtypes(call, call["src" if "src" in call else "query"].dtype, *tensors)
+
+
+def rnn(call: Call) -> Iterator[Sizes]:
+    """An LSTM's layer; others have no kernel of this."""
+    inputs, hidden = shape_of(call["input"]), call["hidden_size"]
+    places = (0, 1, 2, 3) if "weight0" in call else (1, 2, 3, 4)
+    first, second, *biases = (f"weight{place}" for place in places)
+    yield "mode", call["mode"], 2
+    yield "dimensions of input", len(inputs), 3
+    yield from shapes(call, (4 * hidden, inputs[2]), first)
+    yield from shapes(call, (4 * hidden, hidden), second)
+    if call["has_biases"]:
+        yield from shapes(call, (4 * hidden,), *biases)
+    yield from elements(call, inputs[1] * hidden, "hx_", "cx_", "cx_tmp", "hy_", "cy_", "grad_hy", "grad_cy")
+    yield from shapes(call, (*inputs[:2], hidden), "output", "grad_output")
+    tensors = (name for name, value in call.items() if is_tensor(value) and name != "workspace")
+    yield from dtypes(call, call["input"].dtype, *tensors)
+    if "workspace" in call:
+        yield from dtypes(call, torch.uint8, "workspace")
+        yield from shapes(call, _workspace(call), "workspace")
+
+
+def _workspace(call: Call) -> tuple[int, ...]:
+    """The shape of what the forward leaves for its backward, which depends on the processor."""
+    forward = torch.ops.aten.mkldnn_rnn_layer.default
+    renamed = {**{f"weight{place}": f"weight{place + 1}" for place in range(4)}, "cx_": "cx_tmp"}
+    call = {**call, "train": True}
+    arguments = (call[renamed.get(argument.name, argument.name)] for argument in forward._schema.arguments)
+    on_zeros = (torch.zeros(shape_of(value), dtype=value.dtype) if is_tensor(value) else value for value in arguments)
+    # without gradients the forward leaves nothing
+    with torch.enable_grad():
+        return shape_of(forward(*on_zeros)[3])
 
 
 def pivots(call: Call) -> Iterator[Sizes]:

@@ -14,8 +14,7 @@ from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
 from opgrip.replay.sequences.memory import reason_of
 from opgrip.replay.sequences.ranks.collectives import LOCAL, Collective
 from opgrip.replay.sequences.ranks.control import Control, RankEndedError
-from opgrip.replay.sequences.ranks.exchange import Exchange
-from opgrip.replay.sequences.ranks.running import Started
+from opgrip.replay.sequences.ranks.running import Exchange, Started
 from opgrip.replay.sequences.rehearsal import SUBSTITUTED, UNSUPPORTED, Part, Rehearsal
 from opgrip.replay.timing.rounds import NO_ROW
 

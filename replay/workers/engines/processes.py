@@ -45,7 +45,7 @@ class ProcessRunner:
 
     def machine_kind(self) -> str:
         """What this machine is, but for its device, which the header names: to ask for it makes a context."""
-        from opgrip.replay.results.machines import this_machine
+        from opgrip.replay.results.origins import this_machine
 
         return this_machine("cpu").kind
 

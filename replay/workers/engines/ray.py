@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.replay.workers.engines.engine import engines
@@ -111,7 +111,7 @@ class RayRunner:
 
     def about(self) -> dict[str, Any]:
         """What the header says of the machines; of a case each row says its own."""
-        from opgrip.replay.results.machines import names_of
+        from opgrip.replay.results.origins import names_of
 
         pool = self._pool
         environment = {**pool.about["environment"], "machine": names_of(pool.machines)}

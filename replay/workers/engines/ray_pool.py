@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from opgrip.errors import UserError
-from opgrip.replay.results.machines import Machine
+from opgrip.replay.results.origins import Machine
 from opgrip.replay.workers.engines.engine import EngineLostError
 from opgrip.replay.workers.engines.options import EngineOptions
 from opgrip.replay.workers.engines.ray_worker import THREADS, RayWorker

@@ -38,7 +38,7 @@ class RayWorker:
             os.environ[THREADS] = threads
         self._problem: list[str] | None = None
         try:
-            from opgrip.replay.workers.engines.processors import Processors
+            from opgrip.replay.workers.engines.options import Processors
 
             self._processors = Processors(processors)
         except UserError as error:
@@ -61,7 +61,7 @@ class RayWorker:
 
         from opgrip.replay.operators.devices import check_present, facts_of, name_of
         from opgrip.replay.results.environment import describe_environment
-        from opgrip.replay.results.machines import this_machine
+        from opgrip.replay.results.origins import this_machine
 
         try:
             check_present(device)

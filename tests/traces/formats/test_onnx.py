@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from optional import optional
 from torch import nn
 
-from opgrip.cli.extras import needed
+from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
 from opgrip.replay.batch_scale.batch import Batches, scaled
 from opgrip.replay.cases.cases import make_cases

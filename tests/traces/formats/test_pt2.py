@@ -19,8 +19,8 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
+from opgrip.traces.formats.exported_values import size_of
 from opgrip.traces.formats.pt2 import PROGRAM
-from opgrip.traces.formats.size_expressions import size_of
 from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
 
 

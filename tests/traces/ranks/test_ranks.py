@@ -16,11 +16,10 @@ from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.ranks.alignment import thinned
-from opgrip.traces.analysis.ranks.collectives import collective_of
+from opgrip.traces.analysis.ranks.operators import collective_of
 from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
 from opgrip.traces.analysis.ranks.waits import find_waits
-from opgrip.traces.codec.block_lines import encode_block
-from opgrip.traces.codec.call_blocks import CallBlock, block_of
+from opgrip.traces.codec.call_blocks import CallBlock, block_of, encode_block
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Signature

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.differences.days import SUFFIX, read_day
-from opgrip.traces.analysis.differences.side import Side
+from opgrip.traces.analysis.differences.side import SUFFIX, Side, read_day
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.table.trace import load
 

@@ -7,9 +7,8 @@ from math import prod
 
 from opgrip.traces.analysis.ranks.operators import namespace_of
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.mutated_arguments import schema_of, written
+from opgrip.traces.schema.mutated_arguments import Interface, interface_of, schema_of, written
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.schema.signature_tensors import Interface, interface_of
 
 PRODUCTS = frozenset(
     {"mm", "addmm", "addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "int_mm"}

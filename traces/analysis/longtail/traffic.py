@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from opgrip.traces.analysis.dataflow import UNKNOWN, MemoryNumbers
 from opgrip.traces.analysis.longtail.calls import Function, MadeCall, function_of
 from opgrip.traces.schema.records import NO_STORAGE
-from opgrip.traces.table.memory_numbers import UNKNOWN, MemoryNumbers
 
 IS_USED_ELSEWHERE, IS_READ = 1, 2
 """Whether another function takes memory, and whether anything reads it."""

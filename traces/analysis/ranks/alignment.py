@@ -2,20 +2,139 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from opgrip.traces.analysis.ranks.clocks import Clock, align
-from opgrip.traces.analysis.ranks.meetings import match
+from opgrip.traces.analysis.ranks.meetings import Meetings, match
+from opgrip.traces.analysis.ranks.operators import FROM_ROOT, TO_ROOT
 from opgrip.traces.analysis.ranks.scan import UNKNOWN, Events, Scan, SignatureKinds
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.codec.json_values import LATEST_NS
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.records import Signature
+
+# The clocks of ranks, aligned by the collectives that they took part in together.
+#
+# Nobody leaves a collective before all have come. So each collective says of two clocks that what ended on one ended
+# after what began on the other, and the other way round, and all of them together leave a span of offsets that are
+# possible. Within it, the offset is the one by which most ends agree, since a collective ends for all at about the same
+# time.
+
+Integers = NDArray[np.int64]
+FEWEST = 3
+"""Collectives that two clocks are compared by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How one process's clock stands to that of the whole.
+
+    Attributes
+    ----------
+    offset_ns : what is added to its times beyond what the starts of the captures tell; 0 where clocks agree within the
+        noise
+    measured_ns : what the ends of collectives tell, before that is decided; None where they tell nothing
+    spread_ns : between the tenth and the ninetieth percentile of what single collectives tell
+    collectives : by how many it was compared
+    """
+
+    offset_ns: int = 0
+    measured_ns: int | None = None
+    spread_ns: int | None = None
+    collectives: int = 0
+
+    def as_json(self) -> dict[str, int | None]:
+        """What the header of a merged trace says."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def align(meetings: Meetings, processes: int) -> list[Clock]:
+    """The clock of each process, by that of the first that meets others; a chain of pairs where not all meet."""
+    clocks = [Clock() for _ in range(processes)]
+    pairs = _Pairs(meetings)
+    seen: set[int] = set()
+    for origin in range(processes):
+        if origin in seen:
+            continue
+        queue = deque([origin])
+        seen.add(origin)
+        while queue:
+            process = queue.popleft()
+            for other in sorted(pairs.met_by(process) - seen):
+                clock = pairs.compare(process, other)
+                if clock is None:
+                    continue
+                seen.add(other)
+                queue.append(other)
+                clocks[other] = _chained(clocks[process], clock)
+    return clocks
+
+
+def _chained(before: Clock, clock: Clock) -> Clock:
+    """A clock that was compared with one which has an offset itself."""
+    assert clock.measured_ns is not None
+    return Clock(
+        before.offset_ns + clock.offset_ns, before.offset_ns + clock.measured_ns, clock.spread_ns, clock.collectives
+    )
+
+
+class _Pairs:
+    """Compares clocks by the collectives that two processes have in common."""
+
+    def __init__(self, meetings: Meetings) -> None:
+        symmetric = [kind not in (*FROM_ROOT, *TO_ROOT) for kind in meetings.kinds]
+        number = meetings.number
+        chosen = np.array(symmetric, dtype=np.bool_)[meetings.kind] & (meetings.end_ns != UNKNOWN)
+        self._rows: dict[int, tuple[Integers, Integers, Integers, NDArray[np.bool_]]] = {}
+        at_once = meetings.wait_ns == meetings.launched_ns
+        for process in np.unique(meetings.process[chosen]).tolist():
+            own = chosen & (meetings.process == process)
+            columns = (number[own], meetings.start_ns[own], meetings.end_ns[own], at_once[own])
+            self._rows[process] = columns
+        self._members: Mapping[int, set[int]] = self._together(meetings, chosen)
+
+    def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
+        """By process, those that it met: by the first collective of each group, which all its members take part in."""
+        members: dict[int, set[int]] = {process: set() for process in self._rows}
+        pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
+        for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
+            own = set(group.tolist())
+            for process in own:
+                members[process] |= own - {process}
+        return members
+
+    def met_by(self, process: int) -> set[int]:
+        """The processes that one met in collectives."""
+        return set(self._members.get(process, ()))
+
+    def compare(self, process: int, other: int) -> Clock | None:
+        """What to add to the times of another process; None where they met too seldom."""
+        number, start, end, at_once = self._rows[process]
+        number_2, start_2, end_2, at_once_2 = self._rows[other]
+        common, place, place_2 = np.intersect1d(number, number_2, assume_unique=True, return_indices=True)
+        if len(common) < FEWEST:
+            return None
+        start, end, at_once = start[place], end[place], at_once[place]
+        start_2, end_2, at_once_2 = start_2[place_2], end_2[place_2], at_once_2[place_2]
+        least, most = int((start - end_2).max()), int((end - start_2).min())
+        sure = at_once & at_once_2
+        # a result that was taken late says nothing of when the collective ended
+        sure = sure if sure.sum() >= FEWEST else np.ones_like(sure)
+        differences = (end - end_2)[sure]
+        low, middle, high = np.percentile(differences, (10, 50, 90))
+        measured = round(float(middle))
+        if least <= most:
+            measured = min(max(measured, least), most)
+        spread = round(float(high - low))
+        agree = least <= 0 <= most and abs(measured) <= spread
+        return Clock(0 if agree else measured, measured, spread, len(common))
+
 
 MOST = 1 << 12
 """Collectives of a group that clocks are compared by."""

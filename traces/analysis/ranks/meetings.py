@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.traces.analysis.ranks.collectives import Collective
+from opgrip.traces.analysis.ranks.operators import Collective
 from opgrip.traces.analysis.ranks.scan import Events
 
 Integers = NDArray[np.int64]

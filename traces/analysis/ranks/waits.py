@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from opgrip.errors import UserError
 from opgrip.traces.analysis.ranks.alignment import is_ambiguous, rank_of
-from opgrip.traces.analysis.ranks.collectives import Collective
 from opgrip.traces.analysis.ranks.meetings import Meetings, match
-from opgrip.traces.analysis.ranks.operators import FROM_ROOT, TO_ROOT
+from opgrip.traces.analysis.ranks.operators import FROM_ROOT, TO_ROOT, Collective
 from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.records import FUNCTION, Header, Scope, Signature, Thread
-from opgrip.traces.table.number_set import NumberSet
+from opgrip.traces.table.call_source import NumberSet
 from opgrip.traces.table.profiler_labels import is_mark
 
 Integers = NDArray[np.int64]

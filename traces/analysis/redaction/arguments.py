@@ -10,12 +10,10 @@ import torch
 
 from opgrip.traces.analysis.redaction.calls import CallFacts, argument_name, call_facts, is_value
 from opgrip.traces.analysis.redaction.names import Names
-from opgrip.traces.analysis.redaction.numbers import coarse_float, coarse_int, rounded_up
-from opgrip.traces.analysis.redaction.policy import SCALARS, Policy
+from opgrip.traces.analysis.redaction.policy import SCALARS, Policy, coarse, coarse_float, coarse_int, rounded_up
 from opgrip.traces.analysis.redaction.public_words import BACKENDS, NOT_RECORDED, REDUCTIONS, is_public_type
-from opgrip.traces.analysis.redaction.ranges import range_images
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
-from opgrip.traces.schema.operator_schemas import schema_arguments
+from opgrip.traces.schema.mutated_arguments import schema_arguments
 from opgrip.traces.schema.python_objects import (
     ArraySpec,
     ModuleSpec,
@@ -25,9 +23,42 @@ from opgrip.traces.schema.python_objects import (
     ScalarSpec,
     SharedSpec,
 )
-from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, Signature
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import PerChannel, PerTensor
 from opgrip.traces.table.profiler_labels import ENTER
+
+RANGES = ("aten.arange.", "aten.range.")
+"""How the names of operators begin that make ranges, the last of which has its end too."""
+STARTS, ENDS, STEP = "start", "end", "step"
+
+Images: TypeAlias = dict[int | str, Any]
+
+
+def range_images(signature: Signature) -> Images:
+    """A range's numbers by their places in the call: from zero on, as many as there were, in coarse steps.
+
+    Nothing for another call, and for one whose output is not known.
+    """
+    places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
+    numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
+    output, (_, step) = signature.outputs, numbers.get(STEP, (None, 1))
+    is_range = signature.kind == OPERATOR and signature.op.startswith(RANGES)
+    if not is_range or not isinstance(output, TensorSpec) or len(output.shape) != 1 or not _is_number(step):
+        return {}
+    step = coarse(step)
+    count = output.shape[0] - signature.op.startswith(RANGES[1])
+    images = {STARTS: 0, ENDS: step * count, STEP: step}
+    # a float stays one: it decides the dtype
+    return {
+        place: float(images[name]) if isinstance(value, float) else images[name]
+        for name, (place, value) in numbers.items()
+        if name in images and _is_number(value)
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
 
 SMALL = 255
 """Whole numbers up to this that are sizes, dimensions or flags stay whatever the shapes are."""

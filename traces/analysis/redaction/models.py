@@ -11,7 +11,7 @@ import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.analysis.redaction.calls import CallFacts, Slot
-from opgrip.traces.analysis.redaction.numbers import IntegerMap, coarse, coarse_float, coarse_int
+from opgrip.traces.analysis.redaction.policy import IntegerMap, coarse, coarse_float, coarse_int
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes

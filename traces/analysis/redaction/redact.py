@@ -9,8 +9,7 @@ from opgrip.errors import UserError
 from opgrip.traces.analysis.redaction.leftovers import Leftovers
 from opgrip.traces.analysis.redaction.policy import Policy
 from opgrip.traces.analysis.redaction.redaction import Redaction
-from opgrip.traces.codec.block_lines import encode_block
-from opgrip.traces.codec.call_blocks import CallBlock
+from opgrip.traces.codec.call_blocks import CallBlock, encode_block
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter

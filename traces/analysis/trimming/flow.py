@@ -7,8 +7,7 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.traces.analysis.trimming.outline import Outline
-from opgrip.traces.analysis.trimming.selection import Flags
+from opgrip.traces.analysis.trimming.outline import Flags, Outline
 from opgrip.traces.schema.records import FUNCTION, NO_STORAGE
 from opgrip.traces.table.profiler_labels import is_mark
 

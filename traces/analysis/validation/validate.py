@@ -3,23 +3,241 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from opgrip.cli.compressed_files import Damage
 from opgrip.cli.plural import counted
-from opgrip.errors import FormatError, one_line
-from opgrip.traces.analysis.validation.findings import FORM, SCHEMA, TOTAL, Validation
-from opgrip.traces.analysis.validation.references import References
-from opgrip.traces.analysis.validation.schema import NOT_INSTALLED, Schema
-from opgrip.traces.analysis.validation.times import Times
+from opgrip.errors import FormatError, one_line, shortened
+from opgrip.traces.analysis.validation.findings import FORM, NUMBER, REFERENCE, SCHEMA, TIME, TOTAL, Validation
 from opgrip.traces.codec.record_forms import from_json, unknown_fields
 from opgrip.traces.io.foreign_files import format_of, once
 from opgrip.traces.io.reader import TraceReader, read_header, refuse_constant
+from opgrip.traces.schema.arguments import numbers_of, tensors
 from opgrip.traces.schema.limits import check_nesting
-from opgrip.traces.schema.records import Calls, End, Header, Record, Signature
+from opgrip.traces.schema.records import (
+    Calls,
+    Context,
+    DeviceTimes,
+    Effects,
+    End,
+    Entered,
+    Header,
+    Kernels,
+    Observed,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
+
+SHOWN = 5
+"""Numbers of a record that refer to nothing which its finding lists."""
+
+
+class References:
+    """Checks the numbers of records in their order."""
+
+    def __init__(self, validation: Validation) -> None:
+        self._validation = validation
+        self._numbers: dict[str, set[int]] = {name: set() for name in ("signature", "scope", "context", "thread")}
+        self._values: set[int] = set()
+        self._models_of: dict[int, int] = {}
+        self._tensors_of: dict[int, int] = {}
+        self._calls_of_thread: dict[int, int] = {}
+        self._newest = -1
+        self._op_of_signature: dict[int, str] = {}
+        self._opened_signatures: list[tuple[int, Signature]] = []
+        # value models that come from a device stand behind what refers to them
+        self._awaited_values: dict[int, int] = {}
+        self._device_times: list[tuple[int, DeviceTimes]] = []
+
+    def see(self, place: int, record: Record) -> None:
+        """Check a record."""
+        match record:
+            case Signature():
+                self._define(place, "signature", record.number)
+                self._op_of_signature[record.number] = record.op
+                arguments = (record.args, record.kwargs)
+                self._models_of[record.number] = len(numbers_of(arguments))
+                self._tensors_of[record.number] = sum(1 for _ in tensors(arguments))
+                self._await_values(place, numbers_of((*arguments, record.outputs)))
+            case Scope():
+                self._define(place, "scope", record.number)
+                self._refer(place, "context", [record.context])
+                self._refer(place, "scope", [record.forward])
+            case Context():
+                self._define(place, "context", record.number)
+            case Thread():
+                self._define(place, "thread", record.number)
+            case Values():
+                self._values.add(record.number)
+            case Observed():
+                self._refer(place, "signature", [record.signature])
+                self._await_values(place, record.values)
+                expected = self._models_of.get(record.signature, len(record.values))
+                if len(record.values) != expected:
+                    message = f"{len(record.values)} values, and its signature has {expected} tensors"
+                    self._validation.add(place, REFERENCE, message)
+            case Effects():
+                self._refer(place, "signature", [record.signature])
+                self._await_values(place, numbers_of((record.after, record.random_state)))
+            case Kernels():
+                self._refer(place, "signature", [record.signature])
+            case Calls():
+                self._calls(place, record)
+            case DeviceTimes():
+                self._device_times.append((place, record))
+            case Entered():
+                self._refer(place, "thread", [record.thread])
+                self._refer(place, "scope", [record.scope])
+                if record.opened is None:
+                    self._refer(place, "signature", [record.signature])
+                else:
+                    self._opened(place, record.signature, record.opened)
+
+    def end(self) -> None:
+        """Check what later records could have had."""
+        for number, place in self._awaited_values.items():
+            if number not in self._values:
+                self._validation.add(place, REFERENCE, f"no record has the values {number}")
+        for place, record in self._device_times:
+            calls, last = self._calls_of_thread.get(record.thread, 0), record.first + len(record.device_ns)
+            if last > calls:
+                message = f"device times of {last:,} calls of thread {record.thread}, which made {calls:,}"
+                self._validation.add(place, REFERENCE, message)
+
+        for place, opened in self._opened_signatures:
+            op = self._op_of_signature.get(opened.number, opened.op)
+            if op != opened.op:
+                message = f"signature {opened.number} was entered as {opened.op[:60]}, and is one of {op[:60]}"
+                self._validation.add(place, REFERENCE, message)
+
+    def _opened(self, place: int, number: int, opened: Signature) -> None:
+        if opened.number != number:
+            message = f"it entered signature {number}, and describes signature {opened.number}"
+            self._validation.add(place, REFERENCE, message)
+        self._await_values(place, numbers_of((opened.args, opened.kwargs)))
+        self._opened_signatures.append((place, opened))
+
+    def _calls(self, place: int, record: Calls) -> None:
+        self._refer(place, "thread", [record.thread])
+        self._refer(place, "signature", record.signature)
+        self._refer(place, "scope", record.scope)
+        count = len(record.signature)
+        self._calls_of_thread[record.thread] = self._calls_of_thread.get(record.thread, 0) + count
+        if record.storages and record.newest != self._newest:
+            message = f"storages that count from {record.newest}, and the largest before is {self._newest}"
+            self._validation.add(place, REFERENCE, message)
+        self._newest = max(self._newest, record.newest, *record.storages) if record.storages else self._newest
+        lacking = [
+            signature
+            for signature, given in zip(record.signature, record.tensors, strict=False)
+            if given and given < self._tensors_of.get(signature, 0)
+        ]
+        if lacking:
+            message = f"calls with fewer tensors than their signatures have: {_listed(lacking)}"
+            self._validation.add(place, REFERENCE, message)
+
+    def _define(self, place: int, kind: str, number: int) -> None:
+        if number in self._numbers[kind]:
+            self._validation.add(place, NUMBER, f"a second {kind} {number}")
+        self._numbers[kind].add(number)
+
+    def _refer(self, place: int, kind: str, numbers: Iterable[int | None]) -> None:
+        missing = {number for number in numbers if number is not None} - self._numbers[kind]
+        if missing:
+            self._validation.add(place, REFERENCE, f"no record before has the {kind} {_listed(missing)}")
+
+    def _await_values(self, place: int, numbers: Iterable[int | None]) -> None:
+        for number in numbers:
+            if number is not None and number not in self._values:
+                self._awaited_values.setdefault(number, place)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    ordered = sorted(set(numbers))
+    others = f" and {len(ordered) - SHOWN} others" if len(ordered) > SHOWN else ""
+    return ", ".join(map(str, ordered[:SHOWN])) + others
+
+
+NOT_INSTALLED = "not held against the JSON Schema, for which jsonschema is needed: pip install 'opgrip[schema]'"
+COLUMN = 32
+"""Numbers of a column of calls that are held against the schema: those of all are checked where they are read."""
+MOST_ERRORS = 3
+"""Of one record."""
+
+
+class Schema:
+    """The schema of each type of record."""
+
+    def __init__(self) -> None:
+        self._validators: dict[str, Any] = {}
+        self.is_available = find_spec("jsonschema") is not None
+        if self.is_available:
+            from jsonschema import Draft202012Validator
+
+            schema = json.loads((Path(__file__).parents[2] / "schema.json").read_text(encoding="utf-8"))
+            names = [branch["$ref"].rpartition("/")[2] for branch in schema["oneOf"]]
+            self._validators = {
+                name: Draft202012Validator({**schema["$defs"][name], "$defs": schema["$defs"]}) for name in names
+            }
+
+    def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
+        """What is wrong with a record, the place in it first; nothing for types that the schema does not know."""
+        validator = self._validators.get(form["type"])
+        if validator is None:
+            return
+        errors = validator.iter_errors(_in_short(form) if form["type"] == "calls" else form)
+        for _, error in zip(range(MOST_ERRORS), errors, strict=False):
+            place = "".join(f"[{part!r}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+            yield f"{place.removeprefix('.') or 'the record'}: {shortened(error.message, 160)}"
+
+
+def _in_short(form: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[:COLUMN] if isinstance(value, list) else value for name, value in form.items()}
+
+
+MOST_OPEN = 1 << 16
+"""Calls of a thread beside each other that a later one is held against."""
+
+
+class Times:
+    """Checks the times of blocks of calls in their order."""
+
+    def __init__(self, validation: Validation) -> None:
+        self._validation = validation
+        # of each thread, the start and end of the calls that are inside of no other, the last at the end
+        self._beside: dict[int, deque[tuple[int, int]]] = {}
+
+    def see(self, place: int, record: Calls) -> None:
+        """Check a block; one finding for each way in which its times are wrong."""
+        beside = self._beside.setdefault(record.thread, deque(maxlen=MOST_OPEN))
+        crossing: list[int] = []
+        disordered: list[int] = []
+        for index, (start, duration) in enumerate(zip(record.start_ns, record.duration_ns, strict=True)):
+            end = start + duration
+            if beside and end < beside[-1][1]:
+                disordered.append(index)
+                continue
+            while beside and beside[-1][0] >= start:
+                beside.pop()
+            if beside and beside[-1][1] > start:
+                crossing.append(index)
+            beside.append((start, end))
+        self._tell(place, record, crossing, "begins before, and ends after, the end of another that began before it")
+        self._tell(place, record, disordered, "ends before the call that stands before it")
+
+    def _tell(self, place: int, record: Calls, indices: list[int], what: str) -> None:
+        if indices:
+            first = indices[0]
+            others = f", and {len(indices) - 1:,} others of the block" if len(indices) > 1 else ""
+            at = f"at {record.start_ns[first]} ns of thread {record.thread}"
+            self._validation.add(place, TIME, f"call {first} of the block, {at}, {what}{others}")
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:

@@ -13,7 +13,7 @@ import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, DTYPE_OF_ELEMENT, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
-from opgrip.traces.formats.nodes.node import NONE, Port
+from opgrip.traces.formats.nodes.json_nodes import NONE, Port
 from opgrip.traces.formats.nodes.schema_text import pieces
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.tensor_specs import contiguous

@@ -12,7 +12,7 @@ import torch
 
 from opgrip.traces.formats.nodes.codes import DTYPE_CODES, ELEMENT_NAMES, LAYOUT_CODES, MEMORY_FORMAT_CODES
 from opgrip.traces.formats.nodes.decoding import UNDEFINED
-from opgrip.traces.formats.nodes.node import NONE, Port
+from opgrip.traces.formats.nodes.json_nodes import NONE, Port
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
 from opgrip.traces.schema.torch_names import plain_name
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from opgrip.traces.formats.nodes.encoding import Encoder
-from opgrip.traces.formats.nodes.node import (
+from opgrip.traces.formats.nodes.json_nodes import (
     BACKWARD_LABEL,
     BACKWARD_SCOPE,
     FUNCTION_SCOPE,
