@@ -2,11 +2,118 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
+import queue
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
+from typing import Any
 
-from opgrip.hook_errors import raise_if_from_program
+# Tells an exception of the program that lands in a hook from a fault of the hook.
+#
+# A hook runs between two instructions of the program, so what interrupts the program can interrupt the hook: a signal
+# handler that raises, `PyThreadState_SetAsyncExc` (timeouts of threads), a trace function of a debugger. Such an
+# exception is the program's and must reach it. A fault of the hook costs a record and must not.
+#
+# The type of an exception does not tell: a handler may raise `RuntimeError` as a hook may. Where it came from does.
+# Code of the program that a hook calls itself, such as an object's `__repr__`, belongs to the hook: without a capture
+# it would not have run.
+
+_CHECKS = frozenset({"RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"})
+"""Instructions that raise nothing themselves: Python looks for signals and asynchronous exceptions there."""
+_CHECKS_AFTER = ("CALL", "PRECALL", "POP_JUMP", "YIELD")
+"""Beginnings of the names of instructions after which Python looks for them, and which may raise themselves."""
+_WITHOUT_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError, queue.Empty)
+"""What functions in C raise without arguments."""
+_NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing ", re.DOTALL)
+"""What Python raises in place of an asynchronous exception that is no class, or whose constructor takes arguments."""
+
+
+def raise_if_from_program(error: BaseException) -> None:
+    """Raise an exception that a hook has caught again, unless it is a fault of the hook."""
+    if is_from_program(error):
+        raise error
+
+
+def is_from_program(error: BaseException) -> bool:
+    """Return True unless an exception that a hook has caught is a fault of the hook."""
+    if not isinstance(error, Exception):
+        return True
+    entries = list(_entries(error.__traceback__))
+    for outer, inner in itertools.pairwise(entries):
+        # nothing is called by such an instruction
+        if _instruction(outer) in _CHECKS or _interrupts(inner.tb_frame, outer.tb_frame):
+            return True
+    return bool(entries) and _is_set_by_thread(error, entries[-1])
+
+
+def interrupted_by(error: BaseException) -> str:
+    """Return why a call is not in the trace that an exception of the program has interrupted."""
+    # not its text, which the program's own code may make
+    return f"interrupted by {type(error).__name__}"
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
+    """Return True if the interpreter called a frame's function between two instructions of another frame.
+
+    Signal handlers and trace functions take the frame that they interrupt, callbacks of `sys.monitoring` its code.
+    """
+    for value in list(frame.f_locals.values()):
+        if value is interrupted or value is interrupted.f_code:
+            return True
+        if type(value) is tuple and any(item is interrupted for item in value):
+            return True
+    # a handler may have deleted its arguments
+    is_own = str(frame.f_globals.get("__name__")).startswith("opgrip.")
+    return not is_own and frame.f_code in _handler_codes()
+
+
+def _handler_codes() -> set[CodeType | None]:
+    """Return the code of the program's signal handlers."""
+    return {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial | MethodType):
+        handler = handler.func if isinstance(handler, functools.partial) else handler.__func__
+    if callable(handler) and not isinstance(handler, FunctionType):
+        handler = type(handler).__call__
+    return handler.__code__ if isinstance(handler, FunctionType) else None
+
+
+def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
+    """Return True if another thread set an exception by `PyThreadState_SetAsyncExc`.
+
+    No frame of the program is in its traceback: Python makes it of its class, without arguments, at one of a few
+    instructions of whatever code runs.
+    """
+    instruction = _instruction(raised_at)
+    if instruction in _CHECKS:
+        return True
+    if not instruction.startswith(_CHECKS_AFTER):
+        return False
+    if type(error) in (SystemError, TypeError) and error.args and _NOT_MADE.match(str(error.args[0])):
+        return True
+    # a constructor of the program may set arguments
+    without_arguments = not error.args or isinstance(type(error).__init__, FunctionType)
+    return without_arguments and not isinstance(error, _WITHOUT_ARGUMENTS)
+
+
+def _instruction(entry: TracebackType) -> str:
+    """Return the name of the instruction that a frame was at."""
+    # a frame that has not begun is at its first check
+    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] if entry.tb_lasti >= 0 else "RESUME"
+
 
 SWITCHES = ("append", "force", "partial", "resume")
 """Flags that take no value, as far as messages advise them."""

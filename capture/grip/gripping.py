@@ -18,8 +18,7 @@ from opgrip.capture.grip.patterns import LOCALS, Pattern, Target, find_targets, 
 from opgrip.capture.grip.watch import Keep, Keeper, Watched, own_work
 from opgrip.capture.hooks.patches import LateModules
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.errors import one_line
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import one_line, raise_if_from_program
 
 _OWN = __name__.rpartition(".")[0]
 

@@ -32,7 +32,7 @@ from opgrip.traces.schema.python_objects import (
     ScalarSpec,
     SharedSpec,
 )
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 MOST_VALUES = 100_000
 """Values in the arguments of one call, beyond which they are not kept."""

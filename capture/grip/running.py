@@ -12,7 +12,7 @@ import torch
 
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode, hide_from_compiler, leave_compiled
 from opgrip.capture.torch_compat.higher_order_private import see_higher_order
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"

@@ -28,8 +28,7 @@ from opgrip.capture.hooks.contexts import describe_autocast, describe_context, r
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.signatures.signatures import call_key
 from opgrip.capture.torch_compat.torch_private import is_transforming
-from opgrip.errors import one_line
-from opgrip.hook_errors import is_from_program, raise_if_from_program
+from opgrip.errors import is_from_program, one_line, raise_if_from_program
 from opgrip.traces.rebuild.making import make_arguments
 from opgrip.traces.schema.python_objects import SharedSpec
 from opgrip.traces.schema.records import FUNCTION

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from opgrip.capture.timing.accelerators import accelerators, is_started
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 from opgrip.platform.precisions import describe_precisions
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,

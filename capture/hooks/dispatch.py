@@ -39,7 +39,7 @@ from opgrip.capture.torch_compat.torch_private import (
     storage_address,
     unpin,
 )
-from opgrip.hook_errors import interrupted_by, is_from_program
+from opgrip.errors import interrupted_by, is_from_program
 from opgrip.traces.schema.records import FUNCTION, OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

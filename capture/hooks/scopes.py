@@ -22,7 +22,7 @@ from opgrip.capture.hooks.thread_mode import ThreadMode
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.timing.budget import Thinning
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
-from opgrip.hook_errors import is_from_program
+from opgrip.errors import is_from_program
 from opgrip.traces.schema.records import HIGHER_ORDER
 
 

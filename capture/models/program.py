@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.option_types import image_size
 from opgrip.cli.options import option, titled
-
-if TYPE_CHECKING:
-    from torch import nn
-
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import nn
-
-
-import re
-from typing import TYPE_CHECKING
-
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import MissingFileError, UserError, shortened
 
 if TYPE_CHECKING:
     from torch import nn
+
 
 _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
 """How torch says of what class an object is that it does not make."""

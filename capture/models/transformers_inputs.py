@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,6 @@ from opgrip.capture.models.program import GENERATE, PREDICT, ModelOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-from collections.abc import Collection
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OBJECTS = 4
 """In an image."""

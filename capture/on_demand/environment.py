@@ -9,7 +9,7 @@ from typing import Any
 
 from opgrip.capture.on_demand.names import check_pattern, program_name
 from opgrip.capture.on_demand.settings import Settings
-from opgrip.capture.on_demand.signals import signal_of
+from opgrip.capture.on_demand.trigger import signal_of
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.option_types import byte_count, interval
 from opgrip.errors import UserError

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from opgrip.cli.plural import STEP
-from opgrip.errors import one_line
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import one_line, raise_if_from_program
 
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.step_capture import StepCapture, ThreadStep

@@ -15,8 +15,8 @@ from opgrip.capture.hooks.patches import LateModules
 from opgrip.capture.on_demand.autostart import load_recording
 from opgrip.capture.on_demand.names import DEFAULT, PRIVATE_DEFAULT, check_pattern
 from opgrip.capture.on_demand.settings import WARMUP, Settings
-from opgrip.capture.on_demand.signals import signal_of
 from opgrip.capture.on_demand.starting import start
+from opgrip.capture.on_demand.trigger import signal_of
 from opgrip.cli.command import INTERRUPTED
 from opgrip.cli.options import flag_of, from_arguments, refuse_options
 from opgrip.errors import UserError

@@ -18,7 +18,7 @@ def start(settings: Settings) -> Agent:
     """
     agent = start_agent(settings)
     if settings.signal is not None:
-        from opgrip.capture.on_demand.signals import listen_to, signal_of
+        from opgrip.capture.on_demand.trigger import listen_to, signal_of
 
         try:
             listen_to(signal_of(settings.signal))

@@ -23,7 +23,7 @@ from opgrip.capture.on_demand.recording import Life, Recording, life_here
 from opgrip.capture.on_demand.step_capture import ThreadStep
 from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.torch_compat.torch_private import MODULE_CALLS
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 
 PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not train", "steps of an optimizer"
 

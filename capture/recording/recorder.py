@@ -30,8 +30,7 @@ from opgrip.capture.timing.budget import Budget, Thinning
 from opgrip.capture.timing.kernels import KernelTimes
 from opgrip.capture.timing.page_faults import LARGE, SlowMemory
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
-from opgrip.errors import one_line
-from opgrip.hook_errors import interrupted_by, is_from_program, raise_if_from_program
+from opgrip.errors import interrupted_by, is_from_program, one_line, raise_if_from_program
 from opgrip.platform.page_fault_cost import usual_fault_ns
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line

@@ -12,7 +12,7 @@ from itertools import count
 import torch
 
 from opgrip.capture.torch_compat.torch_private import pin, storage_address, storage_is_gone, unpin
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.records import NO_STORAGE
 
 SWEEP, SWEEP_BYTES = 256, 1 << 25

@@ -53,7 +53,7 @@ from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
-from opgrip.traces.table.doubts import time_doubts
+from opgrip.traces.table.accelerators import time_doubts
 from opgrip.traces.values import value_models
 
 Parameters = ParamSpec("Parameters")

@@ -14,8 +14,7 @@ from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.layouts import FitValues
 from opgrip.capture.signatures.signatures import describe_call
 from opgrip.capture.timing.accelerators import accelerators, current_stream, is_capturing, on_device
-from opgrip.errors import one_line
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
 from opgrip.traces.schema.records import Record, Signature, Values
 from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, has_needs, is_refined, refine_model

@@ -16,8 +16,7 @@ from typing import IO
 import torch
 
 from opgrip.cli.output_files import abandon, check_writable, create, discard, partial_path
-from opgrip.errors import UserError, one_line
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.io.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
 from opgrip.traces.values.tensor_arrays import array_of
 

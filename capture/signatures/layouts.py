@@ -10,7 +10,7 @@ import torch
 
 from opgrip.capture.timing.accelerators import accelerators, is_started
 from opgrip.capture.torch_compat.torch_private import group_of_name, reduction_number, without_functions, without_modes
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec
 from opgrip.traces.schema.tensor_specs import (
     COMPRESSED_LAYOUTS,

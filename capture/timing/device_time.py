@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from opgrip.capture.timing.accelerators import current_stream, is_capturing, on_device, with_index
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 
 NOT_TIMED = -1
 """Device time of a call that ran on the host alone."""

@@ -27,8 +27,7 @@ from opgrip.capture.torch_compat.torch_private import (
     is_work,
     recorded_activities,
 )
-from opgrip.errors import UserError, one_line
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
 
 CLOCK_READINGS = 20

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.torch_compat.compiler_private import modes_hidden_from_compiler
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 from opgrip.platform.private_apis import PrivatePlaces
 
 _places = PrivatePlaces()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 from opgrip.platform.private_apis import PrivatePlaces
 
 Check = Callable[[Any], bool]

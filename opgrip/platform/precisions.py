@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import raise_if_from_program
 
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 """Below `torch.backends`."""

@@ -19,7 +19,7 @@ from opgrip.replay.checks.truths import Truths, observe, run_seeded, tensors_of,
 from opgrip.replay.checks.verdicts import Verdict, joined, wrong
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.memory import Arguments
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 __all__ = ["Reference", "observe"]
 

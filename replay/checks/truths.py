@@ -12,9 +12,9 @@ from torch import Tensor
 
 from opgrip.replay.inputs.filling import CAST
 from opgrip.replay.modes.mode import Results
+from opgrip.replay.operators.contexts import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
 from opgrip.replay.operators.devices import module_of
 from opgrip.replay.operators.memory import Arguments
-from opgrip.replay.operators.tf32 import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
 from opgrip.traces.schema.arguments import leaves, map_leaves
 
 

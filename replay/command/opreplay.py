@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         from opgrip.replay.command.replay import Replay
         from opgrip.replay.command.several.targets import targets_of
         from opgrip.replay.outputs import is_completed
-        from opgrip.replay.workers.engines.start import start_engine
+        from opgrip.replay.workers.engines.processes import start_engine
         from opgrip.replay.workers.shards import settle_shard
 
     reporter = Reporter("opreplay")
@@ -150,7 +150,7 @@ def _replay_several(
     from opgrip.replay.outputs import is_completed
     from opgrip.replay.reports.table import print_reasons
     from opgrip.replay.scoring import read_baselines, score_of
-    from opgrip.replay.workers.engines.start import start_engine
+    from opgrip.replay.workers.engines.processes import start_engine
 
     baseline = read_baselines(from_arguments(ScoreOptions, args).baseline)
     if is_completed(output):

@@ -18,7 +18,7 @@ from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.options import Launch, RankOptions
-from opgrip.replay.sequences.ranks.part import own_file
+from opgrip.replay.sequences.ranks.plan import own_file
 from opgrip.replay.sequences.ranks.replay import StepOutcome
 
 

@@ -49,8 +49,7 @@ from opgrip.replay.sequences.ranks.replay import StepOutcome, replay_ranks
 from opgrip.replay.sequences.results import SequenceResult
 from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.workers.engines.engine import Engine
-from opgrip.replay.workers.engines.processes import ProcessEngine
-from opgrip.replay.workers.engines.start import start_engine
+from opgrip.replay.workers.engines.processes import ProcessEngine, start_engine
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path, options_hash
 from opgrip.replay.workers.shards import settle_shard

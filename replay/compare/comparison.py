@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.compare.differences import Compared, compare_rows, difference_of_sums, doubts
-from opgrip.replay.compare.verdicts import Judgement, Verdict, judge
+from opgrip.replay.compare.differences import (
+    Compared,
+    Judgement,
+    Verdict,
+    compare_rows,
+    difference_of_sums,
+    doubts,
+    judge,
+)
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.ratios import shares_by
-from opgrip.replay.results.results import CONTENDED, OK, WRONG, Result
+from opgrip.replay.results.results import CONTENDED, OK, SETTINGS, UNUSUAL, WRONG, Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from opgrip.replay.compare.gate import Held
 
-
-from collections.abc import Iterator
-
-from opgrip.replay.results.results import SETTINGS, UNUSUAL
 
 OF_HEADER = ("device", "trace_hash", "seed")
 OF_ENVIRONMENT = ("machine", "system", "processor", "processors", "governor", "max_mhz", "threads", "python")

@@ -19,8 +19,7 @@ from opgrip.replay.results.repeats import BehaviourColumns
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.cells import checked_cell, quoted
 from opgrip.replay.run.energy import EnergyColumns
-from opgrip.replay.sequences.columns import SequenceColumns
-from opgrip.replay.sequences.ranks.columns import RankColumns
+from opgrip.replay.sequences.ranks.columns import RankColumns, SequenceColumns
 from opgrip.traces.codec.json_values import check_finite
 from opgrip.traces.schema.limits import check_nesting
 

@@ -308,7 +308,7 @@ def not_run(results: Iterable[Result]) -> set[int]:
 
 def describe_shapes(signature: Signature) -> str:
     """Dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
-    from opgrip.traces.schema.kernel_launches import is_launch, launch_facts
+    from opgrip.traces.schema.mutated_arguments import is_launch, launch_facts
 
     kwargs = launch_facts(signature) if is_launch(signature) else signature.kwargs
     named = (f"{name}={_describe(value)}" for name, value in kwargs.items())
@@ -347,7 +347,7 @@ def same_outputs(
 
 def _describe(value: object) -> str:
     from opgrip.traces.schema.arguments import Opaque, TensorSpec
-    from opgrip.traces.schema.torch_names import tensor_outline
+    from opgrip.traces.schema.tensor_specs import tensor_outline
 
     if isinstance(value, TensorSpec):
         return tensor_outline(value.dtype, value.shape)
@@ -359,7 +359,7 @@ def _describe(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    from opgrip.traces.schema.torch_names import plain_name
+    from opgrip.traces.schema.tensor_specs import plain_name
 
     text = plain_name(value)
     # of an object that tells where it is, or all that it consists of

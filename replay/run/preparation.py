@@ -11,7 +11,7 @@ import torch
 
 from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.gradients import refused_argument, with_gradients
+from opgrip.replay.cases.unused import refused_argument, with_gradients
 from opgrip.replay.cases.ways import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
 from opgrip.replay.checks.candidates import CandidateReference

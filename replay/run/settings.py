@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from opgrip.cli.command import positive
+from opgrip.cli.option_types import byte_count, seconds
+from opgrip.cli.options import EFFORT, option, titled
 from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.inputs.options import InputOptions
@@ -21,13 +25,6 @@ if TYPE_CHECKING:
     from opgrip.replay.batch_scale.batch import Batches
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.inputs.inputs import DeviceMap
-
-
-import os
-
-from opgrip.cli.command import positive
-from opgrip.cli.option_types import byte_count, seconds
-from opgrip.cli.options import EFFORT, option, titled
 
 
 @titled("limits")

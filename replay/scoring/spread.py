@@ -9,8 +9,7 @@ from math import fsum, sqrt
 
 import numpy as np
 
-from opgrip.replay.compare.estimates import estimate
-from opgrip.replay.compare.priors import DRIFT, SHORT_US, USUAL
+from opgrip.replay.compare.priors import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.results.results import Result
 
 RESAMPLES, SEED = 10_000, 0

@@ -15,7 +15,7 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
 from opgrip.replay.sequences.programs import CallProgram
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
-from opgrip.replay.sequences.watches import typical_ns
+from opgrip.replay.sequences.slowdown import typical_ns
 from opgrip.replay.timing.samples import LEAST
 from opgrip.traces import Trace
 

@@ -11,7 +11,7 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.results.results import CONTENDED, NOISY, RAN, Result
 from opgrip.replay.run.preparation import empty_row
 from opgrip.replay.run.settings import Settings
-from opgrip.replay.sequences.columns import SequenceColumns
+from opgrip.replay.sequences.ranks.columns import SequenceColumns
 from opgrip.replay.sequences.results import SequenceResult, SignatureTimes
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.options import SEQUENCE

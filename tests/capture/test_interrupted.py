@@ -26,7 +26,7 @@ from opgrip.capture.recording.flusher import Flusher
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import ScopeTable
 from opgrip.capture.recording.storages import Storages
-from opgrip.hook_errors import is_from_program
+from opgrip.errors import is_from_program
 from opgrip.traces import load
 from opgrip.traces.analysis.validation import validate
 

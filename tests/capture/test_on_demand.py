@@ -156,7 +156,7 @@ def test_a_signal_asks_for_a_recording_and_takes_no_handler_of_the_program(serve
     with running(server, *on_demand("--signal", "USR1", "--steps", "1", "-o", "s.jsonl", "--", "server.py")) as process:
         process.send_signal(signal.SIGUSR1)
         wait_for((server / "s.jsonl").exists, process)
-    code = "import signal; from opgrip.capture.on_demand.signals import listen_to\n"
+    code = "import signal; from opgrip.capture.on_demand.trigger import listen_to\n"
     code += "signal.signal(signal.SIGUSR1, print); listen_to(signal.SIGUSR1)"
     assert "SIGUSR1 has a handler of the program, which stays" in run_python("-c", code).stderr
 

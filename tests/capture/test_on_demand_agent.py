@@ -19,7 +19,7 @@ from opgrip.capture.on_demand import agent as agent_module
 from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent, start_agent
 from opgrip.capture.on_demand.client import listens, processes
 from opgrip.capture.on_demand.settings import Settings
-from opgrip.capture.on_demand.signals import listen_to
+from opgrip.capture.on_demand.trigger import listen_to
 from opgrip.errors import UserError
 from opgrip.traces import load
 

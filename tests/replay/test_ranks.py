@@ -22,8 +22,16 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks import bandwidth
 from opgrip.replay.sequences.ranks.collectives import as_tensors_alone, is_exchange, read_collective
 from opgrip.replay.sequences.ranks.options import launch_of
-from opgrip.replay.sequences.ranks.part import part_of, recorded_ranks, wait_points
-from opgrip.replay.sequences.ranks.plan import Meeting, Offer, Table, make_plan, offer_of
+from opgrip.replay.sequences.ranks.plan import (
+    Meeting,
+    Offer,
+    Table,
+    make_plan,
+    offer_of,
+    part_of,
+    recorded_ranks,
+    wait_points,
+)
 from opgrip.replay.sequences.ranks.running import why_not
 from opgrip.replay.sequences.ranks.step import Stamps
 from opgrip.replay.sequences.ranks.times import StepTimes

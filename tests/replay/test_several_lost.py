@@ -80,7 +80,7 @@ def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         def start(args: object) -> Iterator[Elsewhere]:
             yield engine
 
-        monkeypatch.setattr("opgrip.replay.workers.engines.start.start_engine", start)
+        monkeypatch.setattr("opgrip.replay.workers.engines.processes.start_engine", start)
         return main([str(output.parent / "traces"), *FAST, "-o", str(output), *words])
 
     return run

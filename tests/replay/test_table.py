@@ -18,7 +18,7 @@ from terminals import show
 from opgrip.capture import Capture
 from opgrip.errors import one_line
 from opgrip.replay import load_results
-from opgrip.replay.analyses.points import print_points
+from opgrip.replay.analyses.speed_ups import print_points
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.reports.table import print_results

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opgrip.platform.precisions import read_precision
 from opgrip.replay.checks import Reference, Tolerance, Verdict, observe
-from opgrip.replay.operators import tf32
+from opgrip.replay.operators import contexts as tf32
 from opgrip.replay.operators.contexts import restored
 
 aten = torch.ops.aten

@@ -11,8 +11,8 @@ import pytest
 from made_runs import HEADER, made_row, made_run
 
 from opgrip.replay.compare import compare
+from opgrip.replay.compare.differences import Verdict
 from opgrip.replay.compare.gate import Outcome
-from opgrip.replay.compare.verdicts import Verdict
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result

@@ -12,8 +12,7 @@ import pytest
 from made_runs import HEADER, made_row
 
 from opgrip.replay import Results, replay
-from opgrip.replay.analyses.modes import print_modes, summarize_modes
-from opgrip.replay.analyses.speed_ups import speed_up_of
+from opgrip.replay.analyses.speed_ups import print_modes, speed_up_of, summarize_modes
 from opgrip.replay.command.repeating import repeat
 from opgrip.replay.compare.store.merging import merge_runs
 from opgrip.replay.outcome import read_run

@@ -31,8 +31,7 @@ from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo.distilled import FIELD
 from opgrip.zoo.corpus import Corpus, read_corpus
 from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
-from opgrip.zoo.corpus.choosing import Points, choose
-from opgrip.zoo.corpus.distill import distill, named_by_files, with_times
+from opgrip.zoo.corpus.distill import Points, choose, distill, named_by_files, with_times
 from opgrip.zoo.corpus.predictions import Check, check_of, print_check
 
 SHIPPED = SHIPPED_TRACES[0]
@@ -79,7 +78,7 @@ def test_all_are_chosen_where_there_are_fewer_than_asked_for() -> None:
 
 
 def test_of_very_many_fewer_may_be_chosen_so_that_what_is_kept_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgrip.zoo.corpus.choosing.MOST_PAIRS", 90)
+    monkeypatch.setattr("opgrip.zoo.corpus.distill.MOST_PAIRS", 90)
     points = Points(np.arange(30.0)[:, None], np.zeros(30, np.int64))
     weights = np.arange(30.0)
     assert sorted(choose(points, np.zeros(30, np.int64), weights, 10)) == [27, 28, 29]

@@ -20,7 +20,7 @@ from opgrip.traces.codec.call_blocks import block_of
 from opgrip.traces.schema.arguments import decode
 from opgrip.traces.schema.limits import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
 from opgrip.traces.schema.records import Calls, Entered, Record, Thread
-from opgrip.traces.table.unfinished import unfinished_calls
+from opgrip.traces.table.step_starts import unfinished_calls
 
 HEADER = b'{"type":"header","format":"opgrip-trace","version":"1.3"}\n'
 MEGABYTE = b" " * (1 << 20)

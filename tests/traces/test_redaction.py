@@ -19,7 +19,7 @@ from programs import ROOT
 from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.redaction import Policy, Redaction, salt_of
-from opgrip.traces.analysis.redaction.fields import LEFT_OUT, TREATMENTS, treatment_of
+from opgrip.traces.analysis.redaction.headers import LEFT_OUT, TREATMENTS, treatment_of
 from opgrip.traces.analysis.redaction.leftovers import Leftovers
 from opgrip.traces.analysis.redaction.models import _COARSE
 from opgrip.traces.analysis.redaction.names import Names

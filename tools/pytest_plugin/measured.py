@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.tools.pytest_plugin.baseline import Baseline, TestRow, join_headers, results_of
@@ -18,11 +21,6 @@ if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
     from opgrip.replay.results.results import Result
 
-
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 KEY = "opgrip_folder"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.replay.analyses.modes import summarize_modes
-from opgrip.replay.analyses.speed_ups import SpeedUp
+from opgrip.replay.analyses.speed_ups import SpeedUp, summarize_modes
 from opgrip.replay.cases.traits import family_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.cells import all_columns

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading, positive
+from opgrip.cli.command import add_debug, add_reading, positive, printable
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
-from opgrip.errors import UserError
+from opgrip.errors import UserError, shortened
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
     from opgrip.zoo.corpus import Corpus
 
-
-from collections.abc import Sequence
-
-from opgrip.cli.command import printable
-from opgrip.errors import shortened
 
 MOST_NOTES, MOST_NOTE = 10, 200
 
@@ -71,7 +67,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
     from opgrip.zoo.corpus import read_corpus
-    from opgrip.zoo.corpus.files import check_form
+    from opgrip.zoo.corpus.table import check_form
 
     _check(args)
     if args.output is not None:
@@ -94,8 +90,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
     from opgrip.zoo.corpus import summarize
-    from opgrip.zoo.corpus.files import write_summary
-    from opgrip.zoo.corpus.table import print_summary
+    from opgrip.zoo.corpus.table import print_summary, write_summary
 
     summary = summarize(corpus, args.by)
     if args.models:
@@ -106,8 +101,7 @@ def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.zoo.corpus.coverage import cover
-    from opgrip.zoo.corpus.coverage_table import print_coverage
+    from opgrip.zoo.corpus.coverage import cover, print_coverage
 
     table = cover(corpus)
     print_coverage(table, sys.stdout)
@@ -115,7 +109,7 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _write(table: object, corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.zoo.corpus.files import facts_of, write_table
+    from opgrip.zoo.corpus.table import facts_of, write_table
 
     if args.output is not None:
         write_table(table, args.output, args.force, facts_of(corpus))  # type: ignore[arg-type]

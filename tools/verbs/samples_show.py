@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _outline(sample: Sample, configuration: str) -> str:
     from opgrip.traces.schema.arguments import map_leaves
-    from opgrip.traces.schema.torch_names import tensor_outline
+    from opgrip.traces.schema.tensor_specs import tensor_outline
 
     def short(leaf: Any) -> Any:
         return _Plain(tensor_outline(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") else leaf

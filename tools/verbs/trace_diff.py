@@ -135,7 +135,7 @@ def _print(difference: Difference, top: int) -> None:
 
 
 def _columns(rows: list[Row]) -> list[TableColumn]:
-    from opgrip.traces.analysis.differences.files import values_text
+    from opgrip.traces.analysis.differences.compare import values_text
 
     return [
         TableColumn("what", [", ".join(row.kinds) for row in rows], is_number=False, least=6),

@@ -176,8 +176,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     """What is told of a trace above its tables, by name."""
     from opgrip.traces.analysis.redaction.headers import REDACTED
     from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
-    from opgrip.traces.table.accelerators import facts_in_words
-    from opgrip.traces.table.doubts import time_doubts
+    from opgrip.traces.table.accelerators import facts_in_words, time_doubts
     from opgrip.traces.table.profiler_labels import are_marks, is_mark
     from opgrip.traces.table.weighted_quantiles import COUNT
 
@@ -335,7 +334,7 @@ def _describe_entered(entered: Entered, signature: Signature | None, scope: Scop
 
 def _outline(leaf: object) -> str:
     from opgrip.traces.schema.arguments import TensorSpec
-    from opgrip.traces.schema.torch_names import tensor_outline
+    from opgrip.traces.schema.tensor_specs import tensor_outline
 
     return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 

@@ -9,7 +9,7 @@ from opgrip.errors import shortened
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves
 from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import Signature
-from opgrip.traces.schema.torch_names import tensor_outline
+from opgrip.traces.schema.tensor_specs import tensor_outline
 
 MOST = 400
 """Characters of a call's arguments."""

@@ -12,8 +12,7 @@ import torch
 
 from opgrip.traces.formats.building import fit_values
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.tensor_specs import contiguous
-from opgrip.traces.schema.torch_names import DTYPES
+from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel
 
 MOST_DIMENSIONS = 64

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_name
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_name
 
 # Sizes that a graph writes as arithmetic on named ones: worked out step by step, never evaluated.
 #

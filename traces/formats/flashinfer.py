@@ -8,8 +8,9 @@ the kernel, or because the reference is the call of one operator. The reference 
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -17,15 +18,105 @@ from typing import Any
 
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.flashinfer_folders import write_folder
-from opgrip.traces.formats.flashinfer_kernels import call_of_kernel
 from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
 from opgrip.traces.formats.stored_tensors import read_tensor
-from opgrip.traces.formats.tritonbench import NO_DEVICE
+from opgrip.traces.formats.tritonbench import NO_DEVICE, literal
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import FormatError, TensorSpec
 from opgrip.traces.schema.records import Record
-from opgrip.traces.schema.tensor_specs import contiguous
-from opgrip.traces.schema.torch_names import DTYPES
+from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
+
+MOST_TEXT = 1 << 16
+"""Characters of a reference that is parsed."""
+EPSILON = re.compile(r"\b(?:EPS|eps|epsilon)\s*=\s*([0-9.]+(?:[eE]-?[0-9]+)?)\b")
+
+Arguments = Mapping[str, Any]
+Call = tuple[str, list[Any], dict[str, Any]]
+
+
+def call_of_kernel(definition: Mapping[str, Any], arguments: Arguments) -> Call:
+    """The operator that does what a definition's kernel does, with its arguments.
+
+    Raises
+    ------
+    NoOverload : where none does
+    """
+    kind, reference = definition.get("op_type"), definition.get("reference")
+    call = _call_of_reference(reference, arguments) if isinstance(reference, str) else None
+    if call is None and isinstance(kind, str) and kind in KERNELS:
+        call = KERNELS[kind](arguments, reference if isinstance(reference, str) else "")
+    if call is None:
+        raise NoOverload(f"no operator of torch does what this {str(kind)[:60]} does")
+    return call
+
+
+def _gemm(arguments: Arguments, reference: str) -> Call | None:
+    """A (M, K) times B (N, K) transposed."""
+    match list(arguments.values()):
+        case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
+            return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None
+    return None
+
+
+def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
+    """Rows divided by their root mean square, times a weight; without one that is added before."""
+    tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
+    numbers = [value for value in arguments.values() if isinstance(value, float)]
+    if len(tensors) != 2 or len(numbers) + 2 != len(arguments) or len(numbers) > 1:
+        return None
+    rows, weight = tensors
+    if not rows.shape or weight.shape != rows.shape[-1:]:
+        return None
+    written = EPSILON.search(reference)
+    try:
+        epsilon = numbers[0] if numbers else float(written[1]) if written else None
+    except ValueError:
+        epsilon = None
+    return "aten.rms_norm.default", [rows, list(weight.shape), weight, epsilon], {}
+
+
+KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "rmsnorm": _rmsnorm}
+"""Kinds of kernels that an operator of torch stands for."""
+
+
+def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
+    """The call that a reference is, where it is nothing else: `def run(x): return torch.ops.aten.relu.default(x)`."""
+    if len(text) > MOST_TEXT or "torch.ops." not in text:
+        return None
+    try:
+        body = [item for item in ast.parse(text).body if not isinstance(item, ast.Import)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    match body:
+        case [ast.FunctionDef(name="run", body=[ast.Return(value=ast.Call() as node)])]:
+            path = ast.unparse(node.func).split(".") if _is_path(node.func) else []
+        case _:
+            return None
+    if len(path) != 5 or path[:2] != ["torch", "ops"]:
+        return None
+    try:
+        kwargs = {word.arg or "": _value(word.value, arguments) for word in node.keywords}
+        return ".".join(path[2:]), [_value(item, arguments) for item in node.args], kwargs
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _is_path(node: ast.expr) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _value(node: ast.expr, arguments: Arguments) -> Any:
+    match node:
+        case ast.Name(id=name) if name in arguments:
+            return arguments[name]
+        case ast.List(elts=items):
+            return [_value(item, arguments) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_value(item, arguments) for item in items)
+    return literal(node)
+
 
 MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000

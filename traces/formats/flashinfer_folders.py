@@ -24,8 +24,7 @@ from opgrip.traces.formats.stored_tensors import NAME_OF, write_tensors
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import TensorSpec, leaves
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import contiguous
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import contiguous, plain_name
 from opgrip.traces.table.trace import Trace
 
 DTYPES = frozenset(

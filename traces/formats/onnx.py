@@ -16,17 +16,15 @@ import torch
 
 from opgrip.cli.plugins import needed
 from opgrip.errors import one_line
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
-from opgrip.traces.formats.graph_storages import Storages, aliases, split
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, Storages, aliases, split
 from opgrip.traces.formats.nodes.wire import holds_more_fields
-from opgrip.traces.formats.onnx_folding import Shapes, complete
-from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, inlined, tensor
+from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, Shapes, complete, inlined, tensor
 from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.records import Record, Scope
-from opgrip.traces.schema.torch_names import DTYPES, LIMIT, plain_name
+from opgrip.traces.schema.tensor_specs import DTYPES, LIMIT, plain_name
 from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
 OPEN_BATCH, OPEN_SIZE = 1, 64

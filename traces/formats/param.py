@@ -25,7 +25,7 @@ from opgrip.traces.formats.configurations.plan import Case, Entry, UnreadableCas
 from opgrip.traces.formats.param_writing import calls_of, write
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.records import Record, Scope
-from opgrip.traces.schema.torch_names import device_name
+from opgrip.traces.schema.tensor_specs import device_name
 
 NAME = "param"
 MOST_CASES = 20_000

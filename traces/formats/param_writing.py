@@ -19,8 +19,7 @@ from opgrip.traces.formats.overloads import Bound, NoOverload, bind, schemas_of
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import contiguous
-from opgrip.traces.schema.torch_names import MEMORY_FORMATS
+from opgrip.traces.schema.tensor_specs import MEMORY_FORMATS, contiguous
 from opgrip.traces.table.trace import Trace
 
 SPACES = ("special", "linalg", "fft")

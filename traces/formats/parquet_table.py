@@ -20,7 +20,7 @@ from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.parquet_files import EXTRA, MARK
 from opgrip.traces.schema.arguments import TensorSpec, encode
 from opgrip.traces.schema.records import Calls, Header, Record, Scope, Signature, Thread
-from opgrip.traces.schema.torch_names import plain_name, tensor_outline
+from opgrip.traces.schema.tensor_specs import plain_name, tensor_outline
 from opgrip.traces.table.step_starts import StepStarts
 
 MOST_OUTLINE = 1000

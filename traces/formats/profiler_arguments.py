@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.formats.nodes.codes import (
+from opgrip.traces.formats.nodes.json_nodes import (
     DTYPE_OF_CODE,
     DTYPE_OF_ELEMENT,
     LAYOUT_OF_CODE,
@@ -20,8 +20,7 @@ from opgrip.traces.formats.nodes.codes import (
 )
 from opgrip.traces.formats.overloads import Bound, NoOverload, bind, op_of, schemas_of
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.schema.tensor_specs import contiguous
-from opgrip.traces.schema.torch_names import LIMIT
+from opgrip.traces.schema.tensor_specs import LIMIT, contiguous
 
 DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
 """Element types by their C++ names; those of quantized ones are not among them, since their scales are not told."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opgrip.errors import UserError
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, Storages, aliases, split
 from opgrip.traces.formats.exported_values import CONSTANTS, LEAST_SIZE, Sizes, tensor_of
-from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.overloads import NoOverload, bind
 from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec

@@ -6,8 +6,9 @@ points: {"key": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}.
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,137 @@ from typing import Any
 import torch
 
 from opgrip.errors import FormatError
+from opgrip.traces.io.foreign_files import once
 from opgrip.traces.schema.limits import check_nesting
+
+MOST_VALUE = 16 << 20
+"""Characters of a member, or of an item of the list."""
+
+
+class CutText(FormatError):
+    """That the text ends before the object does."""
+
+
+class TooLong(Exception):
+    """A value that goes beyond the bound."""
+
+
+def members(
+    chunks: Iterable[bytes], list_name: str, unbounded: bool = False, strict: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """Names and values of an object's members; of the list each item, under the list's name.
+
+    Parameters
+    ----------
+    strict : refuse a name that stands twice in an object, and a list that stands alone; else the name's last value
+        counts, and the items are those of the list
+
+    Raises
+    ------
+    FormatError : for text that is no such object
+    CutText : where it ends too early
+    TooLong : for a value of more than `MOST_VALUE` characters
+    """
+    text = _Text(iter(chunks), unbounded, strict)
+    names: set[str] = set()
+    if not strict and text.peek() == "[":
+        yield from ((list_name, item) for item in _items(text))
+        return
+    text.expect("{")
+    if text.peek() == "}":
+        return
+    while True:
+        name = text.value()
+        if not isinstance(name, str):
+            raise FormatError("a value stands where a name should")
+        if strict and name in names:
+            raise FormatError(f"{name[:60]!r} stands twice in one object")
+        names.add(name)
+        text.expect(":")
+        if name == list_name and text.peek() == "[":
+            yield from ((name, item) for item in _items(text))
+        else:
+            yield name, text.value()
+        if text.expect(",}") == "}":
+            return
+
+
+def _items(text: _Text) -> Iterator[Any]:
+    text.expect("[")
+    if text.peek() == "]":
+        text.expect("]")
+        return
+    while True:
+        yield text.value()
+        if text.expect(",]") == "]":
+            return
+
+
+class _Text:
+    """Text of which as much is in memory as one value takes."""
+
+    def __init__(self, chunks: Iterator[bytes], unbounded: bool, strict: bool) -> None:
+        self._chunks = chunks
+        self._decode: Callable[[bytes], str] = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._unbounded = unbounded
+        self._parse = json.JSONDecoder(object_pairs_hook=once if strict else None).raw_decode
+        self._text = ""
+        self._place = 0
+
+    def peek(self) -> str:
+        """The next character that is no space."""
+        while True:
+            while self._place < len(self._text):
+                if not self._text[self._place].isspace():
+                    return self._text[self._place]
+                self._place += 1
+            if not self._more():
+                raise CutText
+
+    def expect(self, characters: str) -> str:
+        """Pass over the next character, which is one of these."""
+        character = self.peek()
+        if character not in characters:
+            raise FormatError(f"{character!r} stands where {' or '.join(characters)} is to be")
+        self._place += 1
+        return character
+
+    def value(self) -> Any:
+        """The next value."""
+        self.peek()
+        while True:
+            try:
+                value, end = self._parse(self._text, self._place)
+            except json.JSONDecodeError as error:
+                if not self._more():
+                    raise CutText from error
+                continue
+            except (RecursionError, ValueError) as error:
+                reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
+                raise FormatError(reason) from error
+            if end == len(self._text) and self._more():
+                # of a number, more digits may follow
+                continue
+            if isinstance(value, dict | list):
+                check_nesting(self._text[self._place : end].encode(errors="replace"), value)
+            self._place = end
+            return value
+
+    def _more(self) -> bool:
+        """Read as much again as there is, so that a long value is not parsed once for each chunk."""
+        pieces = [self._text[self._place :]]
+        length = len(pieces[0])
+        if length > MOST_VALUE and not self._unbounded:
+            raise TooLong
+        added = 0
+        for chunk in self._chunks:
+            pieces.append(self._decode(chunk))
+            added += len(pieces[-1])
+            if added > length:
+                break
+        self._text, self._place = "".join(pieces), 0
+        return added > 0
+
 
 HEADER_BYTES = 4 << 20
 TENSOR_BYTES = 256 << 20

@@ -22,8 +22,7 @@ from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, fo
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.limits import check_hashes
 from opgrip.traces.schema.records import OPERATOR, Record, Signature
-from opgrip.traces.schema.tensor_specs import contiguous
-from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS, plain_name
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous, plain_name
 from opgrip.traces.table.trace import Trace
 
 DTYPE_OF = {

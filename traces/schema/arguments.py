@@ -18,8 +18,18 @@ from opgrip.errors import FormatError
 from opgrip.traces.schema.limits import check_hashes
 from opgrip.traces.schema.python_objects import children, object_decoders, object_encoders, with_children
 from opgrip.traces.schema.tensor_forms import tensor_form, tensor_of
-from opgrip.traces.schema.tensor_specs import TensorSpec, map_values, value_numbers
-from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS, Json, device_name, plain_name, sizes
+from opgrip.traces.schema.tensor_specs import (
+    DTYPES,
+    LAYOUTS,
+    MEMORY_FORMATS,
+    Json,
+    TensorSpec,
+    device_name,
+    map_values,
+    plain_name,
+    sizes,
+    value_numbers,
+)
 
 __all__ = [
     "DTYPES",

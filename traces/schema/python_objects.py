@@ -16,8 +16,7 @@ import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.schema.limits import check_hashes
-from opgrip.traces.schema.tensor_specs import TensorSpec
-from opgrip.traces.schema.torch_names import LIMIT, Json
+from opgrip.traces.schema.tensor_specs import LIMIT, Json, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,23 @@ from opgrip.errors import FormatError
 from opgrip.traces.schema.tensor_specs import (
     COMPRESSED_LAYOUTS,
     COMPRESSES_ROWS,
+    DTYPES,
+    LAYOUTS,
+    LIMIT,
     QUANTIZED,
     Compressed,
     Coo,
+    Json,
     MadeOf,
     Nested,
     PerChannel,
     PerTensor,
     TensorSpec,
     bounding_shape,
+    device_name,
+    plain_name,
+    sizes,
 )
-from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, LIMIT, Json, device_name, plain_name, sizes
 
 # Whether what a tensor is said to be made of can make it, seen from the metadata alone.
 #

@@ -14,7 +14,7 @@ import torch
 
 from opgrip.errors import UserError
 from opgrip.traces.schema.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, GeneratorSpec, TensorSpec
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 DEVICE = "device"
 """The variable of a script that has the device it runs on."""

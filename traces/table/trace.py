@@ -43,8 +43,8 @@ from opgrip.traces.table.distinct_calls import distinct_calls
 from opgrip.traces.table.lazy_fields import OnDemand, is_made
 from opgrip.traces.table.ordered_calls import NUMBER, ordered_rows
 from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
+from opgrip.traces.table.step_starts import unfinished_calls
 from opgrip.traces.table.time_pictures import check_columns, draw_times
-from opgrip.traces.table.unfinished import unfinished_calls
 from opgrip.traces.table.weighted_quantiles import COUNT, quantiles, typical_of
 from opgrip.traces.values import ValueModel
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import exactly, in_runs, runs_of, scaled
 from opgrip.traces.values.model import PIECES, value_models
 from opgrip.traces.values.tensor_arrays import array_of

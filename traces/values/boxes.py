@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import at_quantiles, distinct, shuffled
 from opgrip.traces.values.model import PIECES, leading, sample, value_models
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
-from opgrip.traces.values.checks import HIGHEST, LOWEST, UNSIGNED
+from opgrip.traces.values import drawing as checks
+from opgrip.traces.values.drawing import HIGHEST, LOWEST, UNSIGNED
 from opgrip.traces.values.model import value_models
 
 MAX_ELEMENTS = 64

@@ -9,10 +9,17 @@ from typing import ClassVar
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
-from opgrip.traces.values.distribution import PROBABILITIES, SHAPES, Distribution, distribution_of
+from opgrip.traces.values import drawing as checks
+from opgrip.traces.values.distribution import (
+    PROBABILITIES,
+    SHAPES,
+    Distribution,
+    as_floats,
+    distribution_of,
+    draw_denormals,
+    kinds_of,
+)
 from opgrip.traces.values.drawing import between, exactly, in_runs, runs_of, shuffled
-from opgrip.traces.values.float_bits import as_floats, draw_denormals, kinds_of
 from opgrip.traces.values.model import PIECES, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 

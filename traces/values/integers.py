@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import between, distinct, parts, scaled, shuffled
 from opgrip.traces.values.model import PIECES, every_so_many, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.model import value_models
 
 LARGEST = 512

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import at_quantiles, scaled, shuffled
 from opgrip.traces.values.integers import tally
 from opgrip.traces.values.model import leading, value_models

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import between, shuffled
 from opgrip.traces.values.model import ROWS, value_models
 

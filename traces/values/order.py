@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import exactly, shuffled
 
 LOOKED_AT = 1 << 20

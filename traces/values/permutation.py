@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import distinct
 from opgrip.traces.values.model import MOST, pieces, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.values import checks
+from opgrip.traces.values import drawing as checks
+from opgrip.traces.values.distribution import as_floats, draw_denormals, kinds_of
 from opgrip.traces.values.drawing import exactly
-from opgrip.traces.values.float_bits import as_floats, draw_denormals, kinds_of
 from opgrip.traces.values.model import ROWS, value_models
 
 TRIED = 1 << 15

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import IO
 
 import pandas as pd
 
 from opgrip.capture.models.operators.registered import is_composite, is_public, name_of, registered_operators
+from opgrip.cli.command import printable
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.cases.traits import family_of
 from opgrip.zoo.corpus import Corpus
 
@@ -81,3 +85,36 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
     names = missing.agg(lambda names: ", ".join(name.partition(".")[2] for name in names))
     summary["missing"] = names.reindex(summary.index).fillna("")
     return summary.sort_values(["operators"], ascending=False).reset_index()
+
+
+def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
+    """Print how many operators of each category the corpus has, and which it lacks."""
+    public = table[table["is_public"]]
+    covered = int(public["is_covered"].sum())
+    others = int((~table["is_public"]).sum())
+    print_line(
+        f"{covered:,} of {len(public):,} public operators of torch are in the corpus, and {others:,} others", file
+    )
+    print()
+    summary = summarize_coverage(table)
+    columns = [
+        _numbers("operators", summary["operators"]),
+        _numbers("covered", summary["covered"]),
+        _shares("share", summary["share"]),
+        _texts("category", summary["category"]),
+        _texts("missing", summary["missing"], below=True),
+    ]
+    print_table(columns, file, "by category")
+
+
+def _numbers(heading: str, cells: pd.Series) -> TableColumn:
+    return TableColumn(heading, [f"{int(cell):,}" for cell in cells], rank=1)
+
+
+def _shares(heading: str, cells: pd.Series) -> TableColumn:
+    return TableColumn(heading, [f"{cell:.2%}" for cell in cells])
+
+
+def _texts(heading: str, cells: pd.Series, below: bool = False) -> TableColumn:
+    texts = [printable(cell) for cell in cells]
+    return TableColumn(heading, texts, is_number=False, least=16, below=below, most=200 if not below else 2000)

@@ -13,7 +13,7 @@ from opgrip.traces.analysis.call_outline import call_outline
 from opgrip.traces.codec.case_identity import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Signature
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 from opgrip.traces.table.trace import Trace
 
 MOST_SHAPES = 120

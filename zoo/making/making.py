@@ -8,17 +8,178 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.compressed_files import Damage, read_chunks
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plugins import needed
 from opgrip.errors import UserError, shortened
-from opgrip.traces.zoo import ZooTrace
+from opgrip.traces.zoo import Recording, ZooTrace, zoo_file
 from opgrip.traces.zoo.files import MODELS, SUFFIX
-from opgrip.zoo.making.packing import command_of, pack, recipe_command
-from opgrip.zoo.making.recording import record_of
+
+if TYPE_CHECKING:
+    from opgrip.traces import Trace
+
+BANDWIDTH = 1e10
+"""Bytes a second: what a function is does not depend on it, only what it could save."""
+
+
+def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
+    """The figures of a trace's file."""
+    from opgrip.traces import load
+
+    content = load(path)
+    header, data = content.header, path.read_bytes()
+    return Recording(
+        versions=_versions(content, trace.library),
+        machine=str(header["devices"].get(header.get("device"), header["devices"]["cpu"])),
+        steps=int(header["steps"]),
+        step_ms=step_ms,
+        calls=len(content.own_calls),
+        signatures=len(operator_signatures(content)),
+        operators=len(operators_of(content)),
+        longtail=len(longtail_functions([content])),
+        size_bytes=len(data),
+        sha256=sha256(data).hexdigest(),
+    )
+
+
+def operator_signatures(trace: Trace) -> list[str]:
+    """The operator or extension function of each signature: gripped functions and marks stand for no work."""
+    from opgrip.traces.schema.records import FUNCTION
+    from opgrip.traces.table.profiler_labels import is_mark
+
+    return [item.op for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
+
+
+def operators_of(trace: Trace) -> set[str]:
+    """Distinct operators and extension functions."""
+    return set(operator_signatures(trace))
+
+
+def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:
+    """File and name of each function that the finder of long-tail functions names."""
+    from opgrip.traces.analysis.longtail import find_longtail
+
+    return {(item.file, item.name) for item in find_longtail(traces, lambda trace: BANDWIDTH).functions}
+
+
+def _versions(content: Trace, library: str) -> dict[str, str]:
+    versions = {name: str(content.header[name]) for name in ("torch", "opgrip")}
+    model = content.header.get("model")
+    if isinstance(model, dict):
+        versions |= {str(name): str(number) for name, number in (model.get("packages") or {}).items()}
+    if library not in versions:
+        # the models of a library that ships with opgrip have its version
+        with suppress(PackageNotFoundError):
+            versions[library] = version(library)
+    return versions
+
+
+LEVEL = 19
+"""The highest whose reader needs no more memory than usual."""
+QUANTILE_DIGITS = 4
+"""More are noise of the sample that quantiles were taken from, and would be a fifth of a file."""
+
+
+def recipe_command(trace: ZooTrace) -> list[str]:
+    """What a trace's header says that it was made by."""
+    return ["opcapture", *trace.arguments]
+
+
+def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
+    """Write a trace compressed, with its recipe as the command."""
+    first, *lines = plain.read_bytes().splitlines(keepends=True)
+    header = _line(json.loads(first) | {"command": recipe_command(trace)})
+    data = b"".join([header, *map(_with_short_quantiles, lines)])
+    with whole_file(path, force=True) as file:
+        file.write(needed("zstandard", "zstd").ZstdCompressor(level=LEVEL).compress(data))
+    return path
+
+
+def command_of(path: Path) -> list[str] | None:
+    """The command that a trace's header names; None where it has none that can be read."""
+    first = b""
+    try:
+        for chunk in read_chunks(path):
+            first += chunk
+            if b"\n" in chunk:
+                break
+        return list(map(str, json.loads(first.partition(b"\n")[0])["command"]))
+    except (ValueError, KeyError, TypeError, UserError, Damage):
+        return None
+
+
+def short_quantiles(quantiles: Sequence[float]) -> list[float]:
+    """Quantiles with few digits, in the same order.
+
+    The ends stay, which are the range of the values, and so do equal ones: they say that many values are the same.
+    """
+    shortened = list(quantiles)
+    for place in range(1, len(quantiles) - 1):
+        before, value, after = quantiles[place - 1 : place + 2]
+        short = float(f"{value:.{QUANTILE_DIGITS}g}")
+        if before < value < after and shortened[place - 1] < short < after:
+            shortened[place] = short
+    return shortened
+
+
+def _with_short_quantiles(line: bytes) -> bytes:
+    if b'"quantiles":[' not in line:
+        return line
+    record = json.loads(line)
+    quantiles = record.get("quantiles")
+    if not isinstance(quantiles, list) or not all(isinstance(value, float) for value in quantiles):
+        return line
+    return _line(record | {"quantiles": short_quantiles(quantiles)})
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Counts over traces.
+
+    Attributes
+    ----------
+    traces : that were loaded: all that have been made
+    operators : functions of extensions among them
+    extension_functions : such as those of mmcv
+    longtail : functions that the finder names
+    """
+
+    traces: int
+    operators: int
+    extension_functions: int
+    longtail: int
+
+
+def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
+    """Load what has been made of the traces, one after the other, and count."""
+    from opgrip.traces import load
+    from opgrip.traces.schema.records import EXTENSION, FUNCTION
+    from opgrip.traces.table.profiler_labels import is_mark
+
+    made = [trace for trace in traces if trace.recording is not None]
+    operators: dict[str, str] = {}
+    functions: set[tuple[str, str]] = set()
+    for trace in made:
+        content = load(zoo_file(trace))
+        for item in content.signatures:
+            if item.kind != FUNCTION and not is_mark(item.op):
+                operators[item.op] = item.kind
+        functions |= longtail_functions([content])
+    extensions = sum(kind == EXTENSION for kind in operators.values())
+    return Distinct(len(made), len(operators), extensions, len(functions))
+
 
 TIMEOUT_S = 1800.0
 """For a capture, and again for its step unwatched."""

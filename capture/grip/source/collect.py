@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from opgrip.capture.grip.source.constants import is_filled, is_literal, lost_defaults, made_by_call, statement_of
 from opgrip.capture.grip.source.decorators import FunctionDefinition, find_definition
+from opgrip.capture.grip.source.fields import is_filled, is_literal, lost_defaults, made_by_call, statement_of
 from opgrip.capture.grip.source.files import FUNCTIONS, find_class
-from opgrip.capture.grip.source.imports import live_import, source_module
+from opgrip.capture.grip.source.imports import is_imported, live_import, module_of, source_module
 from opgrip.capture.grip.source.items import (
     BuiltinItem,
     ClassItem,
@@ -22,7 +22,6 @@ from opgrip.capture.grip.source.items import (
     ValueItem,
 )
 from opgrip.capture.grip.source.names import Mention, Role, Use
-from opgrip.capture.grip.source.packages import is_imported, module_of
 from opgrip.capture.grip.source.resolve import (
     Kind,
     Meaning,

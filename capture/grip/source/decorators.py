@@ -8,7 +8,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from opgrip.capture.grip.source.files import SourceFile, find_function, first_line
-from opgrip.capture.grip.source.packages import is_imported, module_of
+from opgrip.capture.grip.source.imports import is_imported, module_of
 from opgrip.capture.grip.source.resolve import (
     ABSENT,
     Namespace,

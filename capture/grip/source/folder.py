@@ -21,9 +21,16 @@ from opgrip.capture.grip.gripped import Gripped
 from opgrip.capture.grip.source.decorators import find_definition
 from opgrip.capture.grip.source.fields import Everything, named_in
 from opgrip.capture.grip.source.files import first_line
-from opgrip.capture.grip.source.imports import Import, render
+from opgrip.capture.grip.source.imports import (
+    IMPORTED,
+    Import,
+    distribution_of,
+    file_within,
+    is_imported,
+    render,
+    top_level,
+)
 from opgrip.capture.grip.source.module import ModuleText, lay_out, objects_of, owner_of, take
-from opgrip.capture.grip.source.packages import IMPORTED, distribution_of, file_within, is_imported, top_level
 from opgrip.capture.grip.source.scopes import bound_by
 from opgrip.capture.grip.source.tags import source_tags, tags_of
 from opgrip.capture.grip.source.walker import names_of

@@ -16,7 +16,7 @@ from opgrip.capture.grip.gripped import Gripped
 from opgrip.capture.grip.source.classes import Classes
 from opgrip.capture.grip.source.collect import Collector
 from opgrip.capture.grip.source.fields import Everything, named_in, words_in
-from opgrip.capture.grip.source.imports import Import
+from opgrip.capture.grip.source.imports import Import, is_imported, is_of_python, top_level
 from opgrip.capture.grip.source.items import (
     BuiltinItem,
     ClassItem,
@@ -34,7 +34,6 @@ from opgrip.capture.grip.source.items import (
 )
 from opgrip.capture.grip.source.layout import Layout
 from opgrip.capture.grip.source.names import Annotation, Role, Use
-from opgrip.capture.grip.source.packages import is_imported, is_of_python, top_level
 from opgrip.capture.grip.source.resolve import Kind, Meaning
 from opgrip.errors import UserError
 

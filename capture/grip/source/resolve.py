@@ -14,8 +14,8 @@ from typing import Any, get_origin
 
 import torch
 
+from opgrip.capture.grip.source.imports import is_imported, module_of, top_level
 from opgrip.capture.grip.source.names import Use, dotted
-from opgrip.capture.grip.source.packages import is_imported, module_of, top_level
 
 
 class Absent:

@@ -8,9 +8,9 @@ from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
 from opgrip.capture.grip.source.decorators import find_definition
+from opgrip.capture.grip.source.imports import is_of_python, top_level
 from opgrip.capture.grip.source.items import ClassItem, ImportItem, pieces_of, reachable
 from opgrip.capture.grip.source.module import Requirements, take
-from opgrip.capture.grip.source.packages import is_of_python, top_level
 from opgrip.capture.grip.source.scopes import COMPREHENSIONS
 from opgrip.errors import UserError
 

@@ -27,7 +27,7 @@ from typing import Any, Union, get_args, get_origin
 import numpy as np
 import torch
 
-from opgrip.capture.grip.source.packages import is_imported
+from opgrip.capture.grip.source.imports import is_imported
 from opgrip.capture.grip.source.resolve import is_bound
 from opgrip.traces.values.tensor_arrays import array_of
 

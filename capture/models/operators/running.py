@@ -21,7 +21,7 @@ from opgrip.capture.signatures.signatures import call_key
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.traces.schema.arguments import leaves
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 """How torch says that an operator is not differentiable."""

@@ -20,7 +20,7 @@ from opgrip.capture.models.operators.registered import Arguments, Entry, is_cust
 from opgrip.capture.models.operators.shapes import seeded
 from opgrip.capture.models.operators.torch_tables import CUSTOM, SCHEMA
 from opgrip.errors import one_line
-from opgrip.traces.schema.torch_names import DTYPES, plain_name
+from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 
 TIMEOUT_S = 10.0
 """Of one trial."""

@@ -20,8 +20,7 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.recording_limits import references_of
 from opgrip.capture.session.ranks import with_mark
 from opgrip.cli.plural import counted
-from opgrip.errors import one_line
-from opgrip.hook_errors import raise_if_from_program
+from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Calls, Record
 

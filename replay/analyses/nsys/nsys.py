@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
-from opgrip.replay.analyses.nsys.report import Report, read_report
+from opgrip.replay.analyses.nsys.report import Kind, Report, Span, Work, read_report
 from opgrip.replay.analyses.profiling.programs import (
     Flags,
     Key,
@@ -26,22 +29,12 @@ from opgrip.replay.analyses.profiling.programs import (
     run_program,
     why_unseen,
 )
+from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import RAN, Result
-from opgrip.replay.timing.ranges import NSYS, check_ranges
+from opgrip.replay.timing.ranges import BEFORE, DROPPED, NSYS, PREPARE, READY, check_ranges
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job
-
-
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import field
-from statistics import median
-
-from opgrip.replay.analyses.nsys.report import Kind, Span, Work
-from opgrip.replay.results.columns import Columns, column
-from opgrip.replay.timing.ranges import BEFORE, DROPPED, PREPARE, READY
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.analyses.roofline.limits import LimitColumns
+from opgrip.cli.plugins import needed
+from opgrip.display.figures import PALETTE, literal
+from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns
 from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-from collections import Counter
-from itertools import zip_longest
-from typing import TYPE_CHECKING
-
-from opgrip.cli.plugins import needed
-from opgrip.display.figures import PALETTE, literal
-from opgrip.replay.analyses.roofline.limits import BOUNDS
-
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 NAMED = 9
 """Operators that the key has."""

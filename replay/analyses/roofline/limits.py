@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.modes import EAGER
 from opgrip.replay.modes.mode import runs_graphs
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import OK, Result
@@ -18,14 +22,6 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.job import Loaded
     from opgrip.traces.analysis.ceilings.ceilings import Ceilings
 
-
-from collections.abc import Sequence
-from typing import IO
-
-from opgrip.cli.terminal import print_line
-from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.modes import EAGER
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
@@ -112,7 +108,7 @@ def with_limits(
 def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
     """What tells of a row what it computes in: float32 as TF32 where the settings that its case runs under allow it."""
     from opgrip.platform.precisions import is_tf32
-    from opgrip.replay.operators.tf32 import KINDS
+    from opgrip.replay.operators.contexts import KINDS
     from opgrip.traces.analysis.ceilings.ceilings import TF32
 
     context_of_case = {case.number: case.context for case in loaded.cases}

@@ -16,12 +16,11 @@ from opgrip.cli.error_causes import cause_of
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
 from opgrip.platform.machine import processor
-from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.contexts import KINDS, restored
 from opgrip.replay.operators.devices import synchronizer
-from opgrip.replay.operators.tf32 import KINDS
 from opgrip.traces.analysis.ceilings.ceilings import TF32, Ceilings
 from opgrip.traces.analysis.ceilings.copying import best_s, levels, no_less
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 aten = torch.ops.aten
 SIZES = (256, 512, 1024, 2048, 4096, 8192)

@@ -13,9 +13,9 @@ import torch
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
-from opgrip.replay.cases.gradients import require_gradients
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
+from opgrip.replay.cases.unused import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
 from opgrip.replay.operators.lookup import mutates
 from opgrip.traces.formats.overloads import NoOverload, bind, op_of, schemas_of
@@ -23,7 +23,7 @@ from opgrip.traces.formats.param_writing import operator_name
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.limits import NESTING
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.schema.torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 
 PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from opgrip.replay.cases.flow import can_flow
-from opgrip.replay.cases.units.facts import Facts
-from opgrip.replay.cases.units.runs import DETACH, UnitCall, geometry
+from opgrip.replay.cases.units.runs import DETACH, Facts, UnitCall, geometry
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import NO_STORAGE
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 
 @dataclass(frozen=True, slots=True)

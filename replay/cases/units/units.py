@@ -29,15 +29,14 @@ from opgrip.replay.cases.cases import (
     values_of,
 )
 from opgrip.replay.cases.selection import MODULE, Selection
-from opgrip.replay.cases.units.facts import Facts, facts_of, is_setting
 from opgrip.replay.cases.units.links import Links, Outside, ResultOf, Source, link
-from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
+from opgrip.replay.cases.units.runs import Facts, Run, UnitCall, facts_of, is_setting, make_runs
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.inputs.stored import drawn_values
 from opgrip.replay.operators.bounds import bounding
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
 from opgrip.traces import Trace
-from opgrip.traces.analysis.module_runs import OUTSIDE, Place, frames_of, origins
+from opgrip.traces.analysis.timeline import OUTSIDE, Place, frames_of, origins
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Scope, Signature
 from opgrip.traces.table.unconverted import no_calls

@@ -19,7 +19,6 @@ from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.command.several.dealing import Share, deal
 from opgrip.replay.command.several.parts import (
     HASHES,
     OtherMachinesError,
@@ -32,7 +31,7 @@ from opgrip.replay.command.several.parts import (
     with_earlier,
     with_traces,
 )
-from opgrip.replay.command.several.targets import Target, args_of_one
+from opgrip.replay.command.several.targets import Share, Target, args_of_one, deal
 from opgrip.replay.operators.devices import check_present, with_index
 from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
 from opgrip.replay.outputs import parts_folder

@@ -14,6 +14,7 @@ from opgrip.cli.output_files import quoted, whole_file
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.compare.comparison import Comparison
+from opgrip.replay.compare.differences import interval_text
 from opgrip.replay.compare.gate import Gate, Outcome, describe, exit_status, hold_all
 from opgrip.replay.compare.reports.rows import (
     BROKEN,
@@ -28,7 +29,6 @@ from opgrip.replay.compare.reports.rows import (
     total_line,
 )
 from opgrip.replay.compare.reports.table import columns_of, shown_rows
-from opgrip.replay.compare.verdicts import interval_text
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
 from opgrip.replay.reports.table import literal
 from opgrip.replay.results.results import Result

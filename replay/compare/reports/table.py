@@ -10,6 +10,7 @@ from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.compare.comparison import Comparison
+from opgrip.replay.compare.differences import Verdict, interval_text
 from opgrip.replay.compare.gate import Held, Outcome
 from opgrip.replay.compare.reports.rows import (
     INTERVAL,
@@ -21,7 +22,6 @@ from opgrip.replay.compare.reports.rows import (
     summary,
     total_line,
 )
-from opgrip.replay.compare.verdicts import Verdict, interval_text
 
 STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"

@@ -14,9 +14,9 @@ from opgrip.errors import one_line
 from opgrip.replay.modes.conversions.graphs import TensorCall, exported
 from opgrip.replay.modes.conversions.jax_runtime import device_index
 from opgrip.replay.modes.mode import Program, Results, Task
+from opgrip.replay.operators.contexts import must_use_float32
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import Arguments
-from opgrip.replay.operators.tf32 import must_use_float32
 
 MODEL = "model.onnx"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -12,7 +12,7 @@ from torch._ops import OpOverloadPacket
 
 from opgrip.replay.modes.conversions.jax_runtime import reason
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.traces.schema.tensor_specs import plain_name
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:

@@ -18,7 +18,16 @@ from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import gradients as gradient
 from opgrip.replay.operators.agreement import matrices, packed
 from opgrip.replay.operators.agreement.gradients import optimizer
-from opgrip.replay.operators.agreement.matrices import attention, attention_for_cpu, encoder, projected, rnn
+from opgrip.replay.operators.agreement.matrices import (
+    Check,
+    attention,
+    attention_for_cpu,
+    both,
+    encoder,
+    own_memory,
+    projected,
+    rnn,
+)
 from opgrip.replay.operators.agreement.norms import (
     batch_norm,
     group_norm,
@@ -28,7 +37,6 @@ from opgrip.replay.operators.agreement.norms import (
     upsample,
     weight_norm,
 )
-from opgrip.replay.operators.agreement.sizes import Check, both, own_memory
 from opgrip.replay.operators.bounds import bounded_function, check_indices
 from opgrip.replay.operators.torch_private import is_composite
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.operators.agreement.sizes import Call, Check, Sizes, elements, is_tensor, shape_of, shapes
+from opgrip.replay.operators.agreement.matrices import Call, Check, Sizes, elements, is_tensor, shape_of, shapes
 
 
 def optimizer(call: Call) -> Iterator[Sizes]:

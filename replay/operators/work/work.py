@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay.operators.work.calls import Call, call_of, operators, tensors_among
-from opgrip.replay.operators.work.formulas import flops_of
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.replay.operators.work.formulas import Call, call_of, flops_of, operators, tensors_among
+from opgrip.traces.schema.tensor_specs import plain_name
 
 OVERWRITES = operators("copy fill zero normal uniform bernoulli exponential random log_normal cauchy geometric")
 """Write all of their first argument in place, and read nothing of it."""

@@ -14,7 +14,7 @@ from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.ranks.columns import RankColumns
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.options import RankOptions
-from opgrip.replay.sequences.ranks.part import part_of, recorded_ranks
+from opgrip.replay.sequences.ranks.plan import part_of, recorded_ranks
 from opgrip.replay.sequences.ranks.running import backend_for
 from opgrip.replay.sequences.ranks.step import replay_step
 from opgrip.replay.sequences.ranks.times import (

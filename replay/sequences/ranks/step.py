@@ -26,8 +26,15 @@ from opgrip.replay.sequences.ranks.collectives import (
 )
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.options import COLLECTIVES, RankOptions
-from opgrip.replay.sequences.ranks.part import exchanges_alone, wait_points
-from opgrip.replay.sequences.ranks.plan import GroupKey, Offer, RankPlan, make_plan, offer_of
+from opgrip.replay.sequences.ranks.plan import (
+    GroupKey,
+    Offer,
+    RankPlan,
+    exchanges_alone,
+    make_plan,
+    offer_of,
+    wait_points,
+)
 from opgrip.replay.sequences.ranks.rehearsal import RankRehearsal
 from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter, why_not
 from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Part, switching
@@ -41,8 +48,7 @@ from opgrip.replay.sequences.sequence import (
     set_seed,
     wants_more,
 )
-from opgrip.replay.sequences.slowdown import Slowdown
-from opgrip.replay.sequences.watches import HostWatch
+from opgrip.replay.sequences.slowdown import HostWatch, Slowdown
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.traces import Trace

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.options import from_arguments
 from opgrip.cli.plural import counted
-from opgrip.replay.workers.engines.engine import engines
+from opgrip.replay.cases.ways import Points
+from opgrip.replay.inputs.options import InputOptions
+from opgrip.replay.workers.engines.engine import Engine, engines
+from opgrip.replay.workers.engines.options import EngineOptions
 
 if TYPE_CHECKING:
     from opgrip.cli.progress import Reporter
@@ -16,6 +21,22 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.ahead import Row
     from opgrip.replay.workers.engines.options import EngineOptions
     from opgrip.replay.workers.job import Job, Loaded
+
+
+@contextmanager
+def start_engine(args: argparse.Namespace) -> Iterator[Engine]:
+    """The engine, which ends with the block.
+
+    Raises
+    ------
+    UserError : where it cannot be started, or options are not for it
+    """
+    options = from_arguments(EngineOptions, args)
+    options.check(from_arguments(InputOptions, args).devices, from_arguments(Points, args).pin)
+    start = engines.get(options.engine)
+    assert start is not None, "one of its choices"
+    with start(options) as engine:
+        yield engine
 
 
 class ProcessEngine:

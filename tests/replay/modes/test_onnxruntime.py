@@ -14,8 +14,8 @@ from opgrip.platform.precisions import read_precision, set_precision
 from opgrip.replay.modes import Task
 from opgrip.replay.modes.conversions.graphs import TensorCall
 from opgrip.replay.modes.conversions.onnx_sessions import CPU, CUDA, _bound, cuda_provider, run_by
+from opgrip.replay.operators.contexts import may_use_tf32
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.operators.tf32 import may_use_tf32
 
 PLACES = ("cuda.matmul", "cudnn.conv")
 installed = needs_mode("onnxruntime")

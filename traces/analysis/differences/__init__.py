@@ -6,10 +6,11 @@ from opgrip.traces.analysis.differences.compare import (
     OperatorRow,
     Row,
     Tolerances,
+    check_form,
     compare_sides,
     compare_traces,
+    write_difference,
 )
-from opgrip.traces.analysis.differences.files import check_form, write_difference
 from opgrip.traces.analysis.differences.sides import load_side, paths_of
 
 __all__ = [

@@ -6,13 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from opgrip.traces.analysis.longtail.calls import BACKWARD, Function, MadeCall, MadeCalls, function_of
+from opgrip.traces.analysis.longtail.calls import (
+    BACKWARD,
+    Function,
+    MadeCall,
+    MadeCalls,
+    Spans,
+    constructors,
+    function_of,
+    models_forward,
+    reason_to_omit,
+)
 from opgrip.traces.analysis.longtail.commands import grip_command, pattern_of
-from opgrip.traces.analysis.longtail.omitted import Spans, constructors, models_forward, reason_to_omit
 from opgrip.traces.analysis.longtail.operators import operation_of
 from opgrip.traces.analysis.longtail.times import CaptureCost, Times, measure_times
 from opgrip.traces.analysis.longtail.traffic import Borders, Traffic
-from opgrip.traces.analysis.module_runs import in_runs
+from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.trace import Trace
 
 

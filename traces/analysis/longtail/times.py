@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from opgrip.traces.analysis.longtail.calls import MadeCall, MadeCalls
-from opgrip.traces.analysis.module_runs import in_runs
+from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.weighted_quantiles import COUNT
 
 Step: TypeAlias = tuple[int, str, int, str]

@@ -13,26 +13,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.redaction.names import ALPHABET, MADE_UP, OPTIMIZER_LABEL, SALTED, is_word_of_python
-from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODEL, MODULES, SCALARS, Policy
-from opgrip.traces.analysis.redaction.public_words import (
+from opgrip.traces.analysis.redaction.names import (
+    ALPHABET,
     BACKENDS,
     DEVICE,
     EINSUM,
     FUNCTION_WORDS,
     LIMIT,
+    MADE_UP,
+    OPTIMIZER_LABEL,
     OWN_PLACES,
     OWN_PLACES_OF,
     REDUCTIONS,
     REGION,
     RUNS,
+    SALTED,
     THREAD,
     is_public_exception,
     is_public_operator,
     is_public_text,
     is_public_type,
+    is_word_of_python,
     torch_classes,
 )
+from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODEL, MODULES, SCALARS, Policy
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.schema.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, Json
 from opgrip.traces.schema.records import KINDS, PHASES, Calls, DeviceTimes, Record

@@ -10,10 +10,8 @@ from typing import Any
 from opgrip.cli.plural import counted
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
-from opgrip.traces.formats.nodes.decoding import NO_STRIDES, KnownStrides, Values, decode_port, with_sharing
-from opgrip.traces.formats.nodes.encoding import NUMBERS
-from opgrip.traces.formats.nodes.json_nodes import Node, Port
+from opgrip.traces.formats.nodes.encoding import NO_STRIDES, NUMBERS, KnownStrides, Values, decode_port, with_sharing
+from opgrip.traces.formats.nodes.json_nodes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE, Node, Port
 from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
 from opgrip.traces.formats.nodes.schema_text import Parameter, SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree

@@ -3,18 +3,218 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Protocol
 
 import torch
 
-from opgrip.traces.formats.nodes.codes import DTYPE_CODES, ELEMENT_NAMES, LAYOUT_CODES, MEMORY_FORMAT_CODES
-from opgrip.traces.formats.nodes.decoding import UNDEFINED
-from opgrip.traces.formats.nodes.json_nodes import NONE, Port
-from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
-from opgrip.traces.schema.torch_names import plain_name
+from opgrip.errors import FormatError
+from opgrip.traces.formats.nodes.json_nodes import (
+    DTYPE_CODES,
+    DTYPE_OF_CODE,
+    DTYPE_OF_ELEMENT,
+    ELEMENT_NAMES,
+    LAYOUT_CODES,
+    LAYOUT_OF_CODE,
+    MEMORY_FORMAT_CODES,
+    MEMORY_FORMAT_OF_CODE,
+    NONE,
+    Port,
+)
+from opgrip.traces.formats.nodes.schema_text import pieces
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, map_leaves
+from opgrip.traces.schema.tensor_specs import DTYPES, LIMIT, contiguous, device_name, plain_name, sizes
+
+NO_STRIDES = "strides: files before schema 1.1.1 have none but those of views, so other tensors are contiguous"
+PLACEHOLDER = re.compile(r"<(\w+)>")
+LIST = re.compile(r"(GenericList|Tuple)\[(.*)\]", re.DOTALL)
+TENSOR = re.compile(r"Tensor\((.*)\)", re.DOTALL)
+UNDEFINED = "nullptr (uninitialized)"
+DEFAULT_DEVICE = "cpu"
+
+
+@dataclass(slots=True)
+class Values:
+    """Decoded values of a port.
+
+    Attributes
+    ----------
+    items : arguments, or results
+    storages : the file's number of the storage of each tensor among them, in their order; 0 for one without memory
+    identities : of each of these tensors, the file's number of it
+    places : of each of these tensors, its place among all that the file has there, undefined ones too
+    """
+
+    items: list[Any]
+    storages: list[int] = field(default_factory=list)
+    identities: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    tensors: int = 0
+
+
+@dataclass(slots=True)
+class KnownStrides:
+    """Strides of views in files that have none for tensors, by the tensor: those of the calls that made them."""
+
+    _strides: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
+
+    def note(self, inputs: Values, tensor: Any, shape: Any) -> None:
+        """Take note of the strides that a call of `as_strided` asked for."""
+        stride = inputs.items[2] if len(inputs.items) > 2 else None
+        if isinstance(tensor, list) and len(tensor) > 1 and isinstance(stride, list):
+            self._strides[self._key(tensor, sizes(shape))] = sizes(stride)
+
+    def forget(self, tensor: Any, shape: Any) -> None:
+        """The same number may stand for new memory."""
+        if self._strides and isinstance(tensor, list) and len(tensor) > 1:
+            self._strides.pop(self._key(tensor, sizes(shape)), None)
+
+    def of(self, tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A tensor's strides."""
+        return self._strides.get(self._key(tensor, shape)) or contiguous(shape)
+
+    @staticmethod
+    def _key(tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        return whole(tensor[0]), whole(tensor[1]), shape
+
+
+def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Values:
+    """The values of a port.
+
+    Parameters
+    ----------
+    kinds : what the schema says of each, `ScalarType?`; may be shorter
+
+    Raises
+    ------
+    ValueError, TypeError, IndexError, RuntimeError, OverflowError : where it is no port
+    """
+    lists = (port.values, port.shapes, port.types)
+    own_strides = port.strides if port.strides is not None else [None] * len(port.values)
+    values = Values([])
+    context = _Context(values, strides)
+    for place, (value, shape, kind, stride) in enumerate(zip(*lists, own_strides, strict=True)):
+        values.items.append(_decode(value, shape, kind, stride, kinds[place] if place < len(kinds) else "", context))
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    values: Values
+    strides: KnownStrides
+
+
+def _decode(value: Any, shape: Any, kind: Any, stride: Any, schema_kind: str, context: _Context) -> Any:
+    if not isinstance(kind, str):
+        raise FormatError(f"{str(kind)[:60]} is no type")
+    if match := TENSOR.fullmatch(kind):
+        return _tensor(value, shape, match[1], stride, context)
+    if match := LIST.fullmatch(kind):
+        return _list(value, shape, match, stride, schema_kind, context)
+    return _scalar(value, kind, schema_kind.rstrip("?"))
+
+
+def _list(value: Any, shape: Any, match: re.Match[str], stride: Any, schema_kind: str, context: _Context) -> Any:
+    kinds = list(pieces(match[2]))
+    if not isinstance(value, list) or len(value) != len(kinds):
+        raise FormatError("a list whose values and types do not go together")
+    empty = [None] * len(value)
+    shapes = shape if isinstance(shape, list) and len(shape) == len(value) else empty
+    strides = stride if isinstance(stride, list) and len(stride) == len(value) else empty
+    inner = schema_kind.rstrip("?").removesuffix("[]")
+    columns = zip(value, shapes, kinds, strides, strict=True)
+    items = [_decode(item, size, kind, step, inner, context) for item, size, kind, step in columns]
+    return items if match[1] == "GenericList" else tuple(items)
+
+
+def _scalar(value: Any, kind: str, schema_kind: str) -> Any:
+    if isinstance(value, str):
+        return _text(value, kind)
+    if type(value) is float:
+        return value
+    if type(value) is bool or value is None:
+        return value
+    if type(value) is not int or not -LIMIT <= value < LIMIT:
+        raise FormatError(f"{str(value)[:60]} is no argument")
+    table: dict[str, dict[int, Any]] = {
+        "ScalarType": DTYPE_OF_CODE,
+        "Layout": LAYOUT_OF_CODE,
+        "MemoryFormat": MEMORY_FORMAT_OF_CODE,
+    }
+    if schema_kind in table:
+        return table[schema_kind].get(value, Opaque(f"{schema_kind} {value}"))
+    return float(value) if kind == "Double" or schema_kind == "float" else value
+
+
+def _text(value: str, kind: str) -> Any:
+    if kind == "String":
+        return value
+    if value in (NONE, "<Generator>"):
+        # the generator that a call takes where none is given
+        return None
+    if kind == "Double" or value.lstrip("-") in ("inf", "nan"):
+        number = float(value)
+        return math.nan if math.isnan(number) else number
+    if kind == "Device":
+        try:
+            return torch.device(device_name(value))
+        except RuntimeError:
+            return Opaque(f"{value} device")
+    if match := PLACEHOLDER.fullmatch(value):
+        return Opaque(match[1])
+    return value
+
+
+def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context) -> TensorSpec | Opaque | None:
+    if not isinstance(value, list) or not 5 <= len(value) <= 6:
+        raise FormatError("a tensor that is no list of five or six")
+    context.values.tensors += 1
+    if element == UNDEFINED:
+        return None
+    dtype = DTYPE_OF_ELEMENT.get(element) or DTYPES.get(element.removeprefix("c10::").lower())
+    if dtype is None:
+        return Opaque(f"{element[:60]} tensor")
+    dimensions = sizes(shape)
+    steps = context.strides.of(value, dimensions) if stride is None else sizes(stride)
+    if len(steps) != len(dimensions):
+        raise FormatError(f"a tensor of {len(dimensions)} dimensions and {len(steps)} strides")
+    device = device_name(value[5]) if len(value) == 6 and value[5] else DEFAULT_DEVICE
+    context.values.storages.append(whole(value[1]))
+    context.values.identities.append(whole(value[0]))
+    context.values.places.append(context.values.tensors - 1)
+    return TensorSpec(dimensions, steps, dtype, device, offset=whole(value[2]))
+
+
+def whole(value: Any) -> int:
+    """A whole number from 0 on; raises `FormatError` for anything else."""
+    if type(value) is not int or not 0 <= value < LIMIT:
+        raise FormatError(f"{str(value)[:60]} is no number of a tensor")
+    return value
+
+
+def with_sharing(values: Values, numbers_of_values: Sequence[int | None]) -> list[Any]:
+    """The arguments, where tensors that lie in the same memory have its number within the call.
+
+    Parameters
+    ----------
+    numbers_of_values : of each tensor, the number of its value model
+    """
+    counts = Counter(storage for storage in values.storages if storage)
+    numbers = {storage: number for number, storage in enumerate(key for key in counts if counts[key] > 1)}
+    remaining = zip(values.storages, numbers_of_values, strict=True)
+
+    def shared(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorSpec):
+            return leaf
+        storage, number = next(remaining)
+        return replace(leaf, storage=numbers.get(storage), values=number)
+
+    return [map_leaves(shared, item) for item in values.items]
+
 
 Range = tuple[int | float, int | float]
 
