@@ -21,11 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from opgrip.capture.command.choices import CALLS, GRIPS
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.grip.recorded import RecordedSample
 from opgrip.capture.grip.watch import Keep
+from opgrip.capture.program.choices import CALLS, GRIPS
 from opgrip.errors import UserError
 from opgrip.samples.tags import Tag
 from opgrip.traces.io.tensor_file import load_safetensors

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.program.patches import Patches
 from opgrip.traces.io.reader import read
 from opgrip.traces.schema.records import OPERATOR, Calls, Signature
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from opgrip.capture.command.capture_options import ModelName, Steps, make_parser
+from opgrip.capture.command.on_demand_options import OnDemand
 from opgrip.capture.command.steps import (
     build,
     capture_of,
@@ -21,7 +22,6 @@ from opgrip.capture.command.steps import (
 )
 from opgrip.capture.models.factory import program_of
 from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program, under_autocast
-from opgrip.capture.on_demand.options import OnDemand
 from opgrip.capture.session.capture import Capture
 from opgrip.cli.options import arguments_of, words_in
 from opgrip.cli.progress import QuietReporter, Reporter

@@ -6,7 +6,10 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgrip.capture.command.choices import (
+from opgrip.capture.command.on_demand_options import OnDemand
+from opgrip.capture.models import model_sources
+from opgrip.capture.models.program import ModelOptions, OperatorOptions
+from opgrip.capture.program.choices import (
     COMPILED,
     DEVICE_TIMES,
     EVENTS,
@@ -16,9 +19,6 @@ from opgrip.capture.command.choices import (
     VALUE_SHARE,
     VALUES,
 )
-from opgrip.capture.models import model_sources
-from opgrip.capture.models.program import ModelOptions, OperatorOptions
-from opgrip.capture.on_demand.options import OnDemand
 from opgrip.cli.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
 from opgrip.cli.option_types import byte_count, percent
 from opgrip.cli.options import add_all_options, option, refuse_options, titled

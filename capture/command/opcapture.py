@@ -12,6 +12,7 @@ from typing import IO
 
 from opgrip.capture.command.audit import Difference, audit
 from opgrip.capture.command.capture_options import SCRIPT, check_not_for_models
+from opgrip.capture.command.own_cost import own_cost
 from opgrip.capture.command.script import run_script, script_name
 from opgrip.capture.command.steps import (
     build,
@@ -28,7 +29,6 @@ from opgrip.capture.command.steps import (
 )
 from opgrip.capture.models.program import Program
 from opgrip.capture.session.capture import Capture
-from opgrip.capture.timing.own_cost import own_cost
 from opgrip.cli.command import INTERRUPTED, USAGE_ERROR
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from opgrip.capture.command.capture_options import OPTIONS, Recording, check_grips
-from opgrip.capture.command.choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program, source_of
 from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program
+from opgrip.capture.program.choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.private_captures import OUTPUT
 from opgrip.capture.session.processes import own_path

@@ -14,7 +14,7 @@ from opgrip.capture.grip.compare import Sketch
 from opgrip.capture.grip.copies import isolate_from_program
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.objects import take
-from opgrip.capture.session.environment import describe_environment
+from opgrip.capture.program.environment import describe_environment
 from opgrip.capture.signatures.fitting import Fitter
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.signatures import describe_call

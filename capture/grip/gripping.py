@@ -16,7 +16,7 @@ from opgrip.capture.grip.copies import isolate_from_program
 from opgrip.capture.grip.decorating import CannotDecorate, decorated_inside, decorated_module
 from opgrip.capture.grip.patterns import LOCALS, Pattern, Target, find_targets, plain_function, refusal
 from opgrip.capture.grip.watch import Keep, Keeper, Watched, own_work
-from opgrip.capture.hooks.patches import LateModules
+from opgrip.capture.program.patches import LateModules
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.errors import one_line, raise_if_from_program
 

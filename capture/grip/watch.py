@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opgrip.capture.command.choices import CALLS
 from opgrip.capture.grip.copies import alike, bytes_of, copy_tensors, isolate_from_program
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.objects import CannotHold, SpecTree, take
 from opgrip.capture.grip.patterns import LOCALS
 from opgrip.capture.grip.running import RANDOM, Running, spent
-from opgrip.capture.hooks.contexts import describe_autocast, describe_context, read_context
+from opgrip.capture.program.choices import CALLS
+from opgrip.capture.program.contexts import describe_autocast, describe_context, read_context
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.signatures.signatures import call_key
 from opgrip.capture.torch_compat.torch_private import is_transforming

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.command.choices import OPERATORS
 from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.program.choices import OPERATORS
+from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.torch_compat.compiler_private import leave_compiled
 from opgrip.capture.torch_compat.higher_order_private import compiling_as_unwatched, place_of_compiling, stance_here

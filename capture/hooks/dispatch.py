@@ -16,16 +16,16 @@ from typing import Any, cast
 import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
 
-from opgrip.capture.hooks.contexts import read_settings
 from opgrip.capture.hooks.higher_order import higher_order_node
 from opgrip.capture.hooks.placed_mode import UNPAIRED, PlacedMode
+from opgrip.capture.program.contexts import read_settings
+from opgrip.capture.recording.inner_times import measured
+from opgrip.capture.recording.looks import look_at
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.storages import SWEEP, SWEEP_BYTES
-from opgrip.capture.signatures.looks import look_at
 from opgrip.capture.signatures.predictions import CAREFUL, LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.signatures.signatures import tensors_in
 from opgrip.capture.timing.device_time import DeviceTimer
-from opgrip.capture.timing.inner_times import measured
 from opgrip.capture.timing.kernels import identities_here
 from opgrip.capture.timing.own_work import OwnWork
 from opgrip.capture.timing.page_faults import FaultCounter

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.hooks.thread_mode import ThreadMode
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import Entry, Node
 from opgrip.capture.torch_compat.higher_order_private import own_code
 from opgrip.traces.schema.arguments import Opaque

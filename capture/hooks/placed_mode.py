@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any
 
-from opgrip.capture.hooks.contexts import describe_autocast
-from opgrip.capture.hooks.places import BACKWARD, FORWARD, Place, is_running
-from opgrip.capture.hooks.thread_mode import ThreadMode
+from opgrip.capture.program.contexts import describe_autocast
+from opgrip.capture.program.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import Node, Predictions
 from opgrip.capture.torch_compat.torch_private import NO_SEQUENCE, current_autograd_node
 

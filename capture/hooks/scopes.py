@@ -15,11 +15,11 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from opgrip.capture.hooks.contexts import describe_autocast
-from opgrip.capture.hooks.patches import Patches
-from opgrip.capture.hooks.places import OPTIMIZER, Place
-from opgrip.capture.hooks.thread_mode import ThreadMode
+from opgrip.capture.program.contexts import describe_autocast
+from opgrip.capture.program.patches import Patches
+from opgrip.capture.program.places import OPTIMIZER, Place
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.timing.budget import Thinning
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
 from opgrip.errors import is_from_program

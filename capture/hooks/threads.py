@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from opgrip.capture.hooks.patches import Patches
+from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.hooks.patches import LateModules, Patches
-from opgrip.capture.hooks.thread_mode import ThreadMode
+from opgrip.capture.program.patches import LateModules, Patches
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.torch_compat.higher_order_private import is_higher_order
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.mutated_arguments import TYPES, launch_keywords

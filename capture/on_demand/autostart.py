@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
-from opgrip.capture.hooks.patches import LateModules
+from opgrip.capture.program.patches import LateModules
 
 FILE = "opgrip_autostart.pth"
 VARIABLE = "OPGRIP_CAPTURE"

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from opgrip.capture.command.capture_options import OPTIONS, Recording, Steps
-from opgrip.capture.command.choices import KNOWN_EXTENSIONS
 from opgrip.capture.command.script import run_script, script_name
-from opgrip.capture.hooks.patches import LateModules
 from opgrip.capture.on_demand.autostart import load_recording
 from opgrip.capture.on_demand.names import DEFAULT, PRIVATE_DEFAULT, check_pattern
 from opgrip.capture.on_demand.settings import WARMUP, Settings
 from opgrip.capture.on_demand.starting import start
 from opgrip.capture.on_demand.trigger import signal_of
+from opgrip.capture.program.choices import KNOWN_EXTENSIONS
+from opgrip.capture.program.patches import LateModules
 from opgrip.cli.command import INTERRUPTED
 from opgrip.cli.options import flag_of, from_arguments, refuse_options
 from opgrip.errors import UserError

@@ -11,10 +11,10 @@ from typing import Any
 from torch.profiler import record_function
 
 from opgrip.capture.hooks.compiled import CompiledWatch
-from opgrip.capture.hooks.contexts import describe_autocast
-from opgrip.capture.hooks.thread_mode import ThreadMode
 from opgrip.capture.hooks.threads import ThreadWatch
 from opgrip.capture.on_demand.names import unused
+from opgrip.capture.program.contexts import describe_autocast
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.torch_compat.torch_private import innermost_mode

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from opgrip.capture.hooks.patches import Patches
 from opgrip.capture.on_demand.recording import Life, Recording, life_here
 from opgrip.capture.on_demand.step_capture import ThreadStep
 from opgrip.capture.on_demand.trigger import marks
+from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.torch_private import MODULE_CALLS
 from opgrip.errors import raise_if_from_program
 

@@ -1,1 +1,1 @@
-"""Tables, blocks and files of a recording."""
+"""Tables of a recording: signatures, scopes, storages, observations."""

@@ -15,16 +15,16 @@ from typing import Any
 
 from torch import nn
 
-from opgrip.capture.command.choices import VALUE_SHARE
-from opgrip.capture.hooks.graph_captures import GraphCaptures
-from opgrip.capture.hooks.places import CallSites, Places
-from opgrip.capture.hooks.thread_mode import ThreadMode
+from opgrip.capture.program.choices import VALUE_SHARE
+from opgrip.capture.program.graph_captures import GraphCaptures
+from opgrip.capture.program.places import CallSites, Places
+from opgrip.capture.program.step_marks import StepMarks
+from opgrip.capture.recording.observations import Observations
 from opgrip.capture.recording.scope_table import Epochs, ScopeTable
 from opgrip.capture.recording.storages import Storages
-from opgrip.capture.session.step_marks import StepMarks
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.fitting import Fitter, varies_by_values
 from opgrip.capture.signatures.layouts import with_groups
-from opgrip.capture.signatures.observations import Observations
 from opgrip.capture.signatures.signatures import call_key, describe_result
 from opgrip.capture.timing.budget import Budget, Thinning
 from opgrip.capture.timing.kernels import KernelTimes

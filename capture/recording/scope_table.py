@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from opgrip.capture.hooks.contexts import describe_context, read_context
-from opgrip.capture.hooks.places import CallSites, Place, Places, Site, innermost_module
+from opgrip.capture.program.contexts import describe_context, read_context
+from opgrip.capture.program.places import CallSites, Place, Places, Site, innermost_module
 from opgrip.traces.schema.records import Context, Record, Scope
 
 PAIR = "pair"

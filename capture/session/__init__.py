@@ -1,1 +1,1 @@
-"""A capture: its parts, schedule, processes and ranks."""
+"""A capture: its parts, schedule, processes and cost."""

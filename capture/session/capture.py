@@ -15,8 +15,15 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from torch import nn
 
-from opgrip.capture.command.checks import check_choices, check_flight
-from opgrip.capture.command.choices import (
+from opgrip.capture.grip.gripping import Grips
+from opgrip.capture.grip.patterns import parse_pattern
+from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
+from opgrip.capture.hooks.dispatch import RecordingMode
+from opgrip.capture.hooks.extensions import ExtensionWatch
+from opgrip.capture.hooks.scopes import ScopeWatch
+from opgrip.capture.hooks.threads import ThreadWatch
+from opgrip.capture.hooks.triton_launches import TritonWatch
+from opgrip.capture.program.choices import (
     EVENTS,
     FULL,
     KERNELS,
@@ -26,29 +33,22 @@ from opgrip.capture.command.choices import (
     SKETCH,
     VALUE_SHARE,
 )
-from opgrip.capture.command.notes import notes_of_recorder, notes_of_schedule
-from opgrip.capture.grip.gripping import Grips
-from opgrip.capture.grip.patterns import parse_pattern
-from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
-from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.hooks.extensions import ExtensionWatch
-from opgrip.capture.hooks.scopes import ScopeWatch
-from opgrip.capture.hooks.threads import ThreadWatch
-from opgrip.capture.hooks.triton_launches import TritonWatch
-from opgrip.capture.recording.flight.flights import Flights
-from opgrip.capture.recording.flusher import Flusher
+from opgrip.capture.program.environment import describe_environment
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.recording_limits import Limits
-from opgrip.capture.session.environment import describe_environment
+from opgrip.capture.session.checks import check_choices, check_flight
+from opgrip.capture.session.notes import notes_of_recorder, notes_of_schedule
 from opgrip.capture.session.private_captures import check_private, policy_of
 from opgrip.capture.session.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
+from opgrip.capture.session.spending import Spending
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget
 from opgrip.capture.timing.kernels import KernelTimes, check_kernels
-from opgrip.capture.timing.spending import Spending
 from opgrip.capture.torch_compat.torch_private import load_private
+from opgrip.capture.writing.flight.flights import Flights
+from opgrip.capture.writing.flusher import Flusher
+from opgrip.capture.writing.recording_limits import Limits
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter

@@ -11,7 +11,7 @@ from multiprocessing import util
 from pathlib import Path
 from weakref import WeakSet
 
-from opgrip.capture.session.ranks import rank, with_mark
+from opgrip.capture.program.ranks import rank, with_mark
 from opgrip.traces.io.tensor_file import values_path
 
 

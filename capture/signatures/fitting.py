@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.hooks.graph_captures import GraphCaptures
+from opgrip.capture.program.accelerators import accelerators, current_stream, is_capturing, on_device
+from opgrip.capture.program.graph_captures import GraphCaptures
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.layouts import FitValues
 from opgrip.capture.signatures.signatures import describe_call
-from opgrip.capture.timing.accelerators import accelerators, current_stream, is_capturing, on_device
 from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
 from opgrip.traces.schema.records import Record, Signature, Values

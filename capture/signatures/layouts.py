@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from opgrip.capture.timing.accelerators import accelerators, is_started
+from opgrip.capture.program.accelerators import accelerators, is_started
 from opgrip.capture.torch_compat.torch_private import group_of_name, reduction_number, without_functions, without_modes
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec

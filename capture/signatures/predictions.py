@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.hooks.places import Place
+from opgrip.capture.program.places import Place
 from opgrip.capture.torch_compat.torch_private import Check, arguments_check, keywords_check
 
 HISTORY = 6

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from opgrip.capture.timing.accelerators import current_stream, is_capturing, on_device, with_index
+from opgrip.capture.program.accelerators import current_stream, is_capturing, on_device, with_index
 from opgrip.errors import raise_if_from_program
 
 NOT_TIMED = -1

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.hooks.patches import Patches
-from opgrip.capture.timing.accelerators import synchronize, with_index
+from opgrip.capture.program.accelerators import synchronize, with_index
+from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.torch_private import (
     PREPARE_PROFILER,
     ActivityProfile,

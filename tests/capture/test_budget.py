@@ -18,9 +18,9 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.capture.on_demand.session import Session
 from opgrip.capture.on_demand.settings import Request, Settings
-from opgrip.capture.recording.flusher import INTERVAL_S
+from opgrip.capture.session.spending import Spending, measure_costs
 from opgrip.capture.timing.budget import BURST_S, Budget, Thinning
-from opgrip.capture.timing.spending import Spending, measure_costs
+from opgrip.capture.writing.flusher import INTERVAL_S
 from opgrip.cli.option_types import percent
 from opgrip.errors import UserError
 from opgrip.replay import replay

@@ -18,9 +18,9 @@ from programs import TinyNet, run_python, train_tiny_net, wait_for
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.recording import flusher
 from opgrip.capture.recording import recorder as recorder_module
 from opgrip.capture.signatures import fitting
+from opgrip.capture.writing import flusher
 from opgrip.traces import Trace, UserError, load, read
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
-from opgrip.capture.timing import device_time, inner_times
+from opgrip.capture.recording import inner_times
+from opgrip.capture.timing import device_time
 from opgrip.traces import load
 
 

@@ -18,8 +18,8 @@ from programs import run_command, run_python, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.recording.flight import recording
-from opgrip.capture.recording.flight.recording import Ring
+from opgrip.capture.writing.flight import recording
+from opgrip.capture.writing.flight.recording import Ring
 from opgrip.traces import UserError, load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.validation import validate

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.recording.flight import recording
+from opgrip.capture.writing.flight import recording
 from opgrip.traces import load
 from opgrip.traces.analysis.redaction import Policy
 from opgrip.traces.analysis.redaction.leftovers import Leftovers

@@ -287,7 +287,7 @@ def test_without_safetensors_one_line_names_the_extra_before_a_model_is_built(tm
     program = """
 import sys
 sys.modules["safetensors"] = None
-from opgrip.capture.command.start import main
+from opgrip.capture.start import main
 sys.exit(main(["--model", "nets.py:net", "--values", "full"]))
 """
     done = run_program(program, tmp_path)

@@ -22,10 +22,10 @@ from async_exceptions import MODES
 from opgrip.capture import Capture
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.scopes import ModulePaths
-from opgrip.capture.recording.flusher import Flusher
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import ScopeTable
 from opgrip.capture.recording.storages import Storages
+from opgrip.capture.writing.flusher import Flusher
 from opgrip.errors import is_from_program
 from opgrip.traces import load
 from opgrip.traces.analysis.validation import validate

@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
-from opgrip.capture.timing import inner_times, kernels
+from opgrip.capture.recording import inner_times
+from opgrip.capture.timing import kernels
 from opgrip.capture.timing.kernels import CallBlock, innermost_calls, launched_by
 from opgrip.capture.torch_compat.torch_private import ActivityProfile
 from opgrip.errors import UserError

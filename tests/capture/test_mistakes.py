@@ -11,7 +11,7 @@ import torch
 from programs import TinyNet, run_command, run_python
 
 from opgrip.capture import Capture, Schedule, capture
-from opgrip.capture.session.environment import describe_environment
+from opgrip.capture.program.environment import describe_environment
 from opgrip.traces import UserError, load
 
 NETS = "from torch import nn, ones\ndef small(): return nn.Linear(2, 2), ones(1, 2)\n"

@@ -299,7 +299,7 @@ def test_help_shows_examples() -> None:
 FULL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
-from opgrip.capture.command.start import main
+from opgrip.capture.start import main
 sys.exit(main(sys.argv[1:]))
 """
 """A command whose files may have few bytes, which stands for a disk that is full."""

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.signatures import fitting, observations
-from opgrip.capture.signatures.observations import Observations
+from opgrip.capture.recording import observations
+from opgrip.capture.recording.observations import Observations
+from opgrip.capture.signatures import fitting
 from opgrip.capture.timing.own_work import PERTURBING_NS, OwnWork, runs_of
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.recording.recording_limits import Held
 from opgrip.capture.timing.place_times import ANY, MOST_LOOKS, MOST_PLACES, Place, PlaceTimes
+from opgrip.capture.writing.recording_limits import Held
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, Observed, Signature, Values

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from opgrip.capture.hooks import places as qualified_names
-from opgrip.capture.hooks.places import qualified_name
+from opgrip.capture.program import places as qualified_names
+from opgrip.capture.program.places import qualified_name
 
 
 def plain() -> None:

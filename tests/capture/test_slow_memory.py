@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from opgrip.capture import Capture
 from opgrip.capture.command.opcapture import closing_lines
-from opgrip.capture.recording import flusher as flushing
 from opgrip.capture.timing.page_faults import CountedCall, SlowMemory
+from opgrip.capture.writing import flusher as flushing
 from opgrip.platform import page_fault_cost
 from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
 from opgrip.replay.cases.cases import make_cases
@@ -132,7 +132,7 @@ class Busy:
 
 def test_a_capture_on_a_busy_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flushing, "Contention", Busy)
-    monkeypatch.setattr("opgrip.capture.recording.blocks.INTERRUPTED_NS", 1)
+    monkeypatch.setattr("opgrip.capture.writing.blocks.INTERRUPTED_NS", 1)
     with Capture(tmp_path / "t.jsonl") as capture:
         torch.ones(4) + 1
     assert any(line.startswith("the machine was busy in 100% of the") for line in closing_lines(capture))

@@ -15,7 +15,7 @@ from programs import program_path, run_python
 from opgrip.tools.verbs import verbs
 
 ENTRIES = {
-    "opcapture": "opgrip.capture.command.start",
+    "opcapture": "opgrip.capture.start",
     "opreplay": "opgrip.replay.command.opreplay",
     "opgrip": "opgrip.tools.opgrip",
 }

@@ -44,7 +44,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the functions, those first that one kernel would save most of."""
-    from opgrip.capture.timing.own_cost import own_cost
+    from opgrip.capture.command.own_cost import own_cost
     from opgrip.traces.analysis.longtail import check_form, find_longtail, print_longtail, write_rows
 
     if args.output is not None:

@@ -183,7 +183,7 @@ def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
 
 TIMEOUT_S = 1800.0
 """For a capture, and again for its step unwatched."""
-OPCAPTURE = "import sys; from opgrip.capture.command.start import main; sys.exit(main())"
+OPCAPTURE = "import sys; from opgrip.capture.start import main; sys.exit(main())"
 """The command, whatever folder its script is in."""
 LAST_WORDS = 300
 """Characters of what a process said last that are told of it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from opgrip.capture.command.choices import DEVICE_TIMES, FULL, KERNELS, VALUES
-from opgrip.capture.recording.recording_limits import Limits
+from opgrip.capture.program.choices import DEVICE_TIMES, FULL, KERNELS, VALUES
+from opgrip.capture.writing.recording_limits import Limits
 from opgrip.errors import UserError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from opgrip.capture.hooks.places import Place
+from opgrip.capture.program.places import Place
 from opgrip.capture.signatures.predictions import Node
 from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.capture.timing.own_work import OwnWork

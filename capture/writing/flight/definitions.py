@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from opgrip.capture.recording.recording_limits import Pending, name_of, references_of
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.capture.writing.recording_limits import Pending, name_of, references_of
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.records import Record, Signature, Thread

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.capture.recording.blocks import Blocks, CallBlock
-from opgrip.capture.recording.flight.definitions import Definitions
-from opgrip.capture.recording.flusher import Flusher
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import PAIR
+from opgrip.capture.writing.blocks import Blocks, CallBlock
+from opgrip.capture.writing.flight.definitions import Definitions
+from opgrip.capture.writing.flusher import Flusher
 from opgrip.traces.io.writer import TraceWriter, encode_line
 from opgrip.traces.schema.records import Entered, Record, Scope, Signature, Thread
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.session.ranks import rank
-from opgrip.capture.timing.accelerators import describe_devices, started_devices
+from opgrip.capture.program.accelerators import describe_devices, started_devices
+from opgrip.capture.program.ranks import rank
 from opgrip.traces.table.accelerators import describe_accelerators
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from opgrip.capture.hooks.patches import Patches
-from opgrip.capture.recording.flight.recording import FlightRecorder, OpenDump
+from opgrip.capture.program.patches import Patches
+from opgrip.capture.program.ranks import with_mark
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.recording_limits import references_of
-from opgrip.capture.session.ranks import with_mark
+from opgrip.capture.writing.flight.recording import FlightRecorder, OpenDump
+from opgrip.capture.writing.recording_limits import references_of
 from opgrip.cli.plural import counted
 from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.io.writer import TraceWriter

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from opgrip.capture.recording.blocks import CallBlock
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.writing.blocks import CallBlock
 from opgrip.traces.schema.arguments import numbers_of
 from opgrip.traces.schema.records import Calls, Context, Entered, Observed, Record, Scope, Signature, Thread, Values
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+from opgrip.capture.recording.observations import Look
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.signatures.observations import Look
 from opgrip.capture.signatures.predictions import Node
 from opgrip.capture.timing.own_work import OwnWork
 from opgrip.capture.timing.page_faults import FaultCounter

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.capture.hooks.placed_mode import UNPAIRED
-from opgrip.capture.hooks.thread_mode import ThreadMode
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import Node
 from opgrip.capture.timing.own_work import NONE_OPEN, Runs, runs_of
 from opgrip.capture.timing.page_faults import FEWEST

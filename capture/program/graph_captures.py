@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.hooks.patches import Patches
-from opgrip.capture.timing.accelerators import accelerators
+from opgrip.capture.program.accelerators import accelerators
+from opgrip.capture.program.patches import Patches
 
 CLASSES = ("CUDAGraph", "XPUGraph", "Graph")
 """What the modules of accelerators call theirs; each has `capture_begin` and `capture_end`."""

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from opgrip.capture.command.capture_options import make_parser
+from opgrip.capture.command.on_demand_options import check_on_demand
 from opgrip.capture.command.script import check_script
-from opgrip.capture.on_demand.options import check_on_demand
 from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
 from opgrip.cli.command import run_command
 from opgrip.cli.progress import loading

@@ -10,10 +10,10 @@ from pathlib import Path
 from time import monotonic, perf_counter_ns, sleep, thread_time_ns
 from types import TracebackType
 
-from opgrip.capture.recording.blocks import Blocks, CallBlock
+from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.recording_limits import Held, Limits, parts_within
-from opgrip.capture.timing.accelerators import describe_devices, started_devices
+from opgrip.capture.writing.blocks import Blocks, CallBlock
+from opgrip.capture.writing.recording_limits import Held, Limits, parts_within
 from opgrip.cli.output_files import reason_of
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.timing.accelerators import accelerators, is_started
+from opgrip.capture.program.accelerators import accelerators, is_started
 from opgrip.errors import raise_if_from_program
 from opgrip.platform.precisions import describe_precisions
 from opgrip.traces.schema.tensor_specs import plain_name

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opgrip.capture.hooks.thread_mode import ThreadMode
+from opgrip.capture.program.accelerators import accelerator_of
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.signatures import tensors_in
-from opgrip.capture.timing.accelerators import accelerator_of
 from opgrip.capture.timing.page_faults import may_need_pages
 
 Run = Callable[..., Any]

@@ -1,0 +1,1 @@
+"""The watched program: where it is, its settings, devices, ranks and environment."""

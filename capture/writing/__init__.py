@@ -1,0 +1,1 @@
+"""Blocks of calls written to files: flushing, limits, and the flight recorder."""
