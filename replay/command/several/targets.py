@@ -82,7 +82,9 @@ def is_folder_of_traces(name: str) -> bool:
 
 
 def _is_zoo(name: str) -> bool:
-    return (name == ZOO and not Path(name).exists()) or name.startswith(f"{ZOO}:")
+    # a folder of that name may be anything, such as a package
+    is_own = Path(name).is_file() or is_folder_of_traces(name)
+    return name.startswith(f"{ZOO}:") or (name == ZOO and not is_own)
 
 
 def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[Target]:
