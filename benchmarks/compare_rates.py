@@ -33,10 +33,10 @@ from others import Usage, share_of_others
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
-from opgrip.replay.compare import compare
-from opgrip.replay.compare.differences import contended_share
-from opgrip.replay.compare.gate import Outcome
-from opgrip.replay.compare.priors import SHORT_US
+from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.differences import contended_share
+from opgrip.replay.comparison.gate import Outcome
+from opgrip.replay.comparison.priors import SHORT_US
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.results.results import Result
 

@@ -70,7 +70,7 @@ def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
     """What `rate` gives, by workers of this process."""
     from opgrip.cli.progress import QuietReporter
     from opgrip.replay.replay_options import job_with
-    from opgrip.replay.workers.engines.options import EngineOptions
+    from opgrip.replay.workers.engines.engine_options import EngineOptions
     from opgrip.replay.workers.engines.ray import start_ray
 
     job = job_with(trace, mode=mode, cache="warm", iterations=MODES[mode], warmup=0, threads=1, jobs=1)

@@ -7,8 +7,8 @@ from opgrip.cli.lazy_packages import load_on_demand
 if TYPE_CHECKING:
     from opgrip.replay.command.benchmark import benchmark as benchmark
     from opgrip.replay.command.replay import replay as replay
-    from opgrip.replay.compare.comparison import Comparison as Comparison
-    from opgrip.replay.compare.comparison import compare as compare
+    from opgrip.replay.comparison.comparison import Comparison as Comparison
+    from opgrip.replay.comparison.comparison import compare as compare
     from opgrip.replay.outcome import Results as Results
     from opgrip.replay.reports.cells import load_results as load_results
     from opgrip.replay.results.results import Result as Result
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Result", "Results", "benchmark", "compare", "load_results", "replay"]
 
 PUBLIC = {
-    "Comparison": "opgrip.replay.compare.comparison",
+    "Comparison": "opgrip.replay.comparison.comparison",
     "Result": "opgrip.replay.results.results",
     "Results": "opgrip.replay.outcome",
     "benchmark": "opgrip.replay.command.benchmark",
-    "compare": "opgrip.replay.compare.comparison",
+    "compare": "opgrip.replay.comparison.comparison",
     "load_results": "opgrip.replay.reports.cells",
     "replay": "opgrip.replay.command.replay",
 }

@@ -83,7 +83,7 @@ class Results:
         return f"<Results{of_trace}: {summarize(list(self.rows))}>"
 
     def __str__(self) -> str:
-        from opgrip.replay.reports.table import print_results
+        from opgrip.replay.reports.results_table import print_results
 
         table = io.StringIO()
         print_results(self.rows[:PRINTED], table)

@@ -26,13 +26,13 @@ from opgrip.errors import UserError
 from opgrip.platform.machine import cache_folder
 from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.inputs.options import InputOptions
+from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.run.settings import GROUPS, Plan
-from opgrip.replay.sequences.options import SequenceOptions
-from opgrip.replay.sequences.ranks.options import RankOptions, launch_of
+from opgrip.replay.sequences.ranks.rank_options import RankOptions, launch_of
+from opgrip.replay.sequences.sequence_options import SequenceOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.timing.options import GRAPH
-from opgrip.replay.workers.engines.options import PROCESSES, EngineOptions
+from opgrip.replay.timing.timing_options import GRAPH
+from opgrip.replay.workers.engines.engine_options import PROCESSES, EngineOptions
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job
@@ -232,7 +232,7 @@ def job_of(args: argparse.Namespace) -> Job:
             raise UserError("a sequence is replayed on one device", "name one with --device")
         if len(args.mode) > 1:
             raise UserError("a sequence runs under one mode at a time", "name one with --mode")
-        from opgrip.replay.sequences.programs import check_mode
+        from opgrip.replay.sequences.sequence_programs import check_mode
 
         check_mode(args.mode[0])
     if not (args.sequence and launch_of()):

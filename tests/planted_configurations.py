@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.formats.configurations.choices import Choices, Listed
 from opgrip.traces.formats.configurations.generators import Arguments, Draw, generators
 from opgrip.traces.formats.configurations.iterators import iterators
+from opgrip.traces.formats.configurations.value_choices import Choices, Listed
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values.constant import Constant
 

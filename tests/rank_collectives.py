@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from opgrip.replay.sequences.ranks.collective_times import ask_clock, clock_offsets_ns
 from opgrip.replay.sequences.ranks.collectives import Collective
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.options import launch_of
+from opgrip.replay.sequences.ranks.rank_options import launch_of
 from opgrip.replay.sequences.ranks.running import Members, make_starter
-from opgrip.replay.sequences.ranks.times import ask_clock, clock_offsets_ns
 from opgrip.traces.analysis.ranks.operators import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -25,7 +25,7 @@ from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.grip.recorded import RecordedSample
 from opgrip.capture.grip.watch import Keep
-from opgrip.capture.program.choices import CALLS, GRIPS
+from opgrip.capture.program.capture_choices import CALLS, GRIPS
 from opgrip.errors import UserError
 from opgrip.samples.tags import Tag
 from opgrip.traces.io.tensor_file import load_safetensors

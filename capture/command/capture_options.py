@@ -9,7 +9,7 @@ from pathlib import Path
 from opgrip.capture.command.on_demand_options import OnDemand
 from opgrip.capture.models import model_sources
 from opgrip.capture.models.program import ModelOptions, OperatorOptions
-from opgrip.capture.program.choices import (
+from opgrip.capture.program.capture_choices import (
     COMPILED,
     DEVICE_TIMES,
     EVENTS,

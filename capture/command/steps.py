@@ -15,10 +15,10 @@ from torch import nn
 from opgrip.capture.command.capture_options import OPTIONS, Recording, check_grips
 from opgrip.capture.models import load_program, source_of
 from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program
-from opgrip.capture.program.choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
+from opgrip.capture.program.capture_choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.session.capture import Capture
+from opgrip.capture.session.capture_processes import own_path
 from opgrip.capture.session.private_captures import OUTPUT
-from opgrip.capture.session.processes import own_path
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures import full_values
 from opgrip.capture.timing.kernels import check_kernels

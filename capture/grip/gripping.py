@@ -11,10 +11,10 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from opgrip.capture.grip.calls import write_calls
 from opgrip.capture.grip.copies import isolate_from_program
 from opgrip.capture.grip.decorating import CannotDecorate, decorated_inside, decorated_module
 from opgrip.capture.grip.patterns import LOCALS, Pattern, Target, find_targets, plain_function, refusal
+from opgrip.capture.grip.sample_calls import write_calls
 from opgrip.capture.grip.watch import Keep, Keeper, Watched, own_work
 from opgrip.capture.program.patches import LateModules
 from opgrip.capture.recording.recorder import Recorder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from opgrip.capture.grip.calls import as_it_ran, recorded_calls
 from opgrip.capture.grip.compare import difference
 from opgrip.capture.grip.gripped import GrippedCall
+from opgrip.capture.grip.sample_calls import as_it_ran, recorded_calls
 from opgrip.traces.io.sample_folder import open_sample
 
 

@@ -23,7 +23,7 @@ from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.objects import CannotHold, SpecTree, take
 from opgrip.capture.grip.patterns import LOCALS
 from opgrip.capture.grip.running import RANDOM, Running, spent
-from opgrip.capture.program.choices import CALLS
+from opgrip.capture.program.capture_choices import CALLS
 from opgrip.capture.program.contexts import describe_autocast, describe_context, read_context
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.signatures.signatures import call_key

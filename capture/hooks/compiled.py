@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.program.choices import OPERATORS
+from opgrip.capture.program.capture_choices import OPERATORS
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.torch_compat.compiler_private import leave_compiled

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
-from opgrip.capture.program.choices import KNOWN_EXTENSIONS
+from opgrip.capture.program.capture_choices import KNOWN_EXTENSIONS
 from opgrip.capture.program.patches import LateModules, Patches
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.traces.schema.records import EXTENSION

@@ -52,8 +52,8 @@ def _loaded(torch: ModuleType, finder: LateModules) -> None:
 
 def _start() -> None:
     try:
-        from opgrip.capture.on_demand.environment import settings_of
         from opgrip.capture.on_demand.starting import start
+        from opgrip.capture.on_demand.variables import settings_of
 
         start(settings_of(os.environ))
         load_recording()

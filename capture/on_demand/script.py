@@ -15,7 +15,7 @@ from opgrip.capture.on_demand.names import DEFAULT, PRIVATE_DEFAULT, check_patte
 from opgrip.capture.on_demand.settings import WARMUP, Settings
 from opgrip.capture.on_demand.starting import start
 from opgrip.capture.on_demand.trigger import signal_of
-from opgrip.capture.program.choices import KNOWN_EXTENSIONS
+from opgrip.capture.program.capture_choices import KNOWN_EXTENSIONS
 from opgrip.capture.program.patches import LateModules
 from opgrip.cli.command import INTERRUPTED
 from opgrip.cli.options import flag_of, from_arguments, refuse_options

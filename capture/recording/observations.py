@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from time import perf_counter_ns
 
-from opgrip.capture.program.choices import VALUE_SHARE
+from opgrip.capture.program.capture_choices import VALUE_SHARE
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
 from opgrip.capture.timing.place_times import ANY, Place

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from opgrip.capture.program.choices import VALUE_SHARE
+from opgrip.capture.program.capture_choices import VALUE_SHARE
 from opgrip.capture.program.graph_captures import GraphCaptures
 from opgrip.capture.program.places import CallSites, Places
 from opgrip.capture.program.step_marks import StepMarks

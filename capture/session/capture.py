@@ -23,7 +23,7 @@ from opgrip.capture.hooks.extensions import ExtensionWatch
 from opgrip.capture.hooks.scopes import ScopeWatch
 from opgrip.capture.hooks.threads import ThreadWatch
 from opgrip.capture.hooks.triton_launches import TritonWatch
-from opgrip.capture.program.choices import (
+from opgrip.capture.program.capture_choices import (
     EVENTS,
     FULL,
     KERNELS,
@@ -35,10 +35,10 @@ from opgrip.capture.program.choices import (
 )
 from opgrip.capture.program.environment import describe_environment
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.session.capture_processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.session.checks import check_choices, check_flight
 from opgrip.capture.session.notes import notes_of_recorder, notes_of_schedule
 from opgrip.capture.session.private_captures import check_private, policy_of
-from opgrip.capture.session.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.session.spending import Spending
 from opgrip.capture.signatures import full_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from opgrip.capture.program.choices import DEVICE_TIMES, FULL, KERNELS, VALUES
+from opgrip.capture.program.capture_choices import DEVICE_TIMES, FULL, KERNELS, VALUES
 from opgrip.capture.writing.recording_limits import Limits
 from opgrip.errors import UserError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opgrip.capture.program.choices import FULL
+from opgrip.capture.program.capture_choices import FULL
 from opgrip.errors import UserError
 from opgrip.traces.analysis.redaction import Policy, salt_of
 

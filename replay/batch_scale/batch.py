@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from opgrip.replay.batch_scale.choices import NOTHING, Choice
+from opgrip.replay.batch_scale.argument_choices import NOTHING, Choice
 from opgrip.replay.batch_scale.growth import PLAIN, Growth, grown, growth_of
 from opgrip.replay.batch_scale.trials import with_growth
 from opgrip.replay.batch_scale.verdicts import Judge, Verdict, with_asked

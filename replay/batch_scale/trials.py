@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opgrip.errors import one_line
-from opgrip.replay.batch_scale.choices import RESHAPED, Choice, dimension_of, operator_of
+from opgrip.replay.batch_scale.argument_choices import RESHAPED, Choice, dimension_of, operator_of
 from opgrip.replay.batch_scale.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
 from opgrip.replay.inputs.inputs import as_recorded
 from opgrip.replay.operators.lookup import Unsupported

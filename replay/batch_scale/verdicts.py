@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from opgrip.replay.batch_scale.choices import LISTED, NOTHING, Choice, choices, in_order
+from opgrip.replay.batch_scale.argument_choices import LISTED, NOTHING, Choice, choices, in_order
 from opgrip.replay.batch_scale.growth import PLAIN, Growth, growth_of
 from opgrip.replay.batch_scale.trials import Contradiction, outcome
 from opgrip.traces.schema.arguments import TensorSpec, tensors

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.checks.choices import Named
+from opgrip.replay.checks.choosing_operators import Named
 from opgrip.replay.checks.plain import Plain
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.operators.memory import Arguments

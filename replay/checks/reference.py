@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.checks.choices import chosen_otherwise, named
+from opgrip.replay.checks.choosing_operators import chosen_otherwise, named
 from opgrip.replay.checks.closeness import gap, verdict_on
 from opgrip.replay.checks.distributions import DROPOUT, drawn_otherwise, dropped_otherwise, runs_wanted
 from opgrip.replay.checks.plain import Place, Plain, Unpaired, paired, plain, within

@@ -37,7 +37,7 @@ from opgrip.replay.run.preparation import empty_rows
 from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.caches import WARM
-from opgrip.replay.timing.options import Effort, TimingOptions
+from opgrip.replay.timing.timing_options import Effort, TimingOptions
 from opgrip.replay.workers.job import settings_for
 
 OPTIONS = (

@@ -15,7 +15,7 @@ from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.replay_options import Output, ScoreOptions, make_parser
 from opgrip.replay.results.results import RAN, summarize
-from opgrip.replay.sequences.ranks.options import Launch, launch_of
+from opgrip.replay.sequences.ranks.rank_options import Launch, launch_of
 
 if TYPE_CHECKING:
     from opgrip.replay.command.replay import Replay
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         from opgrip.replay.command.replay import Replay
         from opgrip.replay.command.several.targets import targets_of
         from opgrip.replay.outputs import is_completed
-        from opgrip.replay.workers.engines.processes import start_engine
+        from opgrip.replay.workers.engines.local_processes import start_engine
         from opgrip.replay.workers.shards import settle_shard
 
     reporter = Reporter("opreplay")
@@ -68,7 +68,7 @@ def _replay_one(
     replay: Replay, args: argparse.Namespace, is_done: bool, words: Sequence[str], reporter: Reporter
 ) -> int:
     """Replay one trace, and print its table."""
-    from opgrip.replay.reports.table import list_cases, print_results
+    from opgrip.replay.reports.results_table import list_cases, print_results
     from opgrip.replay.scoring import distilled_scores, standing_of
 
     output = replay.output
@@ -148,9 +148,9 @@ def _replay_several(
     """Replay several traces in turn, and print a line for each model and the score."""
     from opgrip.replay.command.replay import keep, several_replays
     from opgrip.replay.outputs import is_completed
-    from opgrip.replay.reports.table import print_reasons
+    from opgrip.replay.reports.results_table import print_reasons
     from opgrip.replay.scoring import read_baselines, score_of
-    from opgrip.replay.workers.engines.processes import start_engine
+    from opgrip.replay.workers.engines.local_processes import start_engine
 
     baseline = read_baselines(from_arguments(ScoreOptions, args).baseline)
     if is_completed(output):
@@ -191,7 +191,7 @@ def _list_several(args: argparse.Namespace, targets: Sequence[Target], reporter:
     from opgrip.replay.command.replay import Replay
     from opgrip.replay.command.several.run import Unmatched
     from opgrip.replay.command.several.targets import args_of_one
-    from opgrip.replay.reports.table import list_cases
+    from opgrip.replay.reports.results_table import list_cases
 
     unmatched = Unmatched(len(targets))
     for target in targets:

@@ -17,8 +17,8 @@ from opgrip.replay.results.ratios import with_ratios
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.options import Launch, RankOptions
 from opgrip.replay.sequences.ranks.plan import own_file
+from opgrip.replay.sequences.ranks.rank_options import Launch, RankOptions
 from opgrip.replay.sequences.ranks.replay import StepOutcome
 
 
@@ -117,7 +117,7 @@ def _add(joined: ByCase, new: Mapping[int, list[Result]], reference: str) -> Non
 
 
 def _undecided(base: Results, joined: Mapping[int, list[Result]]) -> set[int]:
-    from opgrip.replay.compare import compare
+    from opgrip.replay.comparison import compare
 
     comparison = compare(base, Results([row for rows in joined.values() for row in rows], {}))
     # the base stays as it is: of a case that it ran once, no number of repeats makes sure

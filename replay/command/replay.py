@@ -29,7 +29,7 @@ from opgrip.replay.cases.sources import source_of
 from opgrip.replay.command.repeating import Launched, repeat, replay_launched
 from opgrip.replay.command.several.run import SeveralReplays
 from opgrip.replay.command.several.targets import Target, targets_of
-from opgrip.replay.compare.store.store import Store, usual_folder
+from opgrip.replay.comparison.store.store import Store, usual_folder
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
@@ -44,12 +44,12 @@ from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.preparation import expected_rows
 from opgrip.replay.sequences.apart import replay_apart
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.options import Launch, RankOptions, launch_of
+from opgrip.replay.sequences.ranks.rank_options import Launch, RankOptions, launch_of
 from opgrip.replay.sequences.ranks.replay import StepOutcome, replay_ranks
 from opgrip.replay.sequences.results import SequenceResult
-from opgrip.replay.sequences.rows import rows_of, totals_of
+from opgrip.replay.sequences.sequence_rows import rows_of, totals_of
 from opgrip.replay.workers.engines.engine import Engine
-from opgrip.replay.workers.engines.processes import ProcessEngine, start_engine
+from opgrip.replay.workers.engines.local_processes import ProcessEngine, start_engine
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path, options_hash
 from opgrip.replay.workers.shards import settle_shard
@@ -379,8 +379,8 @@ class Replay:
 
     def _say_what_is_decided(self, base: Results, rows: Sequence[Result]) -> None:
         """Say what came of repeating cases until it is sure how they differ from another run."""
-        from opgrip.replay.compare import compare
-        from opgrip.replay.compare.reports.rows import advice, summary
+        from opgrip.replay.comparison import compare
+        from opgrip.replay.comparison.reports.comparison_rows import advice, summary
 
         comparison = compare(base, Results(rows, {}))
         self._reporter.say(f"against {self.output.until_decided}: {summary(comparison)}")

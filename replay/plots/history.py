@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def draw(request: Request) -> Figure:
     """A line a mode through the runs, of the cases that all of them timed, with a band from p10 to p90."""
-    from opgrip.replay.plots.rows import timed
+    from opgrip.replay.plots.plotted_rows import timed
 
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]

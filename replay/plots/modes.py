@@ -30,7 +30,7 @@ LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0
 
 def draw(request: Request) -> Figure:
     """Draw the speed-up of each group and mode as `speed_up_of` has it: geometric mean, and most of its cases."""
-    from opgrip.replay.plots.rows import time_of
+    from opgrip.replay.plots.plotted_rows import time_of
 
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
@@ -57,7 +57,7 @@ def draw(request: Request) -> Figure:
 
 def _rows_by_group(request: Request) -> tuple[dict[str, dict[str, list[Result]]], str]:
     """Return the rows that have a speed-up by series and group, and the name of the reference mode."""
-    from opgrip.replay.plots.rows import timed
+    from opgrip.replay.plots.plotted_rows import timed
     from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
 
     group_of = GROUPS[request.by or BY[0]]

@@ -62,7 +62,7 @@ def draw(request: Request) -> Figure:
 
 def _series(request: Request) -> dict[str, list[tuple[Result, float]]]:
     """By name, rows with the time of all their calls: those in the program of the first series, then of each series."""
-    from opgrip.replay.plots.rows import series_of, time_of
+    from opgrip.replay.plots.plotted_rows import series_of, time_of
 
     replayed = dict(series_of(request.runs))
     if not replayed:

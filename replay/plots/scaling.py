@@ -23,7 +23,7 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 def draw(request: Request) -> Figure:
     """A line a mode: the time of all calls, with the tenth to ninetieth percentile of its cases as a band."""
-    from opgrip.replay.plots.rows import series_of
+    from opgrip.replay.plots.plotted_rows import series_of
 
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
@@ -60,7 +60,7 @@ def _draw_series(axes: Axes, place: int, name: str, rows: list[Result], column: 
     """Draw the cases that were timed at all values; the values."""
     import numpy as np
 
-    from opgrip.replay.plots.rows import time_of
+    from opgrip.replay.plots.plotted_rows import time_of
 
     by_case: dict[Any, dict[int, float]] = {}
     for row in rows:

@@ -24,7 +24,7 @@ AXES = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 def draw(request: Request) -> Figure:
     """A point a case at its median, with its tenth and ninetieth percentile; a series a mode."""
-    from opgrip.replay.plots.rows import longest, series_of
+    from opgrip.replay.plots.plotted_rows import longest, series_of
 
     column, name, unit = AXES[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}

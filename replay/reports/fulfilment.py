@@ -14,13 +14,13 @@ from opgrip.cli.options import flag_of, from_arguments, words_in
 from opgrip.replay.analyses import in_order
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.ways import BACKWARD, Points
-from opgrip.replay.inputs.options import InputOptions
+from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import EAGER, ModeOptions, Tuning
 from opgrip.replay.results.columns import Columns
 from opgrip.replay.results.results import CONTENDED, OK, WRONG, Result
 from opgrip.replay.run.energy import EnergyColumns, EnergyOptions
-from opgrip.replay.timing.options import TimingOptions
-from opgrip.replay.workers.engines.options import EngineOptions
+from opgrip.replay.timing.timing_options import TimingOptions
+from opgrip.replay.workers.engines.engine_options import EngineOptions
 
 RAN = (OK, WRONG, CONTENDED)
 """Statuses of rows that gave results."""

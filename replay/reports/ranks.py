@@ -9,10 +9,10 @@ from opgrip.cli.command import printable
 from opgrip.cli.plural import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
+from opgrip.replay.reports.results_table import QUIETER
 from opgrip.replay.reports.sequence import ONLY_CONTENDED
-from opgrip.replay.reports.table import QUIETER
+from opgrip.replay.sequences.ranks.collective_times import CollectiveTimes
 from opgrip.replay.sequences.ranks.replay import RankOutcome, StepOutcome
-from opgrip.replay.sequences.ranks.times import CollectiveTimes
 
 ROWS = 20
 """Collectives that are printed, where their number is not given."""

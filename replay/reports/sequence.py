@@ -9,7 +9,7 @@ from opgrip.cli.command import printable
 from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.terminal import print_line
 from opgrip.replay.modes import EAGER
-from opgrip.replay.reports.table import QUIETER, print_results
+from opgrip.replay.reports.results_table import QUIETER, print_results
 from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.results import SequenceResult
 

@@ -13,11 +13,11 @@ from opgrip.cli.option_types import byte_count, seconds
 from opgrip.cli.options import EFFORT, option, titled
 from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks.tolerances import Tolerance
-from opgrip.replay.inputs.options import InputOptions
+from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.run.energy import EnergyOptions
-from opgrip.replay.timing.options import Effort, TimingOptions
+from opgrip.replay.timing.timing_options import Effort, TimingOptions
 
 if TYPE_CHECKING:
     import torch

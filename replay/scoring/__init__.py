@@ -10,8 +10,8 @@ from opgrip.replay.scoring.baselines import (
     write_baseline,
 )
 from opgrip.replay.scoring.distilled import distilled_scores, standing_of
+from opgrip.replay.scoring.score_table import print_scores
 from opgrip.replay.scoring.scores import ModelScore, Score, TraceScore, score_of
-from opgrip.replay.scoring.table import print_scores
 
 __all__ = [
     "Baseline",

@@ -24,8 +24,8 @@ from opgrip.replay.scoring.baselines import (
     keyed,
     unusual_in,
 )
+from opgrip.replay.scoring.case_times import Measured, measured_of, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
-from opgrip.replay.scoring.times import Measured, measured_of, way_of
 
 CHARGE = 2.0
 """Times the baseline's time, or what this machine would take at its pace, that a case costs which is not ok."""

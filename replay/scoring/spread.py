@@ -9,7 +9,7 @@ from math import fsum, sqrt
 
 import numpy as np
 
-from opgrip.replay.compare.priors import DRIFT, SHORT_US, USUAL, estimate
+from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.results.results import Result
 
 RESAMPLES, SEED = 10_000, 0

@@ -17,9 +17,9 @@ from opgrip.replay.sequences.rehearsal import Excluded
 from opgrip.replay.sequences.results import SequenceResult, from_plain
 from opgrip.replay.sequences.sequence import MOST_FAILURES, SequenceSettings, replay_sequence
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.processes import Ended, ForkLimits, answer, run_in_fork, run_spawned
 from opgrip.replay.workers.watch import NOTHING, Watch
 from opgrip.replay.workers.worker import end_without_device, limit_memory, receive
+from opgrip.replay.workers.worker_processes import Ended, ForkLimits, answer, run_in_fork, run_spawned
 
 MODULE = "opgrip.replay.sequences.apart"
 

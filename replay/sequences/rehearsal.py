@@ -24,7 +24,7 @@ from opgrip.replay.results.results import OK, SKIPPED
 from opgrip.replay.run.failures import describe_failure
 from opgrip.replay.sequences.memory import Memory, reason_of
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
-from opgrip.replay.sequences.programs import CallProgram, ModeSettings, make_call_program
+from opgrip.replay.sequences.sequence_programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.mutated_arguments import Interface

@@ -13,8 +13,8 @@ import numpy as np
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
-from opgrip.replay.sequences.programs import CallProgram
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
+from opgrip.replay.sequences.sequence_programs import CallProgram
 from opgrip.replay.sequences.slowdown import typical_ns
 from opgrip.replay.timing.samples import LEAST
 from opgrip.traces import Trace

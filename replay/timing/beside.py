@@ -18,11 +18,11 @@ from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import DeviceLostError, check_use
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.crew import Crew, Work
-from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_garbage_collection
 from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import block_size
 from opgrip.replay.timing.subjects import Subject
+from opgrip.replay.timing.timing_options import Effort
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from opgrip.replay.cases.surroundings import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use
 from opgrip.replay.timing.clock import MemoryPace, Pace
-from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
+from opgrip.replay.timing.timing_options import Effort
 
 MOST = 100
 """Runs of a subject at most."""

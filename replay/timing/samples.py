@@ -7,7 +7,7 @@ from math import fsum
 
 import numpy as np
 
-from opgrip.replay.timing.options import Effort
+from opgrip.replay.timing.timing_options import Effort
 
 FEWEST = 10
 """Runs of a case, unless its budget does not last for so many."""

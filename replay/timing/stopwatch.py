@@ -18,8 +18,8 @@ from opgrip.replay.operators.devices import (
 )
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import Arguments, Function
-from opgrip.replay.timing.options import EVENTS
 from opgrip.replay.timing.ranges import Range
+from opgrip.replay.timing.timing_options import EVENTS
 
 BLOCK_NS = 400_000
 """Time of a block of runs that are timed as one: reading the clock is then a ten-thousandth of it."""

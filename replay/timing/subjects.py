@@ -12,10 +12,10 @@ from opgrip.replay.cases.surroundings import Place
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.options import CONTINUOUS, GRAPH
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
+from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
 
 COPIES, COPIED_BYTES = 64, 256 << 20
 """Sets of arguments, and bytes in all of them, that a block of runs is given where each needs its own."""

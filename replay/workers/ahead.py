@@ -24,7 +24,7 @@ from opgrip.replay.run.preparation import empty_row
 from opgrip.replay.run.settings import Settings
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.processes import POLL_S, Ended
+from opgrip.replay.workers.worker_processes import POLL_S, Ended
 
 Row = tuple[Case, Way]
 

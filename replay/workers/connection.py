@@ -14,8 +14,8 @@ from typing import Any
 
 from opgrip.replay.results.results import FAILED, TIMEOUT
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.processes import POLL_S, Ended, Process, how_it_ended, last_words, start
 from opgrip.replay.workers.watch import NOTHING, Watch
+from opgrip.replay.workers.worker_processes import POLL_S, Ended, Process, how_it_ended, last_words, start
 
 
 class Connection:

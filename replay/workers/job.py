@@ -21,7 +21,7 @@ from opgrip.replay.modes import EAGER, find_mode
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.run.settings import GROUPS, Plan, Settings
 from opgrip.replay.timing.caches import PROGRAM
-from opgrip.replay.timing.options import DISCRETE, EVENTS
+from opgrip.replay.timing.timing_options import DISCRETE, EVENTS
 from opgrip.replay.workers.shards import Shard, take_shard
 from opgrip.traces import Trace
 from opgrip.traces.formats.building import says_gradients

@@ -12,7 +12,7 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CASES, windows
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Loaded
-from opgrip.replay.workers.processes import POLL_S
+from opgrip.replay.workers.worker_processes import POLL_S
 
 PARTS = 4
 """Windows of a device, where its share of the cases is small: fewer would leave one idle while another has its last."""

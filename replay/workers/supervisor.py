@@ -13,9 +13,9 @@ from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.preparation import empty_row, empty_rows
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.processes import Ended
 from opgrip.replay.workers.spread import Lane, Windows, interleaved
 from opgrip.replay.workers.watch import NOTHING
+from opgrip.replay.workers.worker_processes import Ended
 
 RETRIES = 2
 """Times in succession that a process may end without a row where no case is to blame."""

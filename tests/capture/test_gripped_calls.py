@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import ROOT, run_python
 
-from opgrip.capture.grip.calls import as_it_ran, recorded_calls, write_calls
 from opgrip.capture.grip.compare import Sketch, difference
 from opgrip.capture.grip.copies import alike
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.objects import take
 from opgrip.capture.grip.patterns import parse_pattern
+from opgrip.capture.grip.sample_calls import as_it_ran, recorded_calls, write_calls
 from opgrip.traces import UserError, load
 from opgrip.traces.schema.python_objects import ObjectSpec
 
@@ -238,7 +238,7 @@ def test_nothing_that_a_trace_names_is_imported(tmp_path: Path) -> None:
     trace = tmp_path / "calls.jsonl"
     trace.write_text(trace.read_text().replace("gripping:Sizes", "antigravity:Sizes"))
     code = (
-        "import sys; from opgrip.capture.grip.calls import recorded_calls; from opgrip.traces import UserError\n"
+        "import sys; from opgrip.capture.grip.sample_calls import recorded_calls; from opgrip.traces import UserError\n"
         f"from pathlib import Path\ntry: recorded_calls(Path({str(tmp_path)!r}), {{}})\n"
         "except UserError: print('antigravity' in sys.modules)"
     )

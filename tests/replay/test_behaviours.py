@@ -15,7 +15,7 @@ from opgrip.capture import Capture, Schedule
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.replay_options import job_with
-from opgrip.replay.reports.table import print_results
+from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.repeats import BehaviourColumns
 from opgrip.replay.run.measure import measure_cases
 from opgrip.traces import load

@@ -15,9 +15,9 @@ from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.timing import beside
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.crew import Crew, Work
-from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import Group
 from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.timing.timing_options import Effort
 from opgrip.traces.schema.arguments import TensorSpec
 
 FEW = Effort(iterations=5)

@@ -13,7 +13,7 @@ from programs import ROOT
 from settings import settings_of
 
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.reports.table import DOUBTFUL, print_results
+from opgrip.replay.reports.results_table import DOUBTFUL, print_results
 from opgrip.replay.run.preparation import empty_row
 from opgrip.traces import load
 from opgrip.traces.io.writer import TraceWriter

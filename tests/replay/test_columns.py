@@ -12,7 +12,7 @@ from opgrip.replay.analyses import in_order
 from opgrip.replay.analyses.nsys.nsys import NsysColumns
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import all_columns, read_results
-from opgrip.replay.reports.table import print_results
+from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.results import Result
 from opgrip.replay.workers.journal import identity
 from opgrip.traces import UserError

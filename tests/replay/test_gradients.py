@@ -16,7 +16,7 @@ from opgrip.capture import Capture
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.settings import Plan
-from opgrip.replay.timing.options import Effort, TimingOptions
+from opgrip.replay.timing.timing_options import Effort, TimingOptions
 from opgrip.replay.workers.job import Job
 from opgrip.traces import Trace, load
 from opgrip.traces.io.foreign_files import Losses, formats

@@ -26,8 +26,8 @@ from opgrip.errors import UserError
 from opgrip.replay import load_results
 from opgrip.replay.analyses.ncu.metrics import BASIC, DURATION, metrics_of
 from opgrip.replay.analyses.ncu.ncu import in_template
-from opgrip.replay.analyses.ncu.report import Kernel, joined, kernels_of_csv, read_report
-from opgrip.replay.analyses.nsys.report import read_report as read_nsys
+from opgrip.replay.analyses.ncu.ncu_report import Kernel, joined, kernels_of_csv, read_report
+from opgrip.replay.analyses.nsys.nsys_report import read_report as read_nsys
 from opgrip.replay.analyses.profiling import target
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import Result

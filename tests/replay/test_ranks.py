@@ -20,8 +20,8 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks import bandwidth
+from opgrip.replay.sequences.ranks.collective_times import StepTimes
 from opgrip.replay.sequences.ranks.collectives import as_tensors_alone, is_exchange, read_collective
-from opgrip.replay.sequences.ranks.options import launch_of
 from opgrip.replay.sequences.ranks.plan import (
     Meeting,
     Offer,
@@ -32,9 +32,9 @@ from opgrip.replay.sequences.ranks.plan import (
     recorded_ranks,
     wait_points,
 )
+from opgrip.replay.sequences.ranks.rank_options import launch_of
 from opgrip.replay.sequences.ranks.running import why_not
 from opgrip.replay.sequences.ranks.step import Stamps
-from opgrip.replay.sequences.ranks.times import StepTimes
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.integer_text import Integers

@@ -92,7 +92,7 @@ if __name__ == "__main__":
 LOAD = """
 import time
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.options import launch_of
+from opgrip.replay.sequences.ranks.rank_options import launch_of
 
 launch = launch_of()
 with Control(launch, timeout_s=3) as control:

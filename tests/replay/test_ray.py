@@ -23,7 +23,7 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.outcome import Results, read_run
-from opgrip.replay.workers.engines.options import EngineOptions, Processors
+from opgrip.replay.workers.engines.engine_options import EngineOptions, Processors
 from opgrip.replay.workers.engines.ray import start_ray
 from opgrip.replay.workers.engines.ray_pool import LOSSES, Task
 

@@ -19,7 +19,7 @@ from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import OK
 from opgrip.replay.run.preparation import empty_rows
 from opgrip.replay.workers.engines.engine import EngineLostError
-from opgrip.replay.workers.engines.options import EngineOptions
+from opgrip.replay.workers.engines.engine_options import EngineOptions
 from opgrip.replay.workers.engines.ray import RayEngine, RayRunner
 from opgrip.replay.workers.engines.ray_pool import START_S, Pool, Task
 

@@ -28,11 +28,11 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.timing import pages, rounds, stopwatch
 from opgrip.replay.timing.caches import COLD, WARM, flusher
-from opgrip.replay.timing.options import CONTINUOUS, DISCRETE, Effort
 from opgrip.replay.timing.rounds import Group, Measurer
 from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.timing.timing_options import CONTINUOUS, DISCRETE, Effort
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 

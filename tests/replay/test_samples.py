@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.samples import FEWEST, LEAST, Samples, effective_runs, like_with_like, ratio_quantiles, trim
+from opgrip.replay.timing.timing_options import Effort
 
 TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
 

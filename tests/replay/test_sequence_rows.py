@@ -26,8 +26,8 @@ from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.settings import Plan
 from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.ranks.columns import SequenceColumns
-from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
+from opgrip.replay.sequences.sequence_rows import rows_of, totals_of
 from opgrip.replay.sequences.slowdown import HostWatch, Slowdown
 from opgrip.replay.workers.job import Loaded, settings_for
 from opgrip.traces import Trace, load

@@ -20,7 +20,7 @@ from opgrip.replay.command.several.targets import targets_of
 from opgrip.replay.outcome import read_run
 from opgrip.replay.replay_options import make_parser
 from opgrip.replay.results.origins import Machine
-from opgrip.replay.workers.engines.processes import ProcessRunner
+from opgrip.replay.workers.engines.local_processes import ProcessRunner
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.distilled import FIELD
 from opgrip.zoo.corpus import read_corpus

@@ -17,7 +17,7 @@ from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.workers.engines.engine import EngineLostError
-from opgrip.replay.workers.engines.processes import ProcessEngine, ProcessRunner
+from opgrip.replay.workers.engines.local_processes import ProcessEngine, ProcessRunner
 from opgrip.replay.workers.job import Job, Loaded
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
@@ -80,7 +80,7 @@ def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         def start(args: object) -> Iterator[Elsewhere]:
             yield engine
 
-        monkeypatch.setattr("opgrip.replay.workers.engines.processes.start_engine", start)
+        monkeypatch.setattr("opgrip.replay.workers.engines.local_processes.start_engine", start)
         return main([str(output.parent / "traces"), *FAST, "-o", str(output), *words])
 
     return run

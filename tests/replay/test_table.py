@@ -21,7 +21,7 @@ from opgrip.replay import load_results
 from opgrip.replay.analyses.speed_ups import print_points
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.reports.table import print_results
+from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.results import Result
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec

@@ -18,15 +18,15 @@ from programs import run_command
 from terminals import show
 
 from opgrip.errors import UserError
-from opgrip.replay.compare import compare
-from opgrip.replay.compare.differences import Difference, Verdict, judge
-from opgrip.replay.compare.gate import exit_status, hold, parse_gate
-from opgrip.replay.compare.priors import USUAL, Prior, learn
-from opgrip.replay.compare.reports.files import FORMS, as_junit, write_comparisons
-from opgrip.replay.compare.reports.rows import rows_of, summary
-from opgrip.replay.compare.reports.table import print_comparison
+from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.differences import Difference, Verdict, judge
+from opgrip.replay.comparison.gate import exit_status, hold, parse_gate
+from opgrip.replay.comparison.priors import USUAL, Prior, learn
+from opgrip.replay.comparison.reports.comparison_rows import rows_of, summary
+from opgrip.replay.comparison.reports.comparison_table import print_comparison
+from opgrip.replay.comparison.reports.files import FORMS, as_junit, write_comparisons
 from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.reports.table import literal
+from opgrip.replay.reports.results_table import literal
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result
 

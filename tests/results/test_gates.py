@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from made_runs import HEADER, made_row, made_run
 
-from opgrip.replay.compare import compare
-from opgrip.replay.compare.differences import Verdict
-from opgrip.replay.compare.gate import Outcome
+from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.differences import Verdict
+from opgrip.replay.comparison.gate import Outcome
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result

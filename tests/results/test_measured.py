@@ -16,7 +16,7 @@ from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, Result
 from opgrip.replay.scoring import baseline_of, distilled_scores, score_of
-from opgrip.replay.scoring.table import plain_of, score_line
+from opgrip.replay.scoring.score_table import plain_of, score_line
 from opgrip.traces.zoo.distilled import FIELD
 
 NAMES = ("a.predict", "b.predict")

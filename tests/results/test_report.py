@@ -13,7 +13,7 @@ from made_runs import HEADER, made_row, made_run
 from pages import in_browser, opened, table_cells
 from programs import run_command
 
-from opgrip.replay.compare import compare
+from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import Results
 from opgrip.tools.report import make_page
 from opgrip.tools.report.comparisons import describe_comparisons

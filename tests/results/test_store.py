@@ -17,10 +17,10 @@ from programs import run_command
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.command.repeating import repeat
-from opgrip.replay.compare import compare
-from opgrip.replay.compare.differences import Verdict
-from opgrip.replay.compare.store.merging import merge_runs
-from opgrip.replay.compare.store.store import Store
+from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.differences import Verdict
+from opgrip.replay.comparison.store.merging import merge_runs
+from opgrip.replay.comparison.store.store import Store
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.results.results import Result
 

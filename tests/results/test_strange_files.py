@@ -19,8 +19,8 @@ from pyarrow import parquet
 
 from opgrip.cli.output_files import quoted, unquoted
 from opgrip.errors import UserError
-from opgrip.replay.compare import compare
-from opgrip.replay.compare.reports.files import FORMS
+from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.reports.files import FORMS
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.tools.report import make_page
 

@@ -13,7 +13,7 @@ from made_runs import made_run
 from programs import run_python
 
 import opgrip.replay
-from opgrip.replay.compare import compare
+from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import read_run, write_results
 
 pytest_plugins = ["pytester"]

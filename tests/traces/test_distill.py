@@ -23,7 +23,7 @@ from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import OK
 from opgrip.replay.scoring import distilled_scores, standing_of
 from opgrip.replay.scoring.baselines import read_baselines
-from opgrip.replay.scoring.times import is_replay_of
+from opgrip.replay.scoring.case_times import is_replay_of
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.reader import read_header

@@ -25,8 +25,8 @@ from opgrip.traces import Trace, TraceReader, UserError, load, read
 from opgrip.traces.analysis.dataflow import Dataflow
 from opgrip.traces.analysis.differences import compare_traces
 from opgrip.traces.analysis.graph import graph_facts
-from opgrip.traces.analysis.longtail import calls as made_calls
 from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.analysis.longtail import thread_calls as made_calls
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.schema.records import Calls, DeviceTimes

@@ -15,7 +15,7 @@ from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.tools.pytest_plugin.fixtures import RESULTS, opgrip_benchmark, opgrip_replay
 from opgrip.tools.pytest_plugin.measured import KEY, Benchmarks, SharedFolder, Turns, rows_of_test
-from opgrip.tools.pytest_plugin.options import add_options, read_options
+from opgrip.tools.pytest_plugin.plugin_options import add_options, read_options
 from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
 
 if TYPE_CHECKING:

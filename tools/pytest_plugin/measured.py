@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.tools.pytest_plugin.baseline import Baseline, TestRow, join_headers, results_of
-from opgrip.tools.pytest_plugin.options import Options
+from opgrip.tools.pytest_plugin.plugin_options import Options
 
 if TYPE_CHECKING:
-    from opgrip.replay.compare import Comparison
-    from opgrip.replay.compare.comparison import Pair
-    from opgrip.replay.compare.gate import Gate, Held
+    from opgrip.replay.comparison import Comparison
+    from opgrip.replay.comparison.comparison import Pair
+    from opgrip.replay.comparison.gate import Gate, Held
     from opgrip.replay.outcome import Results
     from opgrip.replay.results.results import Result
 
@@ -182,7 +182,7 @@ class Benchmarks:
         # imports pandas
         if not self.options.conditions:
             return []
-        from opgrip.replay.compare.gate import parse_gate
+        from opgrip.replay.comparison.gate import parse_gate
 
         return list(map(parse_gate, self.options.conditions))
 
@@ -195,8 +195,8 @@ class Benchmarks:
         """Compare the rows of a group of tests with the baseline's of the same group."""
         if self.baseline is None:
             return Judged(pairs, header)
-        from opgrip.replay.compare import compare
-        from opgrip.replay.compare.gate import hold_all, margin_for
+        from opgrip.replay.comparison import compare
+        from opgrip.replay.comparison.gate import hold_all, margin_for
 
         base_rows = self.baseline.rows_for(group, [row for _, row in pairs])
         base, new = results_of(base_rows, self.baseline.header), results_of(pairs, header)

@@ -36,7 +36,7 @@ def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> 
 
 def _table(lines: list[Line], is_compared: bool) -> list[str]:
     from opgrip.display.tables import TableColumn, print_table
-    from opgrip.replay.compare.differences import interval_text
+    from opgrip.replay.comparison.differences import interval_text
 
     def column(heading: str, cell: Callable[[Line], str], is_number: bool = True) -> TableColumn:
         return TableColumn(heading, list(map(cell, lines)), is_number, most=MOST_OF_SHAPES)

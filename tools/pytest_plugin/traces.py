@@ -17,7 +17,7 @@ import pytest
 
 from opgrip.errors import UserError
 from opgrip.tools.pytest_plugin.measured import Judged
-from opgrip.tools.pytest_plugin.options import CASE
+from opgrip.tools.pytest_plugin.plugin_options import CASE
 from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
 
 if TYPE_CHECKING:

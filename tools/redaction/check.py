@@ -13,7 +13,7 @@ from typing import Any
 
 from opgrip.cli.plural import counted
 from opgrip.replay import Results, compare, replay
-from opgrip.replay.compare.differences import Verdict
+from opgrip.replay.comparison.differences import Verdict
 from opgrip.tools.redaction.shapes import Shapes, recorded_shapes
 from opgrip.traces import Trace, load
 from opgrip.traces.table.weighted_quantiles import COUNT

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from opgrip.replay.compare.comparison import compare
-from opgrip.replay.compare.gate import hold_all, margin_for, parse_gate
-from opgrip.replay.compare.reports.rows import advice, rows_of, summary, total_line
+from opgrip.replay.comparison.comparison import compare
+from opgrip.replay.comparison.gate import hold_all, margin_for, parse_gate
+from opgrip.replay.comparison.reports.comparison_rows import advice, rows_of, summary, total_line
 from opgrip.replay.outcome import Results
 
 GATES = ("slower<=5%", "failed<=0", "changed<=0")

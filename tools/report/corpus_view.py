@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from opgrip.zoo.corpus import Corpus, summarize
+from opgrip.zoo.corpus.corpus_table import records
 from opgrip.zoo.corpus.coverage import cover, summarize_coverage
-from opgrip.zoo.corpus.table import records
 
 TABLES = ("op", "shape", "dtype", "signature", "model", "family")
 COVERAGE = "coverage"

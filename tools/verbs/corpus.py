@@ -67,7 +67,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
     from opgrip.zoo.corpus import read_corpus
-    from opgrip.zoo.corpus.table import check_form
+    from opgrip.zoo.corpus.corpus_table import check_form
 
     _check(args)
     if args.output is not None:
@@ -90,7 +90,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
     from opgrip.zoo.corpus import summarize
-    from opgrip.zoo.corpus.table import print_summary, write_summary
+    from opgrip.zoo.corpus.corpus_table import print_summary, write_summary
 
     summary = summarize(corpus, args.by)
     if args.models:
@@ -109,7 +109,7 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _write(table: object, corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.zoo.corpus.table import facts_of, write_table
+    from opgrip.zoo.corpus.corpus_table import facts_of, write_table
 
     if args.output is not None:
         write_table(table, args.output, args.force, facts_of(corpus))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from opgrip.capture.program.choices import CALLS, GRIPS
+from opgrip.capture.program.capture_choices import CALLS, GRIPS
 from opgrip.cli.command import USAGE_ERROR, add_debug, positive, printable
 from opgrip.tools.verbs.verb import Verb, verbs
 

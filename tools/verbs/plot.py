@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw, and write the picture."""
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.display.figures import check_plottable, write_figure
-    from opgrip.replay.compare.store.store import Store
+    from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.plots.drawing import Choices, check_choices, draw_runs, request_for
 

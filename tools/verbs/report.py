@@ -16,7 +16,7 @@ from opgrip.tools.verbs.results_list import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.replay.compare.store.store import Store
+    from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import Results
     from opgrip.traces.table.trace import Trace
     from opgrip.zoo.corpus import Corpus
@@ -61,8 +61,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page."""
-    from opgrip.replay.compare.gate import parse_gate
-    from opgrip.replay.compare.store.store import Store
+    from opgrip.replay.comparison.gate import parse_gate
+    from opgrip.replay.comparison.store.store import Store
     from opgrip.tools.report import make_page
     from opgrip.tools.report.comparisons import GATES
     from opgrip.tools.report.page import plotly, tables
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: dict[str, Trace]) -> None:
-    from opgrip.replay.compare.store.store import Store
+    from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.traces import load
 

@@ -38,10 +38,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line a model and the total, as opreplay does after its last trace."""
     from opgrip.errors import UserError
-    from opgrip.replay.compare.store.store import Store
+    from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
-    from opgrip.replay.scoring.table import plain_of
+    from opgrip.replay.scoring.score_table import plain_of
 
     store, baseline = Store(args.store), args.baseline
     results = read_run(store.find(args.which))

@@ -27,9 +27,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the header says, then the table as opreplay prints it."""
-    from opgrip.replay.compare.store.store import Store
+    from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.reports.table import print_results
+    from opgrip.replay.reports.results_table import print_results
     from opgrip.replay.results.results import summarize
 
     results = read_run(Store(args.store).find(args.which))

@@ -39,7 +39,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the baseline, and say what is in it."""
-    from opgrip.replay.compare.store.store import Store
+    from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.scoring import added, baseline_of, read_baselines, write_baseline
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.configurations.choices import Choices
 from opgrip.traces.formats.configurations.generators import Arguments, Draw, Generate
 from opgrip.traces.formats.configurations.modules import Recorded, Recording
 from opgrip.traces.formats.configurations.plan import Case, Entry, UnreadableCase, plan_of, reasons
+from opgrip.traces.formats.configurations.value_choices import Choices
 from opgrip.traces.formats.param_writing import calls_of, write
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.records import Record, Scope

@@ -31,8 +31,8 @@ from opgrip.traces.schema.records import (
 )
 from opgrip.traces.table.trace import Trace, load
 from opgrip.zoo.corpus.corpus import Corpus, Reading
+from opgrip.zoo.corpus.corpus_rows import contexts_of, written_from
 from opgrip.zoo.corpus.members import Member
-from opgrip.zoo.corpus.rows import contexts_of, written_from
 
 PAGE_BYTES = 4096
 """Of a page of the trace that is written."""

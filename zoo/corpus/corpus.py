@@ -14,8 +14,8 @@ from opgrip.cli.command import printable
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError, shortened
 from opgrip.traces.table.trace import load
+from opgrip.zoo.corpus.corpus_rows import rows_of
 from opgrip.zoo.corpus.members import Member, members_of
-from opgrip.zoo.corpus.rows import rows_of
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
 MOST_REASON = 200

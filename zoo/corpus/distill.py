@@ -17,7 +17,7 @@ from opgrip.errors import UserError
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.manifest import name_of_file, told_apart
 from opgrip.zoo.corpus.corpus import OF_MEMBER, Corpus, weighted
-from opgrip.zoo.corpus.rows import written_from
+from opgrip.zoo.corpus.corpus_rows import written_from
 
 # Chooses the few that stand for many: facility location, by the greedy method with lazy evaluation.
 #

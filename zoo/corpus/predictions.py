@@ -10,7 +10,7 @@ from typing import IO, Any
 from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.scoring.times import Times
+from opgrip.replay.scoring.case_times import Times
 from opgrip.zoo.corpus.corpus import Corpus
 from opgrip.zoo.corpus.distill import Distilled
 

@@ -14,14 +14,14 @@ from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.journal import Batch, Batches
 from opgrip.replay.analyses.ncu.metrics import BASIC, SETS
-from opgrip.replay.analyses.ncu.programs import COMMAND, FLAGS
-from opgrip.replay.analyses.ncu.report import columns_of, joined, read_report
+from opgrip.replay.analyses.ncu.ncu_program import COMMAND, FLAGS
+from opgrip.replay.analyses.ncu.ncu_report import columns_of, joined, read_report
 from opgrip.replay.analyses.profiling import target
-from opgrip.replay.analyses.profiling.programs import LAST_LINES, key_of, merged_arguments, run_program
+from opgrip.replay.analyses.profiling.profiler_programs import LAST_LINES, key_of, merged_arguments, run_program
 from opgrip.replay.results.results import RAN, Result
 from opgrip.replay.timing.caches import COLD
-from opgrip.replay.timing.options import DISCRETE
 from opgrip.replay.timing.ranges import DOMAIN, NCU
+from opgrip.replay.timing.timing_options import DISCRETE
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import identity
 

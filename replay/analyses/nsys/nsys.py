@@ -17,8 +17,8 @@ from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
-from opgrip.replay.analyses.nsys.report import Kind, Report, Span, Work, read_report
-from opgrip.replay.analyses.profiling.programs import (
+from opgrip.replay.analyses.nsys.nsys_report import Kind, Report, Span, Work, read_report
+from opgrip.replay.analyses.profiling.profiler_programs import (
     Flags,
     Key,
     arguments_in,

@@ -16,7 +16,7 @@ from opgrip.replay.modes.mode import runs_graphs
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing.caches import COLD
-from opgrip.replay.timing.options import GRAPH, ON_DEVICE
+from opgrip.replay.timing.timing_options import GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Loaded

@@ -25,7 +25,6 @@ from opgrip.replay.sequences.ranks.collectives import (
     read_collective,
 )
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.options import COLLECTIVES, RankOptions
 from opgrip.replay.sequences.ranks.plan import (
     GroupKey,
     Offer,
@@ -35,6 +34,7 @@ from opgrip.replay.sequences.ranks.plan import (
     offer_of,
     wait_points,
 )
+from opgrip.replay.sequences.ranks.rank_options import COLLECTIVES, RankOptions
 from opgrip.replay.sequences.ranks.rehearsal import RankRehearsal
 from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter, why_not
 from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Part, switching

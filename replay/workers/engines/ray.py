@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opgrip.cli.progress import Reporter
     from opgrip.replay.results.results import Result
     from opgrip.replay.run.measure import CachedRows
-    from opgrip.replay.workers.engines.options import EngineOptions
+    from opgrip.replay.workers.engines.engine_options import EngineOptions
     from opgrip.replay.workers.engines.ray_pool import Pool, Task
     from opgrip.replay.workers.job import Job, Loaded
 

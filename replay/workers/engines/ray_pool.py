@@ -14,7 +14,7 @@ from typing import Any
 from opgrip.errors import UserError
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.workers.engines.engine import EngineLostError
-from opgrip.replay.workers.engines.options import EngineOptions
+from opgrip.replay.workers.engines.engine_options import EngineOptions
 from opgrip.replay.workers.engines.ray_worker import THREADS, RayWorker
 
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0

@@ -38,7 +38,7 @@ class RayWorker:
             os.environ[THREADS] = threads
         self._problem: list[str] | None = None
         try:
-            from opgrip.replay.workers.engines.options import Processors
+            from opgrip.replay.workers.engines.engine_options import Processors
 
             self._processors = Processors(processors)
         except UserError as error:
@@ -60,8 +60,8 @@ class RayWorker:
         import torch
 
         from opgrip.replay.operators.devices import check_present, facts_of, name_of
-        from opgrip.replay.results.environment import describe_environment
         from opgrip.replay.results.origins import this_machine
+        from opgrip.replay.results.run_environment import describe_environment
 
         try:
             check_present(device)

@@ -1,7 +1,7 @@
 """Long-tail functions: Python functions that break into many small operators."""
 
+from opgrip.traces.analysis.longtail.function_times import CaptureCost
 from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction, find_longtail
-from opgrip.traces.analysis.longtail.table import check_form, print_longtail, write_rows
-from opgrip.traces.analysis.longtail.times import CaptureCost
+from opgrip.traces.analysis.longtail.longtail_table import check_form, print_longtail, write_rows
 
 __all__ = ["CaptureCost", "LongTail", "LongTailFunction", "check_form", "find_longtail", "print_longtail", "write_rows"]

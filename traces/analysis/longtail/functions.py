@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from opgrip.traces.analysis.longtail.calls import (
+from opgrip.traces.analysis.longtail.commands import grip_command, pattern_of
+from opgrip.traces.analysis.longtail.function_times import CaptureCost, Times, measure_times
+from opgrip.traces.analysis.longtail.operators import operation_of
+from opgrip.traces.analysis.longtail.thread_calls import (
     BACKWARD,
     Function,
     MadeCall,
@@ -17,9 +20,6 @@ from opgrip.traces.analysis.longtail.calls import (
     models_forward,
     reason_to_omit,
 )
-from opgrip.traces.analysis.longtail.commands import grip_command, pattern_of
-from opgrip.traces.analysis.longtail.operators import operation_of
-from opgrip.traces.analysis.longtail.times import CaptureCost, Times, measure_times
 from opgrip.traces.analysis.longtail.traffic import Borders, Traffic
 from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.trace import Trace

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from opgrip.traces.analysis.dataflow import UNKNOWN, MemoryNumbers
-from opgrip.traces.analysis.longtail.calls import Function, MadeCall, function_of
+from opgrip.traces.analysis.longtail.thread_calls import Function, MadeCall, function_of
 from opgrip.traces.schema.records import NO_STORAGE
 
 IS_USED_ELSEWHERE, IS_READ = 1, 2

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from opgrip.traces.analysis.redaction.calls import CallFacts, argument_name, call_facts, is_value
 from opgrip.traces.analysis.redaction.names import BACKENDS, NOT_RECORDED, REDUCTIONS, Names, is_public_type
 from opgrip.traces.analysis.redaction.policy import SCALARS, Policy, coarse, coarse_float, coarse_int, rounded_up
+from opgrip.traces.analysis.redaction.redacted_calls import CallFacts, argument_name, call_facts, is_value
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
 from opgrip.traces.schema.mutated_arguments import schema_arguments
 from opgrip.traces.schema.python_objects import (

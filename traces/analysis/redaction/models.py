@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.analysis.redaction.calls import CallFacts, Slot
 from opgrip.traces.analysis.redaction.policy import IntegerMap, coarse, coarse_float, coarse_int
+from opgrip.traces.analysis.redaction.redacted_calls import CallFacts, Slot
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes

@@ -10,11 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opgrip.traces.analysis.redaction.arguments import Arguments
-from opgrip.traces.analysis.redaction.calls import CallFacts, Slot, argument_name, call_facts, facts_of, slots_of
 from opgrip.traces.analysis.redaction.headers import redact_accelerator, redact_devices, redact_header, redact_settings
 from opgrip.traces.analysis.redaction.models import Redacted, redact_model
 from opgrip.traces.analysis.redaction.names import LIMIT, REGION, Names, is_public_operator
 from opgrip.traces.analysis.redaction.policy import VALUES, Policy
+from opgrip.traces.analysis.redaction.redacted_calls import (
+    CallFacts,
+    Slot,
+    argument_name,
+    call_facts,
+    facts_of,
+    slots_of,
+)
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.records import (
     FUNCTION,

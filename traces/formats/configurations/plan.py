@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from opgrip.errors import one_line
-from opgrip.traces.formats.configurations.choices import Chain, Choices, Listed, Product
 from opgrip.traces.formats.configurations.generators import Generate, generators
 from opgrip.traces.formats.configurations.iterators import Expand, iterators
+from opgrip.traces.formats.configurations.value_choices import Chain, Choices, Listed, Product
 from opgrip.traces.io.foreign_files import Losses
 
 ITERATOR = "DefaultConfigIterator"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opgrip.traces.formats.configurations.choices import Choices, Listed
 from opgrip.traces.formats.configurations.iterators.iterator import iterators
+from opgrip.traces.formats.configurations.value_choices import Choices, Listed
 
 
 @iterators.register("DefaultConfigIterator")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrip.cli.plugins import Registry
-from opgrip.traces.formats.configurations.choices import Choices
+from opgrip.traces.formats.configurations.value_choices import Choices
 
 Expand = Callable[[dict[str, Any]], Choices]
 """All that one entry of a `build` or `input` section stands for, as such entries without macros.

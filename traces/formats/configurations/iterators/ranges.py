@@ -13,8 +13,8 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-from opgrip.traces.formats.configurations.choices import Choices, Listed, Product, Span, Table
 from opgrip.traces.formats.configurations.iterators.iterator import iterators
+from opgrip.traces.formats.configurations.value_choices import Choices, Listed, Product, Span, Table
 
 RANGE, LIST, COPY = "__range__", "__list__", "__copy__"
 WHOLE = ("int", "long")

@@ -20,7 +20,7 @@ from typing import Any
 
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.metrics import DURATION, SHARES, SUMS
-from opgrip.replay.analyses.profiling.programs import Key, key_of, last_words
+from opgrip.replay.analyses.profiling.profiler_programs import Key, key_of, last_words
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import row_name

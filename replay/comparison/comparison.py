@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.compare.differences import (
+from opgrip.replay.comparison.differences import (
     Compared,
     Judgement,
     Verdict,
@@ -24,7 +24,7 @@ from opgrip.replay.results.results import CONTENDED, OK, SETTINGS, UNUSUAL, WRON
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opgrip.replay.compare.gate import Held
+    from opgrip.replay.comparison.gate import Held
 
 
 OF_HEADER = ("device", "trace_hash", "seed")
@@ -221,23 +221,23 @@ class Comparison:
     @property
     def frame(self) -> pd.DataFrame:
         """One row a case and mode, those that got worse first, in the columns that `opgrip compare -o` writes."""
-        from opgrip.replay.compare.reports.rows import to_frame
+        from opgrip.replay.comparison.reports.comparison_rows import to_frame
 
         return to_frame(self)
 
     def __repr__(self) -> str:
-        from opgrip.replay.compare.reports.rows import summary
+        from opgrip.replay.comparison.reports.comparison_rows import summary
 
         return f"<Comparison: {summary(self)}>"
 
     def _repr_html_(self) -> str:
-        from opgrip.replay.compare.reports.rows import to_html
+        from opgrip.replay.comparison.reports.comparison_rows import to_html
 
         return to_html(self)
 
     def gate(self, *conditions: str) -> list[Held]:
         """Return what becomes of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
-        from opgrip.replay.compare.gate import hold_all, parse_gate
+        from opgrip.replay.comparison.gate import hold_all, parse_gate
 
         return hold_all(map(parse_gate, conditions), self)
 

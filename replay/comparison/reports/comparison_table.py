@@ -9,10 +9,10 @@ from typing import IO
 from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.compare.comparison import Comparison
-from opgrip.replay.compare.differences import Verdict, interval_text
-from opgrip.replay.compare.gate import Held, Outcome
-from opgrip.replay.compare.reports.rows import (
+from opgrip.replay.comparison.comparison import Comparison
+from opgrip.replay.comparison.differences import Verdict, interval_text
+from opgrip.replay.comparison.gate import Held, Outcome
+from opgrip.replay.comparison.reports.comparison_rows import (
     INTERVAL,
     UNTIMED,
     ComparisonColumns,

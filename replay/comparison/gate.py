@@ -11,8 +11,8 @@ from math import inf
 from opgrip.cli.plural import counted
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
-from opgrip.replay.compare.comparison import MARGIN, Comparison, Pair
-from opgrip.replay.compare.differences import Judgement, Verdict, interval_text
+from opgrip.replay.comparison.comparison import MARGIN, Comparison, Pair
+from opgrip.replay.comparison.differences import Judgement, Verdict, interval_text
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import Result
 

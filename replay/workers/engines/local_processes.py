@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.options import from_arguments
 from opgrip.cli.plural import counted
 from opgrip.replay.cases.ways import Points
-from opgrip.replay.inputs.options import InputOptions
+from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.workers.engines.engine import Engine, engines
-from opgrip.replay.workers.engines.options import EngineOptions
+from opgrip.replay.workers.engines.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from opgrip.cli.progress import Reporter
     from opgrip.replay.results.results import Result
     from opgrip.replay.run.measure import CachedRows
     from opgrip.replay.workers.ahead import Row
-    from opgrip.replay.workers.engines.options import EngineOptions
+    from opgrip.replay.workers.engines.engine_options import EngineOptions
     from opgrip.replay.workers.job import Job, Loaded
 
 
@@ -73,7 +73,7 @@ class ProcessRunner:
     def about(self) -> dict[str, Any]:
         """What the header says of the device; makes a context."""
         from opgrip.replay.operators.devices import facts_of, name_of
-        from opgrip.replay.results.environment import describe_environment
+        from opgrip.replay.results.run_environment import describe_environment
 
         device = self._loaded.settings.device
         return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}

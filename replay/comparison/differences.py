@@ -9,7 +9,7 @@ from math import ceil, exp, fsum, log, sqrt
 from statistics import fmean, variance
 
 from opgrip.cli.plugins import needed
-from opgrip.replay.compare.priors import (
+from opgrip.replay.comparison.priors import (
     DRIFT,
     SHORT_US,
     USUAL,

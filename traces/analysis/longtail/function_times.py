@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from opgrip.traces.analysis.longtail.calls import MadeCall, MadeCalls
+from opgrip.traces.analysis.longtail.thread_calls import MadeCall, MadeCalls
 from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.weighted_quantiles import COUNT
 

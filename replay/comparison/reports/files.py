@@ -13,10 +13,10 @@ from opgrip.cli.command import printable
 from opgrip.cli.output_files import quoted, whole_file
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
-from opgrip.replay.compare.comparison import Comparison
-from opgrip.replay.compare.differences import interval_text
-from opgrip.replay.compare.gate import Gate, Outcome, describe, exit_status, hold_all
-from opgrip.replay.compare.reports.rows import (
+from opgrip.replay.comparison.comparison import Comparison
+from opgrip.replay.comparison.differences import interval_text
+from opgrip.replay.comparison.gate import Gate, Outcome, describe, exit_status, hold_all
+from opgrip.replay.comparison.reports.comparison_rows import (
     BROKEN,
     CHANGED,
     MISSING,
@@ -28,9 +28,9 @@ from opgrip.replay.compare.reports.rows import (
     summary,
     total_line,
 )
-from opgrip.replay.compare.reports.table import columns_of, shown_rows
+from opgrip.replay.comparison.reports.comparison_table import columns_of, shown_rows
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
-from opgrip.replay.reports.table import literal
+from opgrip.replay.reports.results_table import literal
 from opgrip.replay.results.results import Result
 
 Gates = Sequence[Gate]

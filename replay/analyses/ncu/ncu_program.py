@@ -1,6 +1,6 @@
 """Where ncu is, and how a template of a command names it."""
 
-from opgrip.replay.analyses.profiling.programs import Flags
+from opgrip.replay.analyses.profiling.profiler_programs import Flags
 
 FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))
 PLACES = (
