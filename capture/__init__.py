@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from opgrip.cli.lazy_packages import load_on_demand
+from opgrip.cli.lazy_packages import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.capture.command.call import capture as capture
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Capture", "Schedule", "capture", "step", "trigger"]
 
-PUBLIC = {
-    "Capture": "opgrip.capture.session.capture",
-    "Schedule": "opgrip.capture.session.schedule",
-    "capture": "opgrip.capture.command.call",
-    "step": "opgrip.capture.on_demand.trigger",
-    "trigger": "opgrip.capture.on_demand.trigger",
-}
-load_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Capture": "opgrip.capture.session.capture",
+        "Schedule": "opgrip.capture.session.schedule",
+        "capture": "opgrip.capture.command.call",
+        "step": "opgrip.capture.on_demand.trigger",
+        "trigger": "opgrip.capture.on_demand.trigger",
+    },
+)

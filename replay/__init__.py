@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from opgrip.cli.lazy_packages import load_on_demand
+from opgrip.cli.lazy_packages import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.replay.command.benchmark import benchmark as benchmark
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Result", "Results", "benchmark", "compare", "load_results", "replay"]
 
-PUBLIC = {
-    "Comparison": "opgrip.replay.comparison.comparison",
-    "Result": "opgrip.replay.results.results",
-    "Results": "opgrip.replay.outcome",
-    "benchmark": "opgrip.replay.command.benchmark",
-    "compare": "opgrip.replay.comparison.comparison",
-    "load_results": "opgrip.replay.reports.cells",
-    "replay": "opgrip.replay.command.replay",
-}
-load_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Comparison": "opgrip.replay.comparison.comparison",
+        "Result": "opgrip.replay.results.results",
+        "Results": "opgrip.replay.outcome",
+        "benchmark": "opgrip.replay.command.benchmark",
+        "compare": "opgrip.replay.comparison.comparison",
+        "load_results": "opgrip.replay.reports.cells",
+        "replay": "opgrip.replay.command.replay",
+    },
+)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from opgrip.cli.lazy_packages import load_on_demand
+from opgrip.cli.lazy_packages import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.errors import UserError as UserError
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Trace", "TraceReader", "UserError", "load", "read"]
 
-PUBLIC = {
-    "Trace": "opgrip.traces.table.trace",
-    "TraceReader": "opgrip.traces.io.reader",
-    "UserError": "opgrip.errors",
-    "load": "opgrip.traces.table.trace",
-    "read": "opgrip.traces.io.reader",
-}
-load_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Trace": "opgrip.traces.table.trace",
+        "TraceReader": "opgrip.traces.io.reader",
+        "UserError": "opgrip.errors",
+        "load": "opgrip.traces.table.trace",
+        "read": "opgrip.traces.io.reader",
+    },
+)

@@ -1,42 +1,35 @@
-"""Packages whose public names are loaded when they are asked for, so that what needs none of them starts at once.
+"""Public names of packages, imported when they are first used, so that commands start without torch.
 
 ::
 
     if TYPE_CHECKING:
         from opgrip.traces.table.trace import load as load
 
-    PUBLIC = {"load": "opgrip.traces.table.trace"}
-    load_on_demand(__name__)
+    __getattr__, __dir__ = lazy_names(__name__, {"load": "opgrip.traces.table.trace"})
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 
-class LazyPackage(ModuleType):
-    """A package with a table `PUBLIC` of its names and the modules that they are in."""
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the functions `__getattr__` and `__dir__` of a package (PEP 562).
 
-    def __getattr__(self, name: str) -> Any:
-        module = self.__dict__["PUBLIC"].get(name)
-        if module is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(module), name)
-        self.__dict__[name] = value
+    Parameters
+    ----------
+    package : name of the package
+    modules : full name of the module that defines each public name
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Python binds a module in its package when it is loaded: a public name of the same letters keeps its meaning
-        if not (name in self.__dict__["PUBLIC"] and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self.__dict__["PUBLIC"]})
-
-
-def load_on_demand(package: str) -> None:
-    """Let a package that is being imported load what its `PUBLIC` names when it is asked for."""
-    sys.modules[package].__class__ = LazyPackage
+    return get, lambda: sorted({*vars(sys.modules[package]), *modules})

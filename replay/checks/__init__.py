@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from opgrip.cli.lazy_packages import load_on_demand
+from opgrip.cli.lazy_packages import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.replay.checks.reference import Reference as Reference
@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Reference", "Tolerance", "Verdict", "observe"]
 
-PUBLIC = {
-    "Reference": "opgrip.replay.checks.reference",
-    "Tolerance": "opgrip.replay.checks.tolerances",
-    "Verdict": "opgrip.replay.checks.verdicts",
-    "observe": "opgrip.replay.checks.reference",
-}
-load_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Reference": "opgrip.replay.checks.reference",
+        "Tolerance": "opgrip.replay.checks.tolerances",
+        "Verdict": "opgrip.replay.checks.verdicts",
+        "observe": "opgrip.replay.checks.reference",
+    },
+)
