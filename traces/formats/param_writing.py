@@ -14,8 +14,8 @@ from opgrip.traces.formats.configurations.generators import Arguments
 from opgrip.traces.formats.configurations.generators.default import DTYPE_OF
 from opgrip.traces.formats.configurations.modules import Recorded, Recording, is_function, module_names
 from opgrip.traces.formats.configurations.plan import GENERATOR
-from opgrip.traces.formats.configurations.schema_text import SchemaText, parse_schema
 from opgrip.traces.formats.overloads import Bound, NoOverload, bind, schemas_of
+from opgrip.traces.formats.schema_text import SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
@@ -82,7 +82,10 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
     text = next(iter((*build.args, *build.kwargs.values())))
     if not isinstance(text, str):
         raise ValueError("it is no module, and its build section no schema")
-    return parse_schema(text)
+    schema = parse_schema(text)
+    if schema is None:
+        raise ValueError("a schema that cannot be read")
+    return schema
 
 
 def operator_name(name: str) -> str:
@@ -213,8 +216,8 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
         except ValueError as error:
             losses.skip(signature.op, str(error), len(calls))
             continue
-        name = schema.name.partition(".")[0]
-        entries.setdefault(name, {}).setdefault(str(schema), Counter())[json.dumps(args)] += len(calls)
+        name = schema.partition("(")[0].partition(".")[0]
+        entries.setdefault(name, {}).setdefault(schema, Counter())[json.dumps(args)] += len(calls)
         lost = ", ".join(_lost(signature))
         for call in calls:
             losses.lose(int(call), signature.op, lost)
@@ -238,8 +241,8 @@ def _entry(args: list[Any], count: int) -> dict[str, Any]:
     return {"args": args, "count": count} if count > 1 else {"args": args}
 
 
-def _entry_of(signature: Signature) -> tuple[SchemaText, list[dict[str, Any]]]:
-    """The schema of a call and its arguments; raises `ValueError` where the format has none."""
+def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a call's schema and its arguments; raises `ValueError` where the format has none."""
     if signature.kind != OPERATOR:
         raise ValueError("it is no operator of torch's dispatcher")
     namespace, _, rest = signature.op.partition(".")
@@ -247,8 +250,9 @@ def _entry_of(signature: Signature) -> tuple[SchemaText, list[dict[str, Any]]]:
     if schema is None:
         raise ValueError("it is not registered here, so its schema is not known")
     args = [_form(parameter.name, value) for parameter, value in _all_arguments(schema, signature)]
-    text = parse_schema(str(schema))
-    return SchemaText(text.name, tuple(map(_plain_type, text.types)), text.names, _plain_type(text.returns)), args
+    parsed = parse_schema(str(schema))
+    assert parsed is not None, "a schema of torch"
+    return parsed.text(_plain_type), args
 
 
 def _plain_type(text: str) -> str:

@@ -25,7 +25,7 @@ from opgrip.traces.formats.nodes.json_nodes import (
     NONE,
     Port,
 )
-from opgrip.traces.formats.nodes.schema_text import pieces
+from opgrip.traces.formats.schema_text import pieces
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.tensor_specs import DTYPES, LIMIT, contiguous, device_name, plain_name, sizes
 

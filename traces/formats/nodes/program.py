@@ -23,8 +23,8 @@ from opgrip.traces.formats.nodes.json_nodes import (
     Port,
 )
 from opgrip.traces.formats.nodes.ranges import range_of
-from opgrip.traces.formats.nodes.schema_text import SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import BACKWARD, OPTIMIZER
+from opgrip.traces.formats.schema_text import SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.mutated_arguments import schema_of

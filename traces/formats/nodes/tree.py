@@ -20,7 +20,7 @@ from opgrip.traces.formats.nodes.json_nodes import (
     USER_SCOPE,
     Node,
 )
-from opgrip.traces.formats.nodes.schema_text import parse_schema
+from opgrip.traces.formats.schema_text import parse_schema
 from opgrip.traces.table.profiler_labels import AUTOGRAD
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
