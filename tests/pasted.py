@@ -39,6 +39,7 @@ SMALL = {
     "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "1", "--cache": "warm"},
 }
 """What is said instead where no output is shown, so that it does not take long."""
+A_TRACE = re.compile(r"\S+\.jsonl(\.\w+)?\s")
 SELECTS = re.compile(r"--(op|unit|sequence|module)\b")
 A_CONVOLUTION = "--op 'aten.convolution*'"
 """What one case is of that nothing else selects: which one took longest is chance, and not each can be plotted."""
@@ -252,9 +253,15 @@ def in_small(pasted: Pasted) -> str:
         small = {option: value for option, value in small.items() if option != "--cache"}
     for option, value in ({} if pasted.shown else FEWER).items():
         rest = re.sub(rf"{option} [\d,]+", f"{option} {value}", rest)
-    if small.get("--top") and any(option in rest for option in ("--backward", "--values")):
-        # a case by chance has no gradient, or takes no random values
+    if small.get("--top") and "--values" in rest:
+        # a case may take no random values
         small = small | {"--top": "3"}
+    if "--backward" in rest:
+        # a case may have no gradient
+        small = {option: value for option, value in small.items() if option != "--top"}
+    if small.get("--top") and A_TRACE.match(rest) and "--mode" in rest and not SELECTS.search(rest):
+        # a mode may not run each case
+        rest = f"{rest.partition('#')[0].rstrip()} --op aten.convolution.default"
     for option, value in small.items():
         rest = re.sub(rf"{option} \S+", "", rest)
         name += f" {option} {value}"

@@ -14,6 +14,8 @@ DOCUMENTS = [
     for name in ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
     if commands_in((ROOT / name).read_text(encoding="utf-8"))
 ]
+MEASURES = ("docs/ci.md",)
+"""Documents whose commands fail if other processes use the cores."""
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +27,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.alone if name in MEASURES else ()) for name in DOCUMENTS]
+)
 def test_the_commands_of_a_document_run_in_their_order(
     name: str, tmp_path: Path, cache: Path, detector_trace: Path
 ) -> None:
