@@ -18,7 +18,7 @@ from opgrip.replay.results.results import CONTENDED, OK, RAN, Result
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "traces/faster_rcnn.jsonl"
 START = "import sys; from opgrip.{room} import main; sys.exit(main())"
-ROOMS = {"opcapture": "capture.command", "opreplay": "replay.opreplay"}
+ROOMS = {"opcapture": "capture.start", "opreplay": "replay.command.opreplay"}
 QUICK = {"budget": 0.1, "timeout": 60}
 """Options of replays whose times are not looked at."""
 
