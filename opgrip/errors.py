@@ -1,4 +1,13 @@
-"""What is the user's to mend, and what is wrong with a record."""
+"""User-facing errors, errors of the trace format, and whether an exception in a hook belongs to the program.
+
+A hook runs between two instructions of the program, so what interrupts the program can interrupt the hook: a signal
+handler that raises, `PyThreadState_SetAsyncExc` (timeouts of threads), a trace function of a debugger. Such an
+exception is the program's and must reach it. A fault of the hook costs a record and must not.
+
+The type of an exception does not tell: a handler may raise `RuntimeError` as a hook may. Where it came from does.
+Code of the program that a hook calls itself, such as an object's `__repr__`, belongs to the hook: without a capture
+it would not have run.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
-
-# Tells an exception of the program that lands in a hook from a fault of the hook.
-#
-# A hook runs between two instructions of the program, so what interrupts the program can interrupt the hook: a signal
-# handler that raises, `PyThreadState_SetAsyncExc` (timeouts of threads), a trace function of a debugger. Such an
-# exception is the program's and must reach it. A fault of the hook costs a record and must not.
-#
-# The type of an exception does not tell: a handler may raise `RuntimeError` as a hook may. Where it came from does.
-# Code of the program that a hook calls itself, such as an object's `__repr__`, belongs to the hook: without a capture
-# it would not have run.
 
 _CHECKS = frozenset({"RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"})
 """Instructions that raise nothing themselves: Python looks for signals and asynchronous exceptions there."""

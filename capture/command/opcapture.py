@@ -1,4 +1,4 @@
-"""What `opcapture` does: it runs a model, and writes what it ran to a trace."""
+"""The command `opcapture`: run a model, write its trace, and report what was recorded."""
 
 from __future__ import annotations
 

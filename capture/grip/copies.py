@@ -1,4 +1,4 @@
-"""Copies of live arguments that were taken apart, and whether a call has written into what it was given."""
+"""Copies of live arguments, numpy arrays as tensors over their memory, and whether a call wrote into its arguments."""
 
 from __future__ import annotations
 

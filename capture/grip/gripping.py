@@ -1,4 +1,4 @@
-"""Grips the functions that patterns name, wherever a program has them, and writes each as a sample."""
+"""Grip the functions that patterns name: replace them wherever a program has them, and write each as a sample."""
 
 from __future__ import annotations
 

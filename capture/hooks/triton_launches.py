@@ -23,7 +23,7 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.torch_compat.higher_order_private import is_higher_order
 from opgrip.traces.schema.arguments import Opaque
-from opgrip.traces.schema.mutated_arguments import TYPES, launch_keywords
+from opgrip.traces.schema.operator_arguments import TYPES, launch_keywords
 from opgrip.traces.schema.python_objects import NamedSpec
 from opgrip.traces.schema.records import EXTENSION
 

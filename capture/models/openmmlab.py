@@ -1,4 +1,4 @@
-"""Models from OpenMMLab configs: a path, or the bare name of a config that an installed package carries."""
+"""Models from OpenMMLab configs, by path or by the name of an installed config, and random inputs for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model source gives: a module and the step that is captured."""
+"""A model and the step that is captured, in mixed precision and with weights from files if asked for."""
 
 from __future__ import annotations
 

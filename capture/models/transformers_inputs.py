@@ -1,4 +1,4 @@
-"""Made-up inputs for models of transformers, by what their `forward` takes and what their configs say."""
+"""Random inputs and labels for models of transformers, by their `forward`, config and head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks processes to record."""
+"""Ask processes to record, and check what they answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`opgrip.capture.trigger`: a program asks that its own next steps be recorded."""
+"""Ways to ask for a recording of one's own steps: `step()`, `opgrip.capture.trigger()` and a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces functions where callers look them up, and puts them back in whichever order captures end."""
+"""Replace functions where callers look them up, now or when their module is loaded, and restore them in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program is when it makes a call."""
+"""Where a program is when it makes a call: module, phase, function, and the qualified name of its code."""
 
 from __future__ import annotations
 

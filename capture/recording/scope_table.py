@@ -1,4 +1,4 @@
-"""Numbers of where calls came from: of scopes, of the settings there, and of signatures in scopes."""
+"""Numbers of scopes, of the settings there, and of signatures in scopes, which go on when tables begin again."""
 
 from __future__ import annotations
 

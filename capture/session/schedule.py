@@ -1,4 +1,4 @@
-"""Which steps of a long program are recorded."""
+"""Which steps of a long program are recorded, and how what watches the program is switched on and off."""
 
 from __future__ import annotations
 

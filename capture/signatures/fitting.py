@@ -1,4 +1,7 @@
-"""Finds the value models of what calls take, and numbers them."""
+"""Find and number the value models of what calls take, on the CPU or copied from an accelerator.
+
+Nothing in the program's threads waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,6 @@ from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, t
 from opgrip.traces.schema.records import Record, Signature, Values
 from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, has_needs, is_refined, refine_model
 from opgrip.traces.values.model import sample
-
-# Values on an accelerator: copied where they are when a call is met, and fitted when the copy has come to the host.
-#
-# Nothing in the program's threads waits for the device.
 
 MOST_ELEMENTS = 1 << 22
 """Of a tensor that is copied whole; of a larger one, some are."""

@@ -1,4 +1,4 @@
-"""What sparse, quantized and nested tensors are made of, and whether memory is pinned."""
+"""What sparse, quantized and nested tensors are made of, pinned memory, and arguments of collectives."""
 
 from __future__ import annotations
 

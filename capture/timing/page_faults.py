@@ -1,8 +1,15 @@
-"""Pages of memory that the system had to give while a call ran.
+"""Page faults that happened during a call, and calls whose page faults took much longer than usual.
 
 A result in memory that the process holds already costs what the operator writes; one in fresh memory costs a page fault
 for every 4 kB besides, several times as much for operators that do little else. Which of the two a call met depends
 on what the program freed before it, so the trace keeps it and a replay can give the call the same.
+
+A virtual machine may return memory that its system has freed to the host. The first use of each such page then waits
+for the host, which can take a hundred times as long as a page fault does otherwise. The time that calls spend in the
+kernel for each of their page faults shows it; calls are marked where this is at least twice the usual.
+
+Most kernels count that part in ticks, much longer than many calls. So it is looked at for all calls of a block
+together, then for those of each signature, where few ticks count less.
 """
 
 from __future__ import annotations
@@ -18,15 +25,6 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.platform.page_fault_cost import TICK_NS, is_slow
-
-# Calls whose page faults took much longer than is usual on this machine.
-#
-# A virtual machine may return memory that its system has freed to the host. The first use of each such page then waits
-# for the host, which can take a hundred times as long as a page fault does otherwise. The time that calls spend in the
-# kernel for each of their page faults shows it; calls are marked where this is at least twice the usual.
-#
-# Most kernels count that part in ticks, much longer than many calls. So it is looked at for all calls of a block
-# together, then for those of each signature, where few ticks count less.
 
 LARGE = 1 << 16
 """Bytes of a tensor from which on its call is counted: smaller ones seldom get fresh memory."""

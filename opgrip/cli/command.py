@@ -1,4 +1,4 @@
-"""How every command of this project starts, fails and ends."""
+"""How each command starts, fails and ends, also if its standard streams are closed."""
 
 from __future__ import annotations
 

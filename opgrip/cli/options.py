@@ -1,4 +1,4 @@
-"""Options, each declared once: as a field of the class of what it steers.
+"""Options, each declared once as a field: for the command line, and as keywords of Python calls.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under a temporary name, and renamed when they are done."""
+"""Output files that are complete or absent, and text that a spreadsheet must not run as a formula."""
 
 from __future__ import annotations
 

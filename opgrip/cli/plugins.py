@@ -1,4 +1,4 @@
-"""Tables that plug-ins enter themselves in.
+"""Tables of plug-ins, and packages that only some uses need.
 
 A plug-in is a file in the folder of its kind, found by being there, or an entry point of an installed package. Nothing
 else has to name it.

@@ -1,4 +1,4 @@
-"""How a command tells how far it is: a live display on a terminal, plain lines elsewhere, always on stderr."""
+"""Progress of a command on stderr: a live display on a terminal, plain lines elsewhere, a notice while torch loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal, or what stands in its place."""
+"""The terminal: its width, printing, and text folded into lines."""
 
 from __future__ import annotations
 

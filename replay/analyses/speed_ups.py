@@ -1,4 +1,4 @@
-"""How much quicker rows are than those that they are compared with, over all cases."""
+"""Speed-ups over all cases: between modes, and between values of --values, --threads and --cache."""
 
 from __future__ import annotations
 

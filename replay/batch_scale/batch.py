@@ -1,4 +1,4 @@
-"""Which dimension of which tensor is the batch, found out from the dataflow of a trace, and calls in larger batches."""
+"""Which dimension of which tensor is the batch, by operators and dataflow, and calls in larger batches."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 
 from opgrip.traces.analysis.graph import Graph, make_graph
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.mutated_arguments import Interface, interface_of
+from opgrip.traces.schema.operator_arguments import Interface, interface_of
 from opgrip.traces.schema.records import NO_STORAGE, Signature
 from opgrip.traces.table.trace import Trace
 

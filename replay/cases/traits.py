@@ -1,4 +1,4 @@
-"""What operators do with values: which may take any whole numbers, since they check indices or know none."""
+"""What operators do with values, and the family of work that an operator belongs to."""
 
 from __future__ import annotations
 

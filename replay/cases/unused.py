@@ -1,4 +1,4 @@
-"""Results that only the backward of an operator takes, and which of them a program does not use.
+"""Results that only a backward pass takes, and arguments that require gradients.
 
 A compiler's attention may return another logsumexp than eager's, or one of another shape; a program that only predicts
 never sees it. Such a result is compared and reported, but does not make a row wrong.
@@ -18,7 +18,7 @@ from opgrip.replay.cases.cases import Case
 from opgrip.traces import Trace
 from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, map_leaves, tensors
-from opgrip.traces.schema.mutated_arguments import interface_of, schema_of
+from opgrip.traces.schema.operator_arguments import interface_of, schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.zoo.distilled import FIELD
 

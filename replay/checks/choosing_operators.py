@@ -1,4 +1,4 @@
-"""Operators that choose among elements: another of equal ones is as right."""
+"""Operators that choose among elements, where another of equal ones is right, and what schemas say of a call."""
 
 from __future__ import annotations
 

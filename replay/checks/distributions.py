@@ -1,4 +1,4 @@
-"""Whether random results are drawn from the same distribution as the reference's."""
+"""Whether random results, such as dropout's, are drawn from the same distribution as the reference's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any result as numbers that can be subtracted: dense, on the CPU, one after the other."""
+"""Results as dense numbers on the CPU that can be subtracted, and which result of a mode matches which of eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call gives in float64, and how much that hangs on the last bit of its arguments."""
+"""Runs of the reference, and what a call returns in float64 and how much that depends on rounding of its arguments."""
 
 from __future__ import annotations
 

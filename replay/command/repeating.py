@@ -1,4 +1,4 @@
-"""Replays cases again, each time in new processes: so often, or until it is sure how they differ from another run's."""
+"""Repeats of a replay in new processes, and a replay as one of the processes that a launcher started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: their cases joined, judged, and grouped."""
+"""Two runs joined by case, judged and grouped, and what differs in how they were made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the times of two runs differ, and how sure that is: of single rows, and of rows taken together."""
+"""How much the times of two runs differ and how certain that is, and the verdicts over many cases."""
 
 from __future__ import annotations
 

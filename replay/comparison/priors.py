@@ -1,4 +1,4 @@
-"""How much a case's median differs from one replay to the next: learned from all cases, for those with few repeats.
+"""How much a case's median varies between replays: estimated from its repeats, and learned from all cases.
 
 The variance of each case over its repeats is drawn towards that of all, as by G. K. Smyth, "Linear models and
 empirical Bayes methods for assessing differential expression in microarray experiments", Statistical Applications in

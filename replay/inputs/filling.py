@@ -1,4 +1,4 @@
-"""Fills memory with the values that a tensor's model draws."""
+"""Cast arguments to another dtype, and fill memory with values that value models draw."""
 
 from __future__ import annotations
 

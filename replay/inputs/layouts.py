@@ -1,4 +1,7 @@
-"""Tensors that are made of others: sparse, quantized and nested ones."""
+"""Sparse, quantized and nested tensors, with indices that are valid.
+
+A kernel reads memory at them, so none may be left to chance. What was valid stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,6 @@ from opgrip.traces.schema.tensor_specs import (
     TensorSpec,
 )
 from opgrip.traces.values import Drawable
-
-# Indices of sparse tensors, made valid after they were drawn: in range, ascending and distinct where they have to be.
-#
-# A kernel reads memory at them, so none may be left to chance. What was valid stays as it is.
 
 MOST_PLACES = 1 << 60
 """Places in a sparse tensor that 64 bits number, with room to compute with."""

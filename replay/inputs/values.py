@@ -119,7 +119,7 @@ def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[
     from math import prod
 
     from opgrip.traces.schema.arguments import tensors
-    from opgrip.traces.schema.mutated_arguments import schema_arguments
+    from opgrip.traces.schema.operator_arguments import schema_arguments
     from opgrip.traces.schema.records import OPERATOR
     from opgrip.traces.values import depends_on_values
     from opgrip.traces.values.floats import Floats

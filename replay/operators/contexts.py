@@ -1,4 +1,4 @@
-"""Runs a case under the settings of torch that its calls were captured under."""
+"""Run a case under the recorded settings of torch, and which operators may use TF32."""
 
 from __future__ import annotations
 

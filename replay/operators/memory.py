@@ -1,4 +1,4 @@
-"""How much a call takes: bytes of its tensors, and memory."""
+"""What a call takes: its tensors, their bytes, and the memory that it allocates."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.schema.arguments import Opaque
-from opgrip.traces.schema.mutated_arguments import LARGEST, MOST_DIMENSIONS, TYPES
+from opgrip.traces.schema.operator_arguments import LARGEST, MOST_DIMENSIONS, TYPES
 from opgrip.traces.schema.python_objects import NamedSpec
 
 _INTERPRETED = ("triton.runtime.interpreter", "InterpretedFunction")

@@ -1,4 +1,4 @@
-"""Rows as cells of all columns: those of every row, and those that parts may have added."""
+"""Rows as cells of all columns, and checks of the cells of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as a table for people, on a terminal, in a pipe, or as Markdown."""
+"""Results and cases as tables, on a terminal, in a pipe, or as Markdown."""
 
 from __future__ import annotations
 

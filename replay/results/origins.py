@@ -1,4 +1,4 @@
-"""Which trace a row is of, where several were replayed together."""
+"""The trace that a row is of, and the machine that measured it."""
 
 from __future__ import annotations
 

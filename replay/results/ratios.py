@@ -1,4 +1,4 @@
-"""What rows of a case are compared with: the one definition of `ratio`, and with it of `speed_up`."""
+"""The row that each row of a case is compared with, the ratio, and groups of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joins what several replays of a case gave: how much one replay differs from the next is no part of its own spread."""
+"""Join the repeats of a case into one row, and report its timing clusters."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ def not_run(results: Iterable[Result]) -> set[int]:
 
 def describe_shapes(signature: Signature) -> str:
     """Dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
-    from opgrip.traces.schema.mutated_arguments import is_launch, launch_facts
+    from opgrip.traces.schema.operator_arguments import is_launch, launch_facts
 
     kwargs = launch_facts(signature) if is_launch(signature) else signature.kwargs
     named = (f"{name}={_describe(value)}" for name, value in kwargs.items())

@@ -1,4 +1,4 @@
-"""Replays cases, some at a time, side by side; a bad one costs its row and nothing else."""
+"""Replay cases side by side with their times and energy; a bad case costs only its row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How cases are replayed."""
+"""How cases are replayed, and what the worker processes may use."""
 
 from __future__ import annotations
 

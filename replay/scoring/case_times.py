@@ -1,4 +1,4 @@
-"""The times of cases, by trace and key, that distilled cases are chosen by and held against."""
+"""Times of cases by trace and key, and what a score is of: variant, machine and header."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.replay.sequences.sequence_programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import leaves
-from opgrip.traces.schema.mutated_arguments import Interface
+from opgrip.traces.schema.operator_arguments import Interface
 from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.values import ValueModel
 

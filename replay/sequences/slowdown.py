@@ -1,4 +1,4 @@
-"""Which calls of a pass over a sequence ran while others used the cores: asked between calls, outside their clocks."""
+"""Time the calls of a pass, and find those during which other processes used the cores."""
 
 from __future__ import annotations
 

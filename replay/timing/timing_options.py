@@ -1,4 +1,4 @@
-"""How runs are timed."""
+"""How runs are timed, and the names of the methods."""
 
 from __future__ import annotations
 

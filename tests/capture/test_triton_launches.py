@@ -15,7 +15,7 @@ from optional import optional
 
 from opgrip.capture import Capture
 from opgrip.traces import Trace, load
-from opgrip.traces.schema.mutated_arguments import is_launch, launch_facts
+from opgrip.traces.schema.operator_arguments import is_launch, launch_facts
 
 X, Y = torch.linspace(0, 1, 100), torch.linspace(1, 2, 100)
 

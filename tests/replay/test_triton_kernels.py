@@ -22,7 +22,7 @@ from opgrip.replay.cases.units import make_units
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
-from opgrip.traces.schema.mutated_arguments import launch_keywords
+from opgrip.traces.schema.operator_arguments import launch_keywords
 from opgrip.traces.schema.python_objects import NamedSpec
 from opgrip.traces.schema.records import EXTENSION, Signature
 

@@ -1,4 +1,4 @@
-"""What tests measured, and how it compares with a baseline."""
+"""What tests measured, compared with a baseline, one process at a time."""
 
 from __future__ import annotations
 

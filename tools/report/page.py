@@ -1,4 +1,4 @@
-"""Puts a page together: one file, which asks nothing of any network."""
+"""The page: one HTML file with the libraries, scripts and styles that it needs."""
 
 from __future__ import annotations
 

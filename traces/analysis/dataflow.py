@@ -1,4 +1,4 @@
-"""What depends on what in a trace, a call at a time: which call made what another one took.
+"""Which call made what another call took, call by call, with a number for each piece of memory.
 
 The calls are gone through twice: to see which call mentions each memory last, and to follow it from call to call. What
 is kept is 8 bytes for each piece of memory, and more of the memory that is alive.
@@ -15,7 +15,7 @@ import pandas as pd
 
 from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
-from opgrip.traces.schema.mutated_arguments import written
+from opgrip.traces.schema.operator_arguments import written
 from opgrip.traces.schema.records import NO_STORAGE, Signature
 from opgrip.traces.table.profiler_labels import own_calls
 from opgrip.traces.table.trace import Trace

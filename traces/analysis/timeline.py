@@ -1,4 +1,4 @@
-"""A trace as events of the Chrome trace format, which Perfetto and chrome://tracing open.
+"""A trace as events of the Chrome trace format, and the calls of a thread in runs of one module or function.
 
 A track for each thread, on which calls stand inside their modules, and those inside their phases. Where calls have
 times of a device, a second one has what the thread gave it. Format:

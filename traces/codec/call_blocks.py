@@ -1,4 +1,4 @@
-"""Blocks of calls as columns of numpy, decoded in one go from the line that a capture writes."""
+"""Blocks of calls as columns of numpy, to and from the lines of the file."""
 
 from __future__ import annotations
 

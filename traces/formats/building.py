@@ -1,4 +1,8 @@
-"""Makes the records of a trace of calls that come one after the other, as files of other tools have them."""
+"""Make the records of a trace from calls in order, and find which values of a graph share memory.
+
+While a call is put together, `TensorSpec.storage` of its tensors is a number of the whole graph; `split` makes of it
+what a signature and a call hold.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +31,6 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.values import ValueModel, fit
-
-# Which values of a graph lie in the same memory, where a file has values by name and operators by their schemas.
-#
-# While a call is put together, `TensorSpec.storage` of its tensors is a number of the whole graph; `split` makes of it
-# what a signature and a call hold.
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from typing import IO, Any
 from opgrip.errors import FormatError
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.nodes.json_nodes import FUNCTION_SCOPE, Node
 from opgrip.traces.formats.nodes.messages import is_metadata, metadata, metadata_facts, node_from_message, node_message
+from opgrip.traces.formats.nodes.node import FUNCTION_SCOPE, Node
 from opgrip.traces.formats.nodes.node_calls import calls_of
 from opgrip.traces.formats.nodes.program import ROOT, Step, steps_of
 from opgrip.traces.formats.nodes.wire import framed, messages, read_varint

@@ -1,4 +1,4 @@
-"""Tables of DLOP-Bench that are of a Python function of torch's: the operators that a row's call runs."""
+"""Tables of DLOP-Bench that are of a Python function, and what its files say of operators beyond schemas."""
 
 from __future__ import annotations
 

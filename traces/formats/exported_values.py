@@ -1,4 +1,8 @@
-"""Values as the JSON of an exported program has them: tensors by name, sizes by hint, enumerations by number."""
+"""Values in the JSON of an exported program, and the arithmetic of its sizes, which is never evaluated.
+
+Torch writes them as sympy prints them, `2*s0 + 1`, or as sympy builds them,
+`Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(1))`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,6 @@ import torch
 
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_name
-
-# Sizes that a graph writes as arithmetic on named ones: worked out step by step, never evaluated.
-#
-# Torch writes them as sympy prints them, `2*s0 + 1`, or as sympy builds them,
-# `Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(1))`.
 
 MOST_CHARACTERS = 2000
 MOST_SIZE = 1 << 62

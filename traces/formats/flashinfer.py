@@ -1,4 +1,4 @@
-"""Definitions and workloads of FlashInfer-Bench: what a kernel takes, and with which sizes and values it was called.
+"""Definitions and workloads of FlashInfer-Bench, and the operator of torch for each of its kernels.
 
 A data set is a folder: `definitions/**/NAME.json` names the axes of a kernel's inputs and outputs and has its
 reference as Python text, `workloads/**/NAME.jsonl` the sizes of the axes of each workload, and where its values are,

@@ -1,4 +1,8 @@
-"""A node of an ONNX graph, with the shapes and constants that the graph tells of it, and the calls that it becomes."""
+"""A node of an ONNX graph with its shapes and constants, functions of the model, and sizes that are computed.
+
+Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it; onnx's
+inference over a whole model follows few of these, and is not asked to, since it would follow a bomb of them too.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,6 @@ from opgrip.errors import one_line
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import contiguous
-
-# Sizes that an ONNX model computes, worked out, and the shapes that follow from them by onnx's own inference.
-#
-# Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it; onnx's
-# inference over a whole model follows few of these, and is not asked to, since it would follow a bomb of them too.
 
 MOST_ELEMENTS = 1024
 MOST_INPUTS = 64

@@ -1,4 +1,4 @@
-"""Writes the calls of a trace as operator configurations."""
+"""Write calls of a trace as operator configurations, and find the calls that a configuration makes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""What a Parquet file holds by its footer, and what its pages take when decompressed by their own headers.
+"""What the footer and pages of a Parquet file say of their sizes, read by Thrift's compact protocol.
 
 The footer can lie, and pyarrow's own view of it ends the process where the statistics of a column have another length
 than the column says, so that both are read here.
 
 Source: Apache Parquet's format, `FileMetaData` and `PageHeader`.
+
+Source: Apache Thrift's description of its compact protocol.
 """
 
 from __future__ import annotations
@@ -15,10 +17,6 @@ from typing import IO, Any
 
 from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes.wire import read_varint, unzigzag
-
-# Apache Thrift's compact protocol, as far as Parquet files have it: structs of numbered fields, without maps.
-#
-# Source: Apache Thrift's description of its compact protocol.
 
 MOST_DEPTH = 8
 MOST_STRUCTS = 1 << 20

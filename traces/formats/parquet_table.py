@@ -1,4 +1,4 @@
-"""The rows of a trace as a Parquet file, written some at a time.
+"""The rows of a trace as a Parquet file, written in parts, with arguments in one line.
 
 A row is a call, in columns that a question can name. Names are looked up for a whole group of rows at once.
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.formats.nodes.json_nodes import (
+from opgrip.traces.formats.nodes.node import (
     DTYPE_OF_CODE,
     DTYPE_OF_ELEMENT,
     LAYOUT_OF_CODE,

@@ -1,4 +1,8 @@
-"""What of a profiler's events tells of operators, in a few bytes an event: a step's file may hold millions."""
+"""Events of a profiler in a few bytes each, and which of them are calls that a capture would record.
+
+A dispatch mode sees what comes out of autograd: not the composite operators that call others, and nothing of what an
+operator calls itself. The profiler has all of these, each inside of its caller.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,6 @@ import torch
 from opgrip.traces.formats.overloads import NAME, schemas_of
 from opgrip.traces.formats.profiler_arguments import Inputs
 from opgrip.traces.schema.records import Scope
-
-# Which of a profiler's events are the calls that a capture would record, and where in the program they were made.
-#
-# A dispatch mode sees what comes out of autograd: not the composite operators that call others, and nothing of what an
-# operator calls itself. The profiler has all of these, each inside of its caller.
 
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
 """Kinds of slices: a call of the dispatcher or what is around it, a module's call, a Python function, a named range."""

@@ -1,4 +1,4 @@
-"""Files of safetensors as strangers write them: few tensors of a file, in bounded memory, without that package.
+"""Few tensors of a third party's safetensors file, and members of a long JSON object, in bounded memory.
 
 A file is the length of its header in 8 bytes, the header as JSON, and the tensors' bytes, to whose places the header
 points: {"key": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}.

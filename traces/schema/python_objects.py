@@ -1,4 +1,4 @@
-"""What a trace holds of arguments that operators never take and functions do: objects, modules, arrays.
+"""Arguments that only functions take (objects, modules, arrays), and their JSON forms.
 
 A reader builds nothing but these; to make the objects themselves, `making.py` asks its caller for their classes.
 """

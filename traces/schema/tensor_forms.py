@@ -1,4 +1,7 @@
-"""The JSON forms of tensors; `tensor_of` gives back what `tensor_form` took."""
+"""The JSON forms of tensors, and checks that their metadata can make them.
+
+A trace may come from a stranger, and some of torch's constructors take a caller's word for such things.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,6 @@ from opgrip.traces.schema.tensor_specs import (
     plain_name,
     sizes,
 )
-
-# Whether what a tensor is said to be made of can make it, seen from the metadata alone.
-#
-# A trace may come from a stranger, and some of torch's constructors take a caller's word for such things.
 
 BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 

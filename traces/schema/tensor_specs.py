@@ -1,4 +1,4 @@
-"""What a trace holds of a tensor: its metadata, and of one that is made of other tensors theirs."""
+"""What a trace holds of a tensor, and torch's types by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of times on an accelerator needs to know: the devices, the libraries on them, and their settings.
+"""Devices, libraries and settings that a reader of times needs to know, and why times are doubtful.
 
 Nothing here starts an accelerator: those that are in use are asked, and what they do not tell is left out.
 """

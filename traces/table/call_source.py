@@ -1,4 +1,4 @@
-"""The calls of a trace in blocks: few are kept in memory, and many read from the file as often as they are needed."""
+"""The calls of a trace in blocks, kept in memory or read again from the file, and sets of numbers to search for."""
 
 from __future__ import annotations
 

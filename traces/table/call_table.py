@@ -1,4 +1,4 @@
-"""The calls of a trace as a table."""
+"""The calls of a trace as a table, with the times of accelerators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When each step of a traced program began."""
+"""When each step of a traced program began, and calls that did not end."""
 
 from __future__ import annotations
 

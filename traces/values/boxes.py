@@ -1,4 +1,4 @@
-"""Rows of boxes: corners, with whatever stands before and after them in each row."""
+"""Rows of boxes, how they overlap, and a layout that keeps as many in a non-maximum suppression."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
-from opgrip.traces.schema.mutated_arguments import schema_arguments
+from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.value_model import ValueModel
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes

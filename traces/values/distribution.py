@@ -1,4 +1,4 @@
-"""How floats that are finite and not zero are distributed."""
+"""The distribution of finite floats that are not zero, and zeros, denormals, nan and inf by their bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models draw with: places, distinct numbers, parts of a sum. Each takes memory for what it gives, no more."""
+"""What value models draw with, in bounded memory, and checks of their fields."""
 
 from __future__ import annotations
 

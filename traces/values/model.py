@@ -1,4 +1,4 @@
-"""What a value model is, and which one a tensor gets."""
+"""Which value model a tensor gets, and the pieces of a large tensor that models see."""
 
 from __future__ import annotations
 

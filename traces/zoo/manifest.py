@@ -1,4 +1,4 @@
-"""The manifest of the zoo, `traces/zoo.json`: which traces there are, how each is made, and what it then held."""
+"""The manifest of the zoo, `traces/zoo.json`, and what the name of a trace's file says."""
 
 from __future__ import annotations
 

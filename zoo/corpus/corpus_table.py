@@ -1,4 +1,4 @@
-"""What a corpus says, for people."""
+"""The tables of a corpus, for people and as files."""
 
 from __future__ import annotations
 

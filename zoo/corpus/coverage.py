@@ -1,4 +1,4 @@
-"""Which of torch's public operators a corpus has."""
+"""Which of torch's public operators a corpus has, and the table of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The few cases of a corpus that stand for all, and what each stands for in each trace."""
+"""Choose the few cases of a corpus that represent all, and what each represents in each trace.
+
+The sum over all points of their weight times how like they are to the most similar chosen one is submodular and grows
+with each choice, so the greedy choice comes within 1 - 1/e of the best: G. L. Nemhauser, L. A. Wolsey, M. L. Fisher,
+"An analysis of approximations for maximizing submodular set functions", Mathematical Programming 14 (1978) 265-294.
+That a gain only falls, so that most need not be reckoned again: M. Minoux, "Accelerated greedy algorithms for
+maximizing submodular set functions", Optimization Techniques (1978) 234-243.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +25,6 @@ from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.manifest import name_of_file, told_apart
 from opgrip.zoo.corpus.corpus import OF_MEMBER, Corpus, weighted
 from opgrip.zoo.corpus.corpus_rows import written_from
-
-# Chooses the few that stand for many: facility location, by the greedy method with lazy evaluation.
-#
-# The sum over all points of their weight times how like they are to the most similar chosen one is submodular and grows
-# with each choice, so the greedy choice comes within 1 - 1/e of the best: G. L. Nemhauser, L. A. Wolsey, M. L. Fisher,
-# "An analysis of approximations for maximizing submodular set functions", Mathematical Programming 14 (1978) 265-294.
-# That a gain only falls, so that most need not be reckoned again: M. Minoux, "Accelerated greedy algorithms for
-# maximizing submodular set functions", Optimization Techniques (1978) 234-243.
 
 Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]

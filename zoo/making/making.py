@@ -1,4 +1,4 @@
-"""Makes one trace of the zoo, in processes of its own: a crash costs this trace, and nothing is left in memory."""
+"""Make one trace of the zoo in its own processes, pack it, and record what it holds."""
 
 from __future__ import annotations
 

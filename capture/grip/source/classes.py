@@ -1,4 +1,4 @@
-"""Which parts of classes a sample needs: the methods and attributes that its code may read off their objects."""
+"""The parts of classes that a sample needs: what an attribute is, and which attributes its code may read."""
 
 from __future__ import annotations
 

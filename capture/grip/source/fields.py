@@ -1,4 +1,4 @@
-"""The classes of live objects, as far as code may read them off its arguments."""
+"""The classes of live objects that code may read off its arguments, and constants as their source writes them."""
 
 from __future__ import annotations
 

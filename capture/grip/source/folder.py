@@ -1,4 +1,4 @@
-"""Writes the folder of a sample."""
+"""Write the folder of a sample: its module, or a reference to it, and the proof that the module runs alone."""
 
 from __future__ import annotations
 

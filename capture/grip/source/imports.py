@@ -1,4 +1,10 @@
-"""Import statements: the one that gives a name to something, and those of a sample, merged and sorted."""
+"""Import statements of a sample, and which packages it imports instead of including their source.
+
+The rule: what belongs to Python, what is compiled, and the widely used packages listed here are imported.
+Everything else is taken in as source: the project that the function comes from, modules and scripts of the user's
+own, and the frameworks below them (mmdet, mmseg, mmcv, mmengine, detectron2, timm, ...), which someone who runs the
+sample need not have.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +21,6 @@ from types import ModuleType
 from typing import Any
 
 from opgrip.capture.grip.source.files import FUNCTIONS, SourceFile
-
-# Which packages a sample imports, and which it takes in as source.
-#
-# The rule: what belongs to Python, what is compiled, and the widely used packages listed here are imported.
-# Everything else is taken in as source: the project that the function comes from, modules and scripts of the user's
-# own, and the frameworks below them (mmdet, mmseg, mmcv, mmengine, detectron2, timm, ...), which someone who runs the
-# sample need not have.
 
 _WIDELY_USED = """
     PIL addict attr attrs cv2 einops functorch h5py imageio jax jaxlib joblib jsonschema matplotlib ml_dtypes networkx

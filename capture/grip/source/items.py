@@ -1,4 +1,4 @@
-"""What a sample's module is to have, and what of it needs what."""
+"""The items of a sample's module, which item needs which, and the table of those that are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a gripped function to the text of a module that stands alone."""
+"""From a gripped function to the text of a module that runs alone, with its names and annotations."""
 
 from __future__ import annotations
 

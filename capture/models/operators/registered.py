@@ -1,4 +1,4 @@
-"""Operators that are registered with torch's dispatcher, whoever did it."""
+"""Operators that are registered with torch's dispatcher, and what sample calls are made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the samples of operators: each is tried where no capture sees it, and run again if it brings something new."""
+"""Run the samples of operators: select them, try each without a capture, and run it again if it is new."""
 
 from __future__ import annotations
 

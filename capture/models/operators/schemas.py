@@ -1,4 +1,4 @@
-"""Sample calls made from an operator's schema, where its arguments are tensors and plain values."""
+"""Sample calls made from an operator's schema, tried in a fork of the process, which a bad call may end."""
 
 from __future__ import annotations
 

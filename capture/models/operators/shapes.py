@@ -1,4 +1,4 @@
-"""Samples in other shapes than torch's table gives them: larger ones, or ones that are drawn."""
+"""Samples in other shapes than those of torch's table, and the random numbers of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's tables of operators, foreach functions and optimizers, by which it tests itself and which it keeps to itself.
+"""torch's tables of operators, foreach functions and optimizers, and the categories of operators.
 
 Tried with torch 2.13; in older versions the same places held. A place that a version lacks is an empty table.
 """

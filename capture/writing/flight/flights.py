@@ -1,4 +1,4 @@
-"""When the last calls of a program are written: what happens to it, and what it asks for."""
+"""When the last calls are written: signals, failures, requests, and a file that is written before each call runs."""
 
 from __future__ import annotations
 

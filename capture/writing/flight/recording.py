@@ -1,4 +1,4 @@
-"""Keeps the last calls in memory, and writes them as a whole trace when something happens."""
+"""Keep the last calls in a ring in memory, and write them as a whole trace when something happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report of ncu: the kernels in it, by its own Python module where that is installed, else as CSV.
+"""A report of ncu: its kernels, by ncu's own Python module or as CSV, joined to the rows of a replay.
 
 CSV: https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html, "Console Output"; the raw page has a column
 a metric, and a second line of units.

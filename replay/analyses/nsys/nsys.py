@@ -1,4 +1,4 @@
-"""Runs nsys."""
+"""Run nsys, and join its report to the rows of a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profilers as programs: where they are, what else they are told, what they say last."""
+"""Profilers as programs: where they are, their arguments, their last lines, and the rows that they saw."""
 
 from __future__ import annotations
 

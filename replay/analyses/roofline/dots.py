@@ -1,4 +1,4 @@
-"""The dots of a roofline, and their numbers."""
+"""The dots of a roofline, their numbers, and its legends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least time that a machine needs for a call, and what binds it."""
+"""The least time that a machine needs for a call and what limits it, with a table for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of a trace in the runs of the units that they belong to, each with what flows between its calls."""
+"""The calls of a trace in the runs of their subgraph cases, with what flows between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import Place, runs_of
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
-from opgrip.traces.schema.mutated_arguments import Interface, interface_of, written
+from opgrip.traces.schema.operator_arguments import Interface, interface_of, written
 from opgrip.traces.schema.python_objects import NamedSpec
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 

@@ -1,4 +1,4 @@
-"""Units: all calls of a module, or of a Python function, taken as one case, so that a compiler can fuse them."""
+"""Subgraph cases: all calls of a module or a Python function as one case, as a graph that compilers take."""
 
 from __future__ import annotations
 

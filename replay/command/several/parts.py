@@ -1,4 +1,4 @@
-"""The folder beside an output that keeps the rows of each of several traces until those of all are whole."""
+"""The folder next to an output that keeps the rows of each of several traces, and their common header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command line names where it names several traces: the zoo, patterns of it, a folder, or files."""
+"""The traces that a command line names (the zoo, patterns of it, a folder, files), and their shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison as plain cells."""
+"""A comparison as cells, as a data frame, in a notebook, and in words."""
 
 from __future__ import annotations
 

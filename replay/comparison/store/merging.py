@@ -1,4 +1,4 @@
-"""Makes one run of several: of parts or shards of a replay, or of repeats of it."""
+"""Make one run of several: parts, shards or repeats of a replay."""
 
 from __future__ import annotations
 

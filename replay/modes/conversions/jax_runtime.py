@@ -1,4 +1,4 @@
-"""What jax is told before it compiles, and how tensors come to it."""
+"""Settings of jax, how tensors come to it, and names of devices in other runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a call, and of each call of a unit's graph.
+"""The table of what must agree by operator, and the check of a call and of the calls of a graph.
 
 Found by calling torch's operators with arguments that do not agree, each tensor up against memory that may not be
 touched, and seeing which of them read or wrote there.
@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import gradients as gradient
-from opgrip.replay.operators.agreement import matrices, packed
+from opgrip.replay.operators.agreement import layers as matrices
+from opgrip.replay.operators.agreement import packed
 from opgrip.replay.operators.agreement.gradients import optimizer
-from opgrip.replay.operators.agreement.matrices import (
+from opgrip.replay.operators.agreement.layers import (
     Check,
     attention,
     attention_for_cpu,

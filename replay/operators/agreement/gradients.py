@@ -1,4 +1,4 @@
-"""Gradients, which have the shapes of what the forward gives; and results of the forward that backwards take again."""
+"""Gradients and optimizers: sizes that must agree with those of the forward call or of the parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.operators.agreement.matrices import Call, Check, Sizes, elements, is_tensor, shape_of, shapes
+from opgrip.replay.operators.agreement.layers import Call, Check, Sizes, elements, is_tensor, shape_of, shapes
 
 
 def optimizer(call: Call) -> Iterator[Sizes]:

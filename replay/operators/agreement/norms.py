@@ -1,4 +1,4 @@
-"""Normalizations."""
+"""Normalizations and resizing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay.operators.agreement.matrices import Call, Sizes, elements, is_tensor, own_memory, shape_of, shapes
+from opgrip.replay.operators.agreement.layers import Call, Sizes, elements, is_tensor, own_memory, shape_of, shapes
 
 
 def upsample(call: Call) -> Iterator[Sizes]:

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from opgrip.replay.operators.agreement.matrices import Call, Sizes, elements, is_tensor, shape_of, shapes
+from opgrip.replay.operators.agreement.layers import Call, Sizes, elements, is_tensor, shape_of, shapes
 
 
 def matmul_int4(call: Call) -> Iterator[Sizes]:

@@ -1,4 +1,4 @@
-"""Floating-point operations of a call: torch's formulas, and ours for what they lack.
+"""One run of an operator as a formula sees it, and its floating-point operations: torch's formulas, and others.
 
 A multiply-add is two operations. A comparison, a division or a function such as the exponential is one: a limit must
 not ask for more than the best program needs. Copies, fills and whatever else only moves data have none. The formulas

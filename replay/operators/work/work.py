@@ -1,4 +1,4 @@
-"""The work of a call: its arithmetic, the bytes that it has to move, the operators that it runs."""
+"""The work of a call: arithmetic, bytes that it must move, and the operators that it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectives took: from the last rank's coming to the last rank's end, and how long the others had waited."""
+"""Times of collectives and waits of ranks, on clocks that are aligned between machines."""
 
 from __future__ import annotations
 

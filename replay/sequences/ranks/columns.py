@@ -1,4 +1,4 @@
-"""What the replay of several ranks adds to a row."""
+"""Columns that the replay of a step adds to a row, of one process and of several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which collectives of which ranks belong together, which of them run, and which groups they need."""
+"""The part of a trace that each rank ran, and which collectives and groups of ranks belong together."""
 
 from __future__ import annotations
 

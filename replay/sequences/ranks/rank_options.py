@@ -1,4 +1,4 @@
-"""How ranks that a launcher started replay a step together."""
+"""How ranks replay a step together, and which rank this process is for its launcher."""
 
 from __future__ import annotations
 

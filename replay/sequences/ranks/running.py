@@ -1,4 +1,4 @@
-"""Starts collectives on real process groups."""
+"""Run the collectives of a rank on real process groups."""
 
 from __future__ import annotations
 

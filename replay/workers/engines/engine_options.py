@@ -1,4 +1,4 @@
-"""Where cases run."""
+"""Where cases run, and the processors that one worker has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The usual engine: a process of this machine for each device, in turn with processes that compile."""
+"""The usual engine: one process of this machine for each device, and how the engine that is asked for starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares two traces: signatures that came and went, how often they are called, their shares, their values."""
+"""Compare two traces: signatures, how often they are called, shares and values; write the differences as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One side of a comparison: what one trace, or several together, call and how long that takes."""
+"""One side of a comparison: what one or several traces call and how long it takes, kept in a small file by day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long-tail functions of traces, ranked by what one kernel in their place could at most save."""
+"""Long-tail functions of traces, how often they were called, and what one kernel in their place could save at most."""
 
 from __future__ import annotations
 

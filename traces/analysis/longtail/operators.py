@@ -7,7 +7,7 @@ from math import prod
 
 from opgrip.traces.analysis.ranks.operators import namespace_of
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.mutated_arguments import Interface, interface_of, schema_of, written
+from opgrip.traces.schema.operator_arguments import Interface, interface_of, schema_of, written
 from opgrip.traces.schema.records import OPERATOR, Signature
 
 PRODUCTS = frozenset(

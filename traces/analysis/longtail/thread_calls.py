@@ -1,4 +1,4 @@
-"""The calls of a trace by thread, each with the function that made it."""
+"""The calls of a trace by thread with the function that made each, and functions that are not worth gripping."""
 
 from __future__ import annotations
 

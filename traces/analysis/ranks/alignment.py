@@ -1,4 +1,10 @@
-"""Reads the traces of ranks for what their collectives tell of their clocks."""
+"""Align the clocks of ranks by the collectives in their traces.
+
+Nobody leaves a collective before all have come. So each collective says of two clocks that what ended on one ended
+after what began on the other, and the other way round, and all of them together leave a span of offsets that are
+possible. Within it, the offset is the one by which most ends agree, since a collective ends for all at about the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +24,6 @@ from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.codec.json_values import LATEST_NS
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.records import Signature
-
-# The clocks of ranks, aligned by the collectives that they took part in together.
-#
-# Nobody leaves a collective before all have come. So each collective says of two clocks that what ended on one ended
-# after what began on the other, and the other way round, and all of them together leave a span of offsets that are
-# possible. Within it, the offset is the one by which most ends agree, since a collective ends for all at about the same
-# time.
 
 Integers = NDArray[np.int64]
 FEWEST = 3

@@ -1,4 +1,4 @@
-"""The operators by which processes exchange tensors, and what their arguments say: the same for all that read them."""
+"""The operators by which processes exchange tensors, and what their arguments and signatures say."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from opgrip.traces.analysis.redaction.names import BACKENDS, NOT_RECORDED, REDUC
 from opgrip.traces.analysis.redaction.policy import SCALARS, Policy, coarse, coarse_float, coarse_int, rounded_up
 from opgrip.traces.analysis.redaction.redacted_calls import CallFacts, argument_name, call_facts, is_value
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
-from opgrip.traces.schema.mutated_arguments import schema_arguments
+from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.python_objects import (
     ArraySpec,
     ModuleSpec,

@@ -1,4 +1,7 @@
-"""A trace's header without what tells whose it is: the fields that stay are named, all others are left out."""
+"""What becomes of each field of the format, and a trace's header without what identifies its owner.
+
+A field that stands nowhere here does not go out: each record is made anew of the fields that `redaction.py` names.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,6 @@ from opgrip.traces.analysis.redaction.names import DEVICE, RUNS, Names, is_publi
 from opgrip.traces.analysis.redaction.policy import MODEL, Policy
 from opgrip.traces.codec.json_values import LATEST_NS
 from opgrip.traces.io.foreign_files import formats
-
-# What becomes of each field of the format. A test holds it against the schema, so that no new field is forgotten.
-#
-# A field that stands nowhere here does not go out: each record is made anew of the fields that `redaction.py` names.
 
 TREATMENTS: dict[str, str] = {
     # numbers that records refer to each other by, counts, times since the start, shapes and flags

@@ -1,4 +1,4 @@
-"""Salted names: equal where the names are, and otherwise telling nothing but how deep a path is."""
+"""Salted names, and words that are public because torch, Python or the system define them."""
 
 from __future__ import annotations
 

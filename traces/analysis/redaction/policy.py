@@ -1,4 +1,4 @@
-"""What a redaction leaves as it is, and the salt that its names are made with."""
+"""What a redaction leaves unchanged, the salt of its names, and coarse numbers."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.schema.arguments import TensorSpec, tensors
-from opgrip.traces.schema.mutated_arguments import schema_arguments
+from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.records import FUNCTION
 from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dtype
 

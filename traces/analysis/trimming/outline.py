@@ -1,4 +1,4 @@
-"""What has to be known of all calls of a trace before a part of them can be written."""
+"""Select the calls of a part of a trace, and collect what must be known of all calls before it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.cli.suggestions import nearest
 from opgrip.errors import UserError
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.arguments import numbers_of, tensors
-from opgrip.traces.schema.mutated_arguments import written
+from opgrip.traces.schema.operator_arguments import written
 from opgrip.traces.schema.records import OPERATOR, Calls, Effects, End, Header, Observed, Scope, Signature
 from opgrip.traces.table.profiler_labels import is_mark
 from opgrip.traces.table.step_starts import reported_starts, step_starts

@@ -1,4 +1,4 @@
-"""Holds a trace against its format, to its end: a finding does not keep what follows from being looked at."""
+"""Check a trace to its end: its schema, the numbers that records refer to, and the times of calls."""
 
 from __future__ import annotations
 

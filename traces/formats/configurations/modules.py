@@ -1,4 +1,4 @@
-"""Which operators a module or function of torch calls, seen by running it on tensors that have no memory.
+"""Which operators a module, function or named model calls, found by running it on tensors without memory.
 
 What may run is a list of torch's own: classes of `torch.nn`, functions of tensors that torch lets be overridden, and
 the models of `models.py`. A file chooses of these by name and gives their arguments; nothing else is called.

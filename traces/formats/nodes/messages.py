@@ -1,4 +1,4 @@
-"""Nodes as Chakra's messages. The numbers of fields are those of its schema, `et_def.proto`."""
+"""Nodes as Chakra's messages, with the field numbers of its schema `et_def.proto`, and lists in Python's notation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from opgrip.errors import FormatError
-from opgrip.traces.formats.nodes.json_nodes import LATEST_NUMBER, LATEST_US, NO_PORT, ROOTS, Node, Port
+from opgrip.traces.formats.nodes.node import LATEST_NUMBER, LATEST_US, NO_PORT, ROOTS, Node, Port
 from opgrip.traces.formats.nodes.wire import (
     BYTES,
     bytes_field,

@@ -10,15 +10,15 @@ from typing import Any
 from opgrip.cli.plural import counted
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.nodes.encoding import NO_STRIDES, NUMBERS, KnownStrides, Values, decode_port, with_sharing
-from opgrip.traces.formats.nodes.json_nodes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE, Node, Port
+from opgrip.traces.formats.nodes.node import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE, Node, Port
+from opgrip.traces.formats.nodes.node_values import NO_STRIDES, NUMBERS, KnownStrides, Values, decode_port, with_sharing
 from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
 from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
 from opgrip.traces.formats.overloads import registered
 from opgrip.traces.formats.schema_text import Parameter, SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.schema.mutated_arguments import schema_of
+from opgrip.traces.schema.operator_arguments import schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
 from opgrip.traces.table.profiler_labels import ENTER, EXIT
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from opgrip.traces.formats.nodes.encoding import Encoder
-from opgrip.traces.formats.nodes.json_nodes import (
+from opgrip.traces.formats.nodes.node import (
     BACKWARD_LABEL,
     BACKWARD_SCOPE,
     FUNCTION_SCOPE,
@@ -22,12 +21,13 @@ from opgrip.traces.formats.nodes.json_nodes import (
     Node,
     Port,
 )
+from opgrip.traces.formats.nodes.node_values import Encoder
 from opgrip.traces.formats.nodes.ranges import range_of
 from opgrip.traces.formats.nodes.tree import BACKWARD, OPTIMIZER
 from opgrip.traces.formats.schema_text import SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.schema.mutated_arguments import schema_of
+from opgrip.traces.schema.operator_arguments import schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.table.profiler_labels import ENTER, EXIT, is_mark, label_of
 from opgrip.traces.table.trace import Trace

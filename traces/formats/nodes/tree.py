@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from opgrip.traces.formats.nodes.json_nodes import (
+from opgrip.traces.formats.nodes.node import (
     BACKWARD_LABEL,
     BACKWARD_SCOPE,
     MODULE_LABEL,

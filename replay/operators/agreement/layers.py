@@ -1,4 +1,4 @@
-"""Matrices: their factors, diagonals and rows; and spectra, which have their dimensions by number."""
+"""Matrices, spectra, attention and recurrent layers, and the sizes that all checks read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Which arguments a call writes into, by what torch says of its operator."""
+"""Arguments of operators: schemas, tensors of a signature, arguments that are written, launches of Triton kernels.
+
+A launch is a call of kind `extension` named `module:kernel`. Its positional arguments are those that the kernel
+takes when it runs, in the order of its parameters; its keyword arguments are `grid`, `constants` (by parameter) and
+`options` of the compiler, such as `num_warps`. A constant that is a type of Triton stands there as torch's dtype,
+another kernel as a `NamedSpec`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +18,6 @@ import torch
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import plain_name
-
-# Launches of Triton kernels as signatures hold them: what they are launched with beside their arguments.
-#
-# A launch is a call of kind `extension` named `module:kernel`. Its positional arguments are those that the kernel
-# takes when it runs, in the order of its parameters; its keyword arguments are `grid`, `constants` (by parameter) and
-# `options` of the compiler, such as `num_warps`. A constant that is a type of Triton stands there as torch's dtype,
-# another kernel as a `NamedSpec`.
 
 GRID, CONSTANTS, OPTIONS = LAUNCH = ("grid", "constants", "options")
 """Keyword arguments of a launch."""

@@ -1,4 +1,4 @@
-"""Nodes as the JSON objects of execution traces."""
+"""A node of an execution trace, the codes of its types, and its JSON form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and results of a call as what goes into a node, and comes out of it."""
+"""Arguments and results of a call to and from the values of a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.formats.nodes.json_nodes import (
+from opgrip.traces.formats.nodes.node import (
     DTYPE_CODES,
     DTYPE_OF_CODE,
     DTYPE_OF_ELEMENT,
