@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from example_trace import write
 from made_runs import HEADER, made_run
 from optional import needs
 from pages import in_browser, opened
@@ -28,6 +29,16 @@ def test_the_page_of_a_store_has_its_newest_runs(tmp_path: Path) -> None:
     assert "t21" in page
     assert "t02" in page
     assert "t01.jsonl" not in page
+
+
+@needs("plotly", "itables")
+def test_a_folder_of_other_json_files_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "traces" / "detector").mkdir(parents=True)
+    (tmp_path / "traces" / "detector" / "notes.json").write_text("{}")
+    write(tmp_path / "traces" / "t.jsonl")
+    done = run_command("opgrip", "report", tmp_path / "traces", "-o", tmp_path / "corpus.html")
+    assert done.returncode == 0, done.stderr
+    assert "t.jsonl" in (tmp_path / "corpus.html").read_text()
 
 
 @in_browser

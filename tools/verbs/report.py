@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.cli.command import add_debug, add_reading
 from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.plugins import MissingPackageError
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.tools.verbs.results_list import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import Results
     from opgrip.traces.table.trace import Trace
     from opgrip.zoo.corpus import Corpus
@@ -62,7 +61,6 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page."""
     from opgrip.replay.comparison.gate import parse_gate
-    from opgrip.replay.comparison.store.store import Store
     from opgrip.tools.report import make_page
     from opgrip.tools.report.comparisons import GATES
     from opgrip.tools.report.page import plotly, tables
@@ -75,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
     tables()
     runs: dict[str, Results] = {}
     traces: dict[str, Trace] = {}
-    stores = [name for name in args.inputs if Path(name).is_dir() and Store(Path(name)).runs()]
+    stores = {name: newest for name in args.inputs if (newest := _newest_runs(Path(name)))}
     together = [name for name in args.inputs if name not in stores and is_several(name)]
     corpus = _corpus(together, args) if together else None
     for name in args.inputs:
-        if name in stores:
-            _add_newest(Store(Path(name)), runs)
-        elif name not in together:
+        for run_name, results in stores.get(name, ()):
+            runs[_unique(run_name, runs)] = results
+        if name not in stores and name not in together:
             _add(name, args, runs, traces)
     title = args.title or ", ".join([*stores, *(runs if not stores else ()), *traces, *together])
     page = make_page(runs, traces, title, corpus, args.gate or GATES)
@@ -106,16 +104,22 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
             traces[_unique(path.name, traces)] = load(name, args.partial, args.unbounded)
 
 
-def _add_newest(store: Store, runs: dict[str, Results]) -> None:
-    """Add the newest runs of a store, the oldest of them first; leave out files that hold no results."""
+def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
+    """Return the newest runs of a store with their names, the oldest first; none if the folder is not a store."""
+    from opgrip.replay.comparison.store.store import Store
+
     newest: list[tuple[str, Results]] = []
-    for run in reversed(store.runs()):
-        with suppress(UserError):
+    for run in reversed(Store(folder).runs() if folder.is_dir() else []):
+        try:
             newest.append((run.name, run.load()))
+        except MissingPackageError:
+            raise
+        except UserError:
+            # not a file of results
+            continue
         if len(newest) == MOST_RUNS:
             break
-    for name, results in reversed(newest):
-        runs[_unique(name, runs)] = results
+    return newest[::-1]
 
 
 def _corpus(inputs: list[str], args: argparse.Namespace) -> Corpus:
