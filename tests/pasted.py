@@ -41,7 +41,7 @@ SMALL = {
 """What is said instead where no output is shown, so that it does not take long."""
 A_TRACE = re.compile(r"\S+\.jsonl(\.\w+)?\s")
 SELECTS = re.compile(r"--(op|unit|sequence|module)\b")
-A_CONVOLUTION = "--op 'aten.convolution*'"
+A_CONVOLUTION = "--op aten.convolution.default"
 """What one case is of that nothing else selects: which one took longest is chance, and not each can be plotted."""
 WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)(?:zoo|trace:zoo_500)(?=\s|$)")
 PART_OF_ZOO = r"\1zoo:fast-scnn.predict"
@@ -261,7 +261,7 @@ def in_small(pasted: Pasted) -> str:
         small = {option: value for option, value in small.items() if option != "--top"}
     if small.get("--top") and A_TRACE.match(rest) and "--mode" in rest and not SELECTS.search(rest):
         # a mode may not run each case
-        rest = f"{rest.partition('#')[0].rstrip()} --op aten.convolution.default"
+        rest = f"{rest.partition('#')[0].rstrip()} {A_CONVOLUTION}"
     for option, value in small.items():
         rest = re.sub(rf"{option} \S+", "", rest)
         name += f" {option} {value}"
@@ -273,8 +273,6 @@ def of_small_images(command: str) -> str:
     if command.startswith("opreplay ") and "--module" not in command:
         of_any = SELECTS.search(command)
         return command.replace(SHIPPED, OF_SMALL_IMAGES if of_any else f"{OF_SMALL_IMAGES} {A_CONVOLUTION}")
-    if command.startswith("opgrip corpus ") and "--mode " in command:
-        return re.sub(r"zoo(:\S+)?", OF_SMALL_IMAGES, command)
     return command
 
 
