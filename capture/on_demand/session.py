@@ -15,7 +15,6 @@ from opgrip.capture.on_demand.step_capture import StepCapture
 from opgrip.capture.on_demand.step_sources import StepSource, sources_of
 from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.torch_compat.torch_private import collectives_begun, load_private
-from opgrip.errors import UserError, one_line
 from opgrip.traces.values import value_models
 
 LOOK_S = 0.05
@@ -169,11 +168,6 @@ def load() -> None:
 def position() -> int | None:
     """Where the program is, in a count that all ranks of a job have alike: its own steps, else collectives."""
     return marks.steps or collectives_begun()
-
-
-def failure_of(error: BaseException) -> str:
-    """Why a request was not done, in a line."""
-    return str(error) if isinstance(error, UserError) else one_line(error)
 
 
 def _extent(settings: Settings, request: Request) -> Extent:

@@ -312,11 +312,6 @@ def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
     return iter(TraceReader(path, unbounded))
 
 
-def read_columns(path: str | Path, unbounded: bool = False) -> Iterator[Record | CallBlock]:
-    """What `read` gives, with the calls as columns of numpy: see `TraceReader.columns`."""
-    return TraceReader(path, unbounded).columns()
-
-
 def read_header(path: str | Path, unbounded: bool = False) -> Header:
     """The first record of a trace."""
     for record in TraceReader(path, unbounded):
