@@ -6,8 +6,8 @@ import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
@@ -329,12 +329,7 @@ class Recorder:
                 size = sum(spec.extent for spec in tensors(signature.outputs))
                 if size >= LARGE:
                     self._large_outputs[number] = size
-            with self._taking_back():
-                lines = self._encoded(signature)
-                # nothing can come between these: a signature that is written is closed, and the other way round
-                self.pending += lines
-                del self._open[number]
-            self.signatures_closed += 1
+            self._append(signature, closes=number)
             self._open_names.pop(number, None)
 
     def forget_mode(self, mode: ThreadMode) -> None:
@@ -481,17 +476,26 @@ class Recorder:
             return Opaque(one_line(error))
 
     def _pend(self, record: Record) -> None:
-        with self._new, self._taking_back():
-            lines = self._encoded(record)
-            self.pending += lines
+        with self._new:
+            self._append(record)
 
-    @contextmanager
-    def _taking_back(self) -> Iterator[None]:
-        """Let the redaction forget the value models of a record if something interrupts the writing of it."""
+    def _append(self, record: Record, closes: int | None = None) -> None:
+        """Append a record to `pending`; the caller holds the lock.
+
+        Parameters
+        ----------
+        closes : number of the open signature that the record is of
+        """
         try:
-            yield
+            lines = self._encoded(record)
+            # no call and no loop from here on, so that nothing can interrupt: what is appended is closed and counted
+            self.pending += lines
+            if closes is not None:
+                del self._open[closes]
+                self.signatures_closed += 1
         except BaseException:
             if self._redaction is not None:
+                # the value models of a record that is not written are written with the next one
                 self._redaction.take_back()
             raise
 
