@@ -16,7 +16,7 @@ PREFIX = "trace:"
 
 def shipped_traces() -> dict[str, Path]:
     """Their files by their names, without those of the zoo."""
-    files = sorted(Path(__file__).parents[1].glob("*.jsonl*"))
+    files = sorted(Path(__file__).resolve().parents[1].glob("*.jsonl*"))
     return {file.name.partition(".")[0]: file for file in files}
 
 
