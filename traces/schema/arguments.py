@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.schema.limits import check_hashes
+from opgrip.traces.schema.privacy import Public, coarse, hashed
 from opgrip.traces.schema.python_objects import children, object_decoders, object_encoders, with_children
 from opgrip.traces.schema.tensor_forms import tensor_form, tensor_of
 from opgrip.traces.schema.tensor_specs import (
@@ -56,8 +57,8 @@ __all__ = [
 class GeneratorSpec:
     """A random number generator argument: its device and the seed that it was started from."""
 
-    device: str
-    seed: int
+    device: Annotated[str, hashed("device")]
+    seed: Annotated[int, coarse("seed")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +72,24 @@ class GroupSpec:
     rank : of this process in the group
     """
 
-    name: str
-    backend: str
-    ranks: tuple[int, ...]
-    rank: int
+    name: Annotated[str, hashed("text")]
+    backend: Annotated[str, hashed("backend")]
+    ranks: Public[tuple[int, ...]]
+    rank: Public[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionSpec:
     """What a collective reduces by: `SUM`, `MAX`, ..."""
 
-    name: str
+    name: Annotated[str, hashed("reduction")]
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """An argument that a trace cannot hold, by the name of its type."""
 
-    type_name: str
+    type_name: Annotated[str, hashed("type")]
 
 
 def encode(value: object) -> Json:

@@ -10,12 +10,13 @@ import binascii
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.schema.limits import check_hashes
+from opgrip.traces.schema.privacy import NESTED, Public, hashed, public
 from opgrip.traces.schema.tensor_specs import LIMIT, Json, TensorSpec
 
 
@@ -31,9 +32,9 @@ class ObjectSpec:
         dictionary as a dict, a tensor; None where its class extends none
     """
 
-    cls: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    content: Any = None
+    cls: Annotated[str, hashed("object")]
+    fields: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    content: Annotated[Any, NESTED] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,48 +48,48 @@ class ModuleSpec:
     fields : all other attributes by name, `training` among them
     """
 
-    cls: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    buffers: dict[str, Any] = field(default_factory=dict)
-    modules: dict[str, Any] = field(default_factory=dict)
-    fields: dict[str, Any] = field(default_factory=dict)
+    cls: Annotated[str, hashed("object")]
+    parameters: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    buffers: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    modules: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    fields: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
     """A numpy array, as the tensor over its memory."""
 
-    tensor: Any
+    tensor: Annotated[Any, NESTED]
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarSpec:
     """A numpy scalar: the name of its dtype, and its value as Python has it."""
 
-    dtype: str
-    value: bool | int | float | complex
+    dtype: Annotated[str, public("dtype")]
+    value: Annotated[bool | int | float | complex, NESTED]
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSpec:
     """A class, a function or a member of an enumeration: `module:qualname`."""
 
-    name: str
+    name: Annotated[str, hashed("object")]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSpec:
     """A list, dictionary or object that stands in several places; this is the first."""
 
-    number: int
-    value: Any
+    number: Public[int]
+    value: Annotated[Any, NESTED]
 
 
 @dataclass(frozen=True, slots=True)
 class SameSpec:
     """The same thing as the `SharedSpec` of this number, which it may stand inside of."""
 
-    number: int
+    number: Public[int]
 
 
 BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from opgrip.traces.schema.privacy import DROPPED, NESTED, Public, hashed, public
 from opgrip.traces.schema.value_model import ValueModel
 
 FORMAT = "opgrip-trace"
@@ -31,7 +32,7 @@ NO_STORAGE = -1
 class Header:
     """The first record: what wrote the trace, of what, where and when."""
 
-    fields: dict[str, Any]
+    fields: Annotated[dict[str, Any], NESTED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class Signature:
     raised : the error that the first call ended in, in one line; None where it returned
     """
 
-    number: int
-    kind: str
-    op: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: Any = Opaque("not recorded")  # noqa: RUF009 - frozen
-    raised: str | None = None
+    number: Public[int]
+    kind: Annotated[str, public("kind")]
+    op: Annotated[str, hashed("operator")]
+    args: Annotated[tuple[Any, ...], NESTED]
+    kwargs: Annotated[dict[str, Any], NESTED]
+    outputs: Annotated[Any, NESTED] = Opaque("not recorded")  # noqa: RUF009 - frozen
+    raised: Annotated[str | None, hashed("error")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,11 @@ class Observed:
         in this memory, as another thread may have called meanwhile; None where it took no tensor
     """
 
-    signature: int
-    values: list[int | None]
-    outputs: Any
-    since_ns: int | None = None
-    storage: int | None = None
+    signature: Public[int]
+    values: Annotated[list[int | None], NESTED]
+    outputs: Annotated[Any, NESTED]
+    since_ns: Public[int | None] = None
+    storage: Public[int | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +105,18 @@ class Scope:
     forward : number of the scope of the forward calls that caused these calls of a backward pass
     """
 
-    number: int
-    module: str
-    module_type: str
-    phase: str
-    inside: str | None = None
-    function: str = ""
-    file: str = ""
-    line: int = 0
-    callers: tuple[str, ...] = ()
-    context: int | None = None
-    forward: int | None = None
-    gripped: bool = False
+    number: Public[int]
+    module: Annotated[str, hashed("module")]
+    module_type: Annotated[str, hashed("class")]
+    phase: Annotated[str, public("phase")]
+    inside: Annotated[str | None, hashed("operator")] = None
+    function: Annotated[str, hashed("function")] = ""
+    file: Annotated[str, hashed("file")] = ""
+    line: Annotated[int, hashed("line")] = 0
+    callers: Annotated[tuple[str, ...], hashed("caller")] = ()
+    context: Public[int | None] = None
+    forward: Public[int | None] = None
+    gripped: Public[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +132,19 @@ class Effects:
     random_state : torch's CPU generator before the call, (N,) uint8, where the call drew from it
     """
 
-    signature: int
-    operators: int
-    operator_ns: int
-    after: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    random_state: TensorSpec | None = None
+    signature: Public[int]
+    operators: Public[int]
+    operator_ns: Public[int]
+    after: Annotated[tuple[tuple[Any, ...], dict[str, Any]] | None, NESTED] = None
+    random_state: Annotated[TensorSpec | None, DROPPED] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """Settings that change how operators run: gradient and inference mode, autocast, threads and the like."""
 
-    number: int
-    settings: dict[str, Any]
+    number: Public[int]
+    settings: Annotated[dict[str, Any], NESTED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,9 @@ class Values:
     tensor : key of the values themselves in the file beside the trace, None where they were not kept
     """
 
-    number: int
-    model: ValueModel
-    tensor: str | None = None
+    number: Annotated[int, NESTED]
+    model: Annotated[ValueModel, NESTED]
+    tensor: Annotated[str | None, DROPPED] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,9 @@ class Thread:
     process : number of its process, in a trace that was merged from those of several; None in others
     """
 
-    number: int
-    name: str
-    process: int | None = None
+    number: Public[int]
+    name: Annotated[str, hashed("thread")]
+    process: Public[int | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +199,19 @@ class Calls:
         machine, and an estimate of how much longer; they are among those that are perturbed
     """
 
-    thread: int
-    signature: list[int]
-    scope: list[int]
-    start_ns: list[int]
-    duration_ns: list[int]
-    tensors: list[int] = field(default_factory=list)
-    storages: list[int] = field(default_factory=list)
-    newest: int = -1
-    device_ns: list[int] = field(default_factory=list)
-    page_faults: list[tuple[int, int]] = field(default_factory=list)
-    streams: list[int] = field(default_factory=list)
-    perturbed: list[tuple[int, int]] = field(default_factory=list)
-    slow_memory: list[tuple[int, int]] = field(default_factory=list)
+    thread: Public[int]
+    signature: Public[list[int]]
+    scope: Public[list[int]]
+    start_ns: Public[list[int]]
+    duration_ns: Public[list[int]]
+    tensors: Public[list[int]] = field(default_factory=list)
+    storages: Public[list[int]] = field(default_factory=list)
+    newest: Public[int] = -1
+    device_ns: Public[list[int]] = field(default_factory=list)
+    page_faults: Public[list[tuple[int, int]]] = field(default_factory=list)
+    streams: Public[list[int]] = field(default_factory=list)
+    perturbed: Public[list[tuple[int, int]]] = field(default_factory=list)
+    slow_memory: Public[list[tuple[int, int]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +224,9 @@ class DeviceTimes:
     device_ns : of this call and those that follow it, as `Calls` has it
     """
 
-    thread: int
-    first: int
-    device_ns: list[int]
+    thread: Public[int]
+    first: Public[int]
+    device_ns: Public[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +239,10 @@ class Kernels:
     launches, device_ns : how often each ran, and for how long in all
     """
 
-    signature: int
-    names: list[str]
-    launches: list[int]
-    device_ns: list[int]
+    signature: Public[int]
+    names: Annotated[list[str], hashed("kernel")]
+    launches: Public[list[int]]
+    device_ns: Public[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,20 +256,20 @@ class Entered:
     opened : what was known of the signature, where none had
     """
 
-    thread: int
-    start_ns: int
-    scope: int
-    signature: int
-    opened: Signature | None = None
+    thread: Public[int]
+    start_ns: Public[int]
+    scope: Public[int]
+    signature: Public[int]
+    opened: Annotated[Signature | None, NESTED] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """What could not be recorded, by operator and reason."""
 
-    op: str
-    reason: str
-    count: int
+    op: Annotated[str, hashed("operator")]
+    reason: Annotated[str, hashed("reason")]
+    count: Public[int]
 
 
 def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
@@ -301,19 +302,19 @@ class End:
         showed that and the header does not say how many steps there are
     """
 
-    calls: int
-    signatures: int
-    duration_ns: int
-    dropped: list[Dropped] = field(default_factory=list)
-    passed_by: list[Dropped] = field(default_factory=list)
-    without_values: list[Dropped] = field(default_factory=list)
-    stopped: str | None = None
-    devices: dict[str, str] = field(default_factory=dict)
-    accelerator: dict[str, Any] = field(default_factory=dict)
-    before: int | None = None
-    thinned: dict[str, int] = field(default_factory=dict)
-    contended: float = 0.0
-    step_starts_ns: list[int] = field(default_factory=list)
+    calls: Public[int]
+    signatures: Public[int]
+    duration_ns: Public[int]
+    dropped: Annotated[list[Dropped], NESTED] = field(default_factory=list)
+    passed_by: Annotated[list[Dropped], NESTED] = field(default_factory=list)
+    without_values: Annotated[list[Dropped], NESTED] = field(default_factory=list)
+    stopped: Annotated[str | None, hashed("limit")] = None
+    devices: Annotated[dict[str, str], NESTED] = field(default_factory=dict)
+    accelerator: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    before: Public[int | None] = None
+    thinned: Annotated[dict[str, int], NESTED] = field(default_factory=dict)
+    contended: Public[float] = 0.0
+    step_starts_ns: Public[list[int]] = field(default_factory=list)
 
 
 Record: TypeAlias = (

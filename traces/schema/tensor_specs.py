@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
 from opgrip.errors import FormatError
+from opgrip.traces.schema.privacy import NESTED, Public, coarse, hashed, public
 
 Json: TypeAlias = Any
 
@@ -101,20 +102,20 @@ class TensorSpec:
     made_of : what a sparse, quantized or nested tensor consists of; None for all others, and where it is not known
     """
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...] | None
-    dtype: torch.dtype
-    device: str
-    layout: torch.layout = torch.strided
-    offset: int = 0
-    requires_grad: bool = False
-    storage: int | None = None
-    values: int | None = None
-    conj: bool = False
-    neg: bool = False
-    cls: str | None = None
-    pinned: bool = False
-    made_of: MadeOf | None = None
+    shape: Public[tuple[int, ...]]
+    stride: Public[tuple[int, ...] | None]
+    dtype: Annotated[torch.dtype, public("dtype")]
+    device: Annotated[str, hashed("device")]
+    layout: Annotated[torch.layout, public("layout")] = torch.strided
+    offset: Public[int] = 0
+    requires_grad: Public[bool] = False
+    storage: Public[int | None] = None
+    values: Public[int | None] = None
+    conj: Public[bool] = False
+    neg: Public[bool] = False
+    cls: Annotated[str | None, hashed("class")] = None
+    pinned: Public[bool] = False
+    made_of: Annotated[MadeOf | None, NESTED] = None
 
     @property
     def extent(self) -> int:
@@ -149,10 +150,10 @@ class Coo:
     coalesced : indices ascend and are distinct, and torch knows
     """
 
-    indices: TensorSpec
-    rows: tuple[int | None, ...]
-    values: TensorSpec
-    coalesced: bool
+    indices: Annotated[TensorSpec, NESTED]
+    rows: Public[tuple[int | None, ...]]
+    values: Annotated[TensorSpec, NESTED]
+    coalesced: Public[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +167,17 @@ class Compressed:
     values : (*batch, nnz, *block, *dense dimensions)
     """
 
-    compressed: TensorSpec
-    plain: TensorSpec
-    values: TensorSpec
+    compressed: Annotated[TensorSpec, NESTED]
+    plain: Annotated[TensorSpec, NESTED]
+    values: Annotated[TensorSpec, NESTED]
 
 
 @dataclass(frozen=True, slots=True)
 class PerTensor:
     """Quantization of all elements alike: value = (stored - zero_point) * scale."""
 
-    scale: float
-    zero_point: int
+    scale: Annotated[float, coarse("number")]
+    zero_point: Annotated[int, coarse("number")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +189,9 @@ class PerChannel:
     zero_points : whole numbers, or floats where torch calls the scheme one of float parameters
     """
 
-    scales: tuple[float, ...]
-    zero_points: tuple[int, ...] | tuple[float, ...]
-    axis: int
+    scales: Annotated[tuple[float, ...], coarse("number")]
+    zero_points: Annotated[tuple[int, ...] | tuple[float, ...], coarse("number")]
+    axis: Public[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +205,10 @@ class Nested:
     offsets : of each tensor in the buffer
     """
 
-    buffer: TensorSpec
-    sizes: tuple[tuple[int, ...], ...]
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
+    buffer: Annotated[TensorSpec, NESTED]
+    sizes: Public[tuple[tuple[int, ...], ...]]
+    strides: Public[tuple[tuple[int, ...], ...]]
+    offsets: Public[tuple[int, ...]]
 
 
 MadeOf: TypeAlias = Coo | Compressed | PerTensor | PerChannel | Nested

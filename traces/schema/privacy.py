@@ -1,0 +1,120 @@
+"""Privacy of the fields of a trace: what becomes of each when the trace is redacted.
+
+A field of a record or of an argument declares its class in its type: `module: Annotated[str, hashed("module")]`. Fields
+of the header and of other dictionaries are declared by name in the tables below. A field without a declaration does not
+go out, and fails a test. `traces/analysis/redaction` applies the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """The class of a field.
+
+    Attributes
+    ----------
+    treatment : `public` fields go out as they are if they are what `kind` names, else they are hashed or left out;
+        `hashed` ones as salted hashes, except for words of torch and Python; `coarse` numbers lose their lower bits;
+        `nested` ones are redacted in turn; `dropped` ones are left out
+    kind : what the field holds, by which a redaction finds the function for it; empty for any value
+    """
+
+    treatment: str
+    kind: str = ""
+
+
+PUBLIC = Privacy("public")
+NESTED = Privacy("nested")
+DROPPED = Privacy("dropped")
+Public: TypeAlias = Annotated[T, PUBLIC]
+
+
+def public(kind: str) -> Privacy:
+    """Declare a field that goes out if it is one of the known words or forms of this kind."""
+    return Privacy("public", kind)
+
+
+def hashed(kind: str) -> Privacy:
+    """Declare a field whose names of this kind are hashed."""
+    return Privacy("hashed", kind)
+
+
+def coarse(kind: str) -> Privacy:
+    """Declare a number that is rounded as this kind asks."""
+    return Privacy("coarse", kind)
+
+
+@cache
+def privacy_of(cls: type) -> Mapping[str, Privacy | None]:
+    """Return the class of each field of a dataclass; None for a field that declares none."""
+    privacy: dict[str, Privacy | None] = dict.fromkeys(item.name for item in fields(cls))
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        for item in getattr(hint, "__metadata__", ()):
+            if name in privacy and isinstance(item, Privacy):
+                privacy[name] = item
+    return privacy
+
+
+COUNT, FLAG, DEVICE, HARDWARE = public("count"), public("flag"), public("device"), public("hardware")
+SETTING, VERSION = public("setting"), public("version")
+
+Table: TypeAlias = Mapping[str, Any]
+"""Fields of a dictionary by name: each a `Privacy`, a table of its own, or a list of one table for each item.
+
+The name `*device` is for every key that names a device.
+"""
+
+DEVICE_NAMES: Table = {"*device": HARDWARE}
+ACCELERATOR: Table = {
+    "devices": {
+        "*device": dict.fromkeys(
+            ("name", "capability", "architecture", "driver", "memory_bytes", "l2_bytes", "multiprocessors")
+            + ("power_limit_w", "max_sm_mhz", "max_memory_mhz", "ecc", "mig"),
+            HARDWARE,
+        )
+    },
+    "libraries": dict.fromkeys(("driver", "driver_cuda", "cuda", "hip", "xpu", "cudnn", "nccl"), VERSION),
+    "settings": dict.fromkeys(
+        ("attention", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+        + ("allow_fp16_accumulation", "fp32_precision", "allocator"),
+        SETTING,
+    )
+    | {"environment": DROPPED},
+}
+CONTEXT_SETTINGS: Table = dict.fromkeys(
+    ("grad", "inference", "deterministic", "deterministic_warn_only", "matmul_precision", "fp32_precision", "threads")
+    + ("default_dtype", "autocast", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "cudnn_tf32", "stream"),
+    SETTING,
+)
+HEADER_FIELDS: Table = {
+    # the writer adds these
+    **dict.fromkeys(("type", "format", "version"), DROPPED),
+    **dict.fromkeys(("opgrip", "torch", "python"), VERSION),
+    "platform": public("platform"),
+    "device": DEVICE,
+    "devices": DEVICE_NAMES,
+    "accelerator": ACCELERATOR,
+    **dict.fromkeys(("page_size", "threads", "warmup", "steps", "rank", "world_size"), COUNT),
+    "timed": FLAG,
+    "converted_from": public("format"),
+    "model": {"name": hashed("model"), "class": hashed("model"), "run": public("run"), "autocast": SETTING},
+    # ranks of one program, and a merge, need how far apart they started
+    "started_unix_ns": coarse("start"),
+    "processes": NESTED,
+    "clocks": {
+        "by": hashed("clocks"),
+        "processes": [dict.fromkeys(("offset_ns", "measured_ns", "spread_ns", "collectives"), public("integer"))],
+    },
+    "flight": {"last": COUNT, "before": COUNT, "reason": hashed("stop reason")},
+    # the process that made a recording uses these to decide which ones it may replace
+    "on_demand": {"recording": public("number"), "sampled": public("number")},
+    **dict.fromkeys(("time", "command", "pid", "seed", "parent_pid", "values_file", "distilled"), DROPPED),
+}
