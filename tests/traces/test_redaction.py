@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ from programs import ROOT
 from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.redaction import Policy, Redaction, salt_of
-from opgrip.traces.analysis.redaction.headers import LEFT_OUT, TREATMENTS, treatment_of
-from opgrip.traces.analysis.redaction.leftovers import Leftovers
-from opgrip.traces.analysis.redaction.models import _COARSE
-from opgrip.traces.analysis.redaction.names import Names
-from opgrip.traces.analysis.redaction.policy import IntegerMap, coarse_float, coarse_int
+from opgrip.traces.analysis.redaction.arguments import Position
+from opgrip.traces.analysis.redaction.coarse_models import _COARSE, IntegerMap, coarse_float, coarse_int
+from opgrip.traces.analysis.redaction.names import NAME_RULES, Names
 from opgrip.traces.analysis.redaction.redact import redact
+from opgrip.traces.analysis.redaction.report import Report
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.io.writer import encode_line
+from opgrip.traces.schema import arguments, python_objects, records, tensor_specs
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
+from opgrip.traces.schema.privacy import DROPPED, HEADER_FIELDS, Privacy, privacy_of
 from opgrip.traces.schema.python_objects import ModuleSpec, NamedSpec, ObjectSpec
 from opgrip.traces.schema.records import (
     Calls,
@@ -49,6 +50,8 @@ from opgrip.traces.schema.records import (
 from opgrip.traces.values import fit_argument, value_models
 from opgrip.traces.values.exact import Exact
 
+WRITTEN = {"type", "format", "version"}
+"""Header fields that the writer adds."""
 SECRET = "SECRET-xyz"
 CARD = 4111111111111111
 SCHEMA = json.loads((ROOT / "traces" / "schema.json").read_text(encoding="utf-8"))
@@ -124,29 +127,17 @@ HEADER = {
 }
 
 
-def lines(records: list[Record], policy: Policy) -> bytes:
-    """What goes out, each text of which something explains."""
-    redaction, leftovers = Redaction(policy), Leftovers(policy)
-    outgoing = [item for record in records for item in redaction.records(record)]
-    for item in outgoing:
-        leftovers.see(item)
-    return b"".join(map(encode_line, outgoing))
+def lines(written: list[Record], policy: Policy) -> bytes:
+    redaction = Redaction(policy)
+    return b"".join(encode_line(item) for record in written for item in redaction.records(record))
 
 
-def schema_fields() -> Iterator[str]:
-    def walk(node: Any, path: str) -> Iterator[str]:
-        for name, inner in node.get("properties", {}).items():
-            yield f"{path}.{name}"
-            yield from walk(inner, f"{path}.{name}")
-        if isinstance(node.get("items"), dict):
-            yield from walk(node["items"], path)
-        if isinstance(others := node.get("additionalProperties"), dict):
-            yield from walk(others, f"{path}.*")
-        for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
-            yield from walk(branch.get("then", branch), path)
-
-    for name, definition in SCHEMA["$defs"].items():
-        yield from walk(definition, name)
+def declared_types() -> Iterator[type]:
+    """Yield every dataclass that a record consists of."""
+    for module in (records, arguments, tensor_specs, python_objects):
+        for item in vars(module).values():
+            if isinstance(item, type) and is_dataclass(item) and item.__module__ == module.__name__:
+                yield item
 
 
 def test_labels_of_recorded_steps_stay_and_devices_of_other_packages_do_not() -> None:
@@ -167,12 +158,35 @@ def test_a_recording_of_labeled_steps_is_redacted(tmp_path: Path) -> None:
     assert list(load(tmp_path / "b.jsonl").labels.index) == ["opgrip step 3"]
 
 
-def test_every_field_of_the_schema_has_a_decision() -> None:
-    expected = set(schema_fields())
-    decided = [name for listed in TREATMENTS.values() for name in listed.split()]
-    assert len(decided) == len(set(decided))
-    assert set(decided) == expected
-    assert treatment_of("scope.new") is None
+@pytest.mark.parametrize("cls", [*declared_types()], ids=lambda cls: cls.__name__)
+def test_every_field_declares_its_privacy(cls: type) -> None:
+    special = {"operator", "line", "kernel", "number", "seed"}
+    for name, privacy in privacy_of(cls).items():
+        assert privacy is not None, f"{cls.__name__}.{name}"
+        if privacy.treatment != "nested" and privacy.kind:
+            assert privacy.kind in NAME_RULES.keys() | special, f"{cls.__name__}.{name}"
+
+
+def test_every_header_field_of_the_schema_declares_its_privacy() -> None:
+    def undeclared(node: dict[str, Any], table: Any) -> list[str]:
+        if isinstance(table, Privacy):
+            return []
+        table = table[0] if isinstance(table, list) else table
+        node = SCHEMA["$defs"]["accelerator"] if "$ref" in node else node.get("items", node)
+        forms = node.get("properties", {})
+        inner = [name for key in forms.keys() & table.keys() for name in undeclared(forms[key], table[key])]
+        return [*(forms.keys() - table.keys()), *inner]
+
+    assert undeclared(SCHEMA["$defs"]["header"], HEADER_FIELDS) == []
+
+
+def test_a_field_without_a_declaration_does_not_go_out() -> None:
+    @dataclass(frozen=True)
+    class Later(GroupSpec):
+        note: str = ""
+
+    redactor = Redaction(Policy())._redactor
+    assert redactor.fields(Later("group", "gloo", (0,), 0, SECRET), Position("signature.args")).note == ""
 
 
 def test_every_kind_of_value_model_is_made_coarse() -> None:
@@ -195,8 +209,8 @@ def test_no_secret_leaves(tmp_path: Path) -> None:
     assert "1795479247337792060" not in outgoing
     assert done.passed_over == {"future": 1, "thread.later": 1}
     forms = [json.loads(line) for line in outgoing.splitlines()]
-    left_out = {tuple(field.split(".", 1)) for field in LEFT_OUT}
-    assert not [(form["type"], name) for form in forms for name in form if (form["type"], name) in left_out]
+    assert not forms[0].keys() & {name for name, privacy in HEADER_FIELDS.items() if privacy == DROPPED} - WRITTEN
+    assert not [form for form in forms if "tensor" in form or "random_state" in form]
 
 
 OWN = ("thread acme", "extension acme.ops", "kernels of acme.triton", "acme.private:f", "acme.op.default")
@@ -255,11 +269,9 @@ def test_ranges_have_as_many_numbers_and_random_ones_a_range(overload: str, args
 
 def test_custom_operators_stay_by_name_and_are_told_unless_they_are_hidden() -> None:
     record = Signature(0, "extension", "acme.kernels:fused", (tensor((2,), torch.float32, None),), {"scale": 2.0})
-    policy = Policy()
-    leftovers = Leftovers(policy)
-    for item in Redaction(policy).records(record):
-        leftovers.see(item)
-    (told,) = [left for left in leftovers.counts if left.kind == "operator"]
+    report = Report()
+    Redaction(Policy(), report).records(record)
+    (told,) = [left for left in report.counts if left.kind == "operator"]
     assert told.value == "acme.kernels:fused"
     assert "custom" in told.why
     assert b"acme" not in lines([record], Policy(hide_operators=True))
@@ -429,9 +441,40 @@ def test_what_is_kept_stays(tmp_path: Path) -> None:
     assert trace.header["model"]["name"] == "m"
 
 
-def test_a_text_that_nothing_explains_stops_the_redaction() -> None:
-    with pytest.raises(UserError, match=r"scope\.module would still say"):
-        Leftovers(Policy()).see(Scope(0, "backbone.Secret", "", "forward"))
+@given(st.lists(st.text("qzQZ019_", min_size=6, max_size=12).map("Q".__add__), min_size=4, max_size=4, unique=True))
+@settings(max_examples=25, deadline=None)
+def test_no_recorded_secret_survives(secrets: list[str]) -> None:
+    one, other, third, fourth = secrets
+    spec = tensor((2,), torch.float32, 0, cls=one)
+    trees = (one, {other: [third]}, ObjectSpec(f"{one}:{other}", {third: fourth}), NamedSpec(f"{one}:{third}"), spec)
+    written: list[Record] = [
+        Header({"model": {"name": one}, "command": [other], third: fourth, "clocks": {"by": one, "processes": []}}),
+        Values(0, Exact([1.2345678, 7.654321])),
+        Signature(0, "function", f"{one}:{other}", trees, {third: fourth}, Opaque(one)),
+        Scope(
+            0,
+            f"{one}.{other}",
+            third,
+            fourth,
+            f"{one}:{third}",
+            f"{other}.{fourth}",
+            f"/{one}/{other}.py",
+            7,
+            gripped=True,
+        ),
+        Context(0, {one: other, "autocast": third}),
+        Thread(0, other),
+        Kernels(0, [third], [1], [1]),
+        Entered(0, 1, 0, 9, Signature(9, "function", f"{one}:{other}", trees, {third: fourth})),
+        Effects(0, 1, 1, (trees, {one: other})),
+        End(1, 1, 1, [Dropped(one, other, 1)], stopped=third, devices={fourth: one}, accelerator={one: other}),
+    ]
+    report = Report()
+    redaction = Redaction(Policy(), report)
+    text = b"".join(encode_line(item) for record in written for item in redaction.records(record)).decode()
+    texts = [text, *(left.value for left in report.counts if left.kind != "kernel")]
+    assert not [secret for secret in secrets if any(secret in item for item in texts)]
+    assert "1.2345678" not in text
 
 
 def test_a_cut_trace_leaves_no_file_unless_it_may_be_cut(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ LEAST = {
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     """What is told of a trace above its tables, by name."""
-    from opgrip.traces.analysis.redaction.headers import REDACTED
+    from opgrip.traces.analysis.redaction.redaction import REDACTED
     from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
     from opgrip.traces.table.accelerators import facts_in_words, time_doubts
     from opgrip.traces.table.profiler_labels import are_marks, is_mark

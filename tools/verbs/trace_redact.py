@@ -103,7 +103,7 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:
     from opgrip.display.tables import TableColumn, print_table
-    from opgrip.traces.analysis.redaction.leftovers import FORMAT
+    from opgrip.traces.analysis.redaction.names import FORMAT
 
     for name in redacted.whole_values:
         reporter.say(f"{printable(name)} has the values themselves, and is left out: do not send it")
@@ -113,7 +113,7 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
     if passed_over:
         what = counted(passed_over, "record or field", "records or fields")
         reporter.say(f"{what} of a version that this one does not know, left out")
-    rows = [row for row in redacted.leftovers.rows() if row[3] != FORMAT]
+    rows = [row for row in redacted.report.rows() if row[3] != FORMAT]
     rows += [
         (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())
     ]
@@ -124,7 +124,7 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
         TableColumn("why it stays", [row[3] for row in rows], is_number=False, least=24),
     ]
     print_table(columns, sys.stderr, "what is left")
-    names_of = counted(redacted.leftovers.salted, "salted name")
+    names_of = counted(len(redacted.report.salted), "salted name")
     reporter.say(f"{counted(redacted.calls, 'call')}, {names_of}, to {args.output}")
 
 

@@ -13,6 +13,10 @@ from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 T = TypeVar("T")
+Table: TypeAlias = Mapping[str, Any]
+"""Fields of a dictionary by name: each a `Privacy`, a table of its own, or a list with the table of each item."""
+DEVICE_KEY = "*device"
+"""Key of a table for all keys that name a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,18 @@ class Privacy:
         `hashed` ones as salted hashes, except for words of torch and Python; `coarse` numbers lose their lower bits;
         `nested` ones are redacted in turn; `dropped` ones are left out
     kind : what the field holds, by which a redaction finds the function for it; empty for any value
+    table : for a dictionary, what becomes of its fields
     """
 
     treatment: str
     kind: str = ""
+    table: Table | None = None
 
 
 PUBLIC = Privacy("public")
 NESTED = Privacy("nested")
+ATTRIBUTES = Privacy("nested", "attributes")
+"""A dictionary of attributes, whose names are hashed as those of functions are."""
 DROPPED = Privacy("dropped")
 Public: TypeAlias = Annotated[T, PUBLIC]
 
@@ -47,13 +55,18 @@ def hashed(kind: str) -> Privacy:
     return Privacy("hashed", kind)
 
 
+def table(fields: Table) -> Privacy:
+    """Declare a dictionary with these fields."""
+    return Privacy("nested", table=fields)
+
+
 def coarse(kind: str) -> Privacy:
     """Declare a number that is rounded as this kind asks."""
     return Privacy("coarse", kind)
 
 
 @cache
-def privacy_of(cls: type) -> Mapping[str, Privacy | None]:
+def privacy_of(cls: type[Any]) -> Mapping[str, Privacy | None]:
     """Return the class of each field of a dataclass; None for a field that declares none."""
     privacy: dict[str, Privacy | None] = dict.fromkeys(item.name for item in fields(cls))
     for name, hint in get_type_hints(cls, include_extras=True).items():
@@ -66,16 +79,10 @@ def privacy_of(cls: type) -> Mapping[str, Privacy | None]:
 COUNT, FLAG, DEVICE, HARDWARE = public("count"), public("flag"), public("device"), public("hardware")
 SETTING, VERSION = public("setting"), public("version")
 
-Table: TypeAlias = Mapping[str, Any]
-"""Fields of a dictionary by name: each a `Privacy`, a table of its own, or a list of one table for each item.
-
-The name `*device` is for every key that names a device.
-"""
-
-DEVICE_NAMES: Table = {"*device": HARDWARE}
+DEVICE_NAMES: Table = {DEVICE_KEY: HARDWARE}
 ACCELERATOR: Table = {
     "devices": {
-        "*device": dict.fromkeys(
+        DEVICE_KEY: dict.fromkeys(
             ("name", "capability", "architecture", "driver", "memory_bytes", "l2_bytes", "multiprocessors")
             + ("power_limit_w", "max_sm_mhz", "max_memory_mhz", "ecc", "mig"),
             HARDWARE,
@@ -94,6 +101,7 @@ CONTEXT_SETTINGS: Table = dict.fromkeys(
     + ("default_dtype", "autocast", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "cudnn_tf32", "stream"),
     SETTING,
 )
+THINNED_COUNTS: Table = dict.fromkeys(("values", "scopes", "steps"), COUNT)
 HEADER_FIELDS: Table = {
     # the writer adds these
     **dict.fromkeys(("type", "format", "version"), DROPPED),

@@ -16,7 +16,7 @@ import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.schema.limits import check_hashes
-from opgrip.traces.schema.privacy import NESTED, Public, hashed, public
+from opgrip.traces.schema.privacy import ATTRIBUTES, NESTED, Public, hashed, public
 from opgrip.traces.schema.tensor_specs import LIMIT, Json, TensorSpec
 
 
@@ -33,7 +33,7 @@ class ObjectSpec:
     """
 
     cls: Annotated[str, hashed("object")]
-    fields: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    fields: Annotated[dict[str, Any], ATTRIBUTES] = field(default_factory=dict)
     content: Annotated[Any, NESTED] = None
 
 
@@ -49,10 +49,10 @@ class ModuleSpec:
     """
 
     cls: Annotated[str, hashed("object")]
-    parameters: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
-    buffers: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
-    modules: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
-    fields: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    parameters: Annotated[dict[str, Any], ATTRIBUTES] = field(default_factory=dict)
+    buffers: Annotated[dict[str, Any], ATTRIBUTES] = field(default_factory=dict)
+    modules: Annotated[dict[str, Any], ATTRIBUTES] = field(default_factory=dict)
+    fields: Annotated[dict[str, Any], ATTRIBUTES] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

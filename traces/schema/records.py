@@ -7,7 +7,19 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
-from opgrip.traces.schema.privacy import DROPPED, NESTED, Public, hashed, public
+from opgrip.traces.schema.privacy import (
+    ACCELERATOR,
+    CONTEXT_SETTINGS,
+    DEVICE_NAMES,
+    DROPPED,
+    HEADER_FIELDS,
+    NESTED,
+    THINNED_COUNTS,
+    Public,
+    hashed,
+    public,
+    table,
+)
 from opgrip.traces.schema.value_model import ValueModel
 
 FORMAT = "opgrip-trace"
@@ -32,7 +44,7 @@ NO_STORAGE = -1
 class Header:
     """The first record: what wrote the trace, of what, where and when."""
 
-    fields: Annotated[dict[str, Any], NESTED]
+    fields: Annotated[dict[str, Any], table(HEADER_FIELDS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +156,7 @@ class Context:
     """Settings that change how operators run: gradient and inference mode, autocast, threads and the like."""
 
     number: Public[int]
-    settings: Annotated[dict[str, Any], NESTED]
+    settings: Annotated[dict[str, Any], table(CONTEXT_SETTINGS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +321,10 @@ class End:
     passed_by: Annotated[list[Dropped], NESTED] = field(default_factory=list)
     without_values: Annotated[list[Dropped], NESTED] = field(default_factory=list)
     stopped: Annotated[str | None, hashed("limit")] = None
-    devices: Annotated[dict[str, str], NESTED] = field(default_factory=dict)
-    accelerator: Annotated[dict[str, Any], NESTED] = field(default_factory=dict)
+    devices: Annotated[dict[str, str], table(DEVICE_NAMES)] = field(default_factory=dict)
+    accelerator: Annotated[dict[str, Any], table(ACCELERATOR)] = field(default_factory=dict)
     before: Public[int | None] = None
-    thinned: Annotated[dict[str, int], NESTED] = field(default_factory=dict)
+    thinned: Annotated[dict[str, int], table(THINNED_COUNTS)] = field(default_factory=dict)
     contended: Public[float] = 0.0
     step_starts_ns: Public[list[int]] = field(default_factory=list)
 

@@ -106,7 +106,7 @@ class TensorSpec:
     stride: Public[tuple[int, ...] | None]
     dtype: Annotated[torch.dtype, public("dtype")]
     device: Annotated[str, hashed("device")]
-    layout: Annotated[torch.layout, public("layout")] = torch.strided
+    layout: Public[torch.layout] = torch.strided
     offset: Public[int] = 0
     requires_grad: Public[bool] = False
     storage: Public[int | None] = None

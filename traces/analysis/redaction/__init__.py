@@ -1,4 +1,4 @@
-"""Traces without what tells whose they are: names, paths, texts, numbers and values of the program."""
+"""Redaction: traces without the names, paths, texts, numbers and values of the program."""
 
 from opgrip.traces.analysis.redaction.policy import KINDS, Policy, check_kept, salt_of
 from opgrip.traces.analysis.redaction.redaction import Redaction

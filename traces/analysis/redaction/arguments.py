@@ -1,52 +1,271 @@
-"""Arguments of calls without what they tell of the program: its names, its texts, its numbers."""
+"""Redacted arguments: one walk over records and trees of arguments, by the privacy that each field declares.
+
+Numbers need more than their declaration: the operator's schema and the shapes of the call say whether one is a size,
+which must stay, or a value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from types import EllipsisType
+from typing import Any, TypeVar
 
 import torch
 
-from opgrip.traces.analysis.redaction.names import BACKENDS, NOT_RECORDED, REDUCTIONS, Names, is_public_type
-from opgrip.traces.analysis.redaction.policy import SCALARS, Policy, coarse, coarse_float, coarse_int, rounded_up
-from opgrip.traces.analysis.redaction.redacted_calls import CallFacts, argument_name, call_facts, is_value
-from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
+from opgrip.traces.analysis.redaction.call_facts import CallFacts, argument_name, call_facts
+from opgrip.traces.analysis.redaction.coarse_models import coarse, coarse_float, coarse_int, rounded_up
+from opgrip.traces.analysis.redaction.header_tables import TableRedactor
+from opgrip.traces.analysis.redaction.names import NAME_RULES, NOT_RECORDED, Names
+from opgrip.traces.analysis.redaction.policy import LABELS, SCALARS, Policy
+from opgrip.traces.analysis.redaction.report import ASKED, Report
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
 from opgrip.traces.schema.operator_arguments import schema_arguments
-from opgrip.traces.schema.python_objects import (
-    ArraySpec,
-    ModuleSpec,
-    NamedSpec,
-    ObjectSpec,
-    SameSpec,
-    ScalarSpec,
-    SharedSpec,
-)
+from opgrip.traces.schema.privacy import Privacy, privacy_of
+from opgrip.traces.schema.python_objects import ScalarSpec
 from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import PerChannel, PerTensor
+from opgrip.traces.schema.tensor_specs import plain_name
 from opgrip.traces.table.profiler_labels import ENTER
 
-RANGES = ("aten.arange.", "aten.range.")
-"""How the names of operators begin that make ranges, the last of which has its end too."""
-STARTS, ENDS, STEP = "start", "end", "step"
+Number = TypeVar("Number", int, float)
+VALUE_TYPES = ("number", "float", "complex", "Scalar")
+"""Schema types of arguments that are values; those of type `int` are sizes, dimensions and flags."""
+LARGEST_FLAG = 255
+"""Integers up to this that are sizes, dimensions or flags stay whatever the shapes are."""
+SEEDS = ("seed", "philox_seed", "offset", "philox_offset")
+LOWS, HIGHS = ("low", "from"), ("high", "to")
+"""Bounds of random integers: the low one must stay below the high one."""
+SHAPING_FLOATS = ("scale_factors",)
+"""Arguments whose floats decide the size of an output."""
 
-Images: TypeAlias = dict[int | str, Any]
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a value stands.
+
+    Attributes
+    ----------
+    field : of the record, such as `signature.args`
+    argument : the name of the argument
+    is_value : True if its integers are values, which decide no shape
+    """
+
+    field: str
+    op: str = ""
+    argument: str = ""
+    is_value: bool = False
+    facts: CallFacts = CallFacts(frozenset(), 0, {})  # noqa: RUF009 - never written: callers with numbers pass their own
 
 
-def range_images(signature: Signature) -> Images:
-    """A range's numbers by their places in the call: from zero on, as many as there were, in coarse steps.
+class Redactor:
+    """Redacts records, arguments and everything in them by the privacy that their fields declare.
 
-    Nothing for another call, and for one whose output is not known.
+    Numbers of value models stay: `Redaction` replaces them.
+    """
+
+    def __init__(self, policy: Policy, names: Names, report: Report | None) -> None:
+        self._keeps_scalars = policy.keeps(SCALARS)
+        self._keeps_labels = policy.keeps(LABELS)
+        self._policy, self._names, self._report = policy, names, report
+        self._tables = TableRedactor(policy, names, report)
+
+    def signature(self, signature: Signature, record: str, facts: CallFacts) -> Signature:
+        """Return a signature, its value models aside; `facts` learns the images of its integers."""
+        op = signature.op
+        ranges = {} if self._keeps_scalars else range_images(signature)
+
+        def argument(place: int | str, tree: Any) -> Any:
+            name, kind = argument_name(op, place)
+            # an integer of an extension's function or an unknown operator may be a size
+            is_value = signature.kind == FUNCTION or any(name in kind for name in VALUE_TYPES)
+            field = f"{record}.{'args' if isinstance(place, int) else 'kwargs'}"
+            at = Position(field, op, name, is_value, facts)
+            return self._number(at, ranges[place]) if place in ranges else self.tree(tree, at)
+
+        redacted: Signature = self.fields(
+            signature,
+            Position(record),
+            op=self.operator(f"{record}.op", op, signature.kind),
+            args=tuple(argument(place, tree) for place, tree in enumerate(signature.args)),
+            kwargs={
+                self._keyword(signature, f"{record}.kwargs", name): argument(name, tree)
+                for name, tree in signature.kwargs.items()
+            },
+            outputs=self.outputs(op, record, signature.outputs, facts),
+        )
+        return redacted
+
+    def outputs(self, op: str, record: str, outputs: Any, facts: CallFacts) -> Any:
+        """Return what a call returned; its numbers come from values, and no replay needs them."""
+        own = call_facts(facts.sizes, facts.extent)
+        return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))
+
+    def operator(self, field: str, op: str, kind: str = "") -> str:
+        """Return the name of an operator."""
+        image = self._names.operator(op, kind)
+        self.note(field, "operator", op, image, self._names.reason_of_operator(image))
+        return image
+
+    def fields(self, value: Any, at: Position, **known: Any) -> Any:
+        """Return a record or argument, each field as its type declares, or as in `known`."""
+        redacted = {}
+        cls: Any = type(value)
+        for name, privacy in privacy_of(cls).items():
+            if name in known:
+                redacted[name] = known[name]
+            elif privacy is not None and privacy.treatment != "dropped":
+                inner = at if "." in at.field else replace(at, field=f"{at.field}.{name}")
+                redacted[name] = self._field(name, privacy, getattr(value, name), inner)
+        return type(value)(**redacted)
+
+    def _field(self, name: str, privacy: Privacy, value: Any, at: Position) -> Any:
+        match privacy:
+            case Privacy(table=dict() as table):
+                return self._tables.table(value, table, at.field if at.field != "header.fields" else "header")
+            case Privacy("nested", "attributes"):
+                return {self._names.function(key): self.tree(item, at) for key, item in value.items()}
+            case Privacy("nested"):
+                return None if value is None else self.tree(value, at)
+            case Privacy("coarse", "seed"):
+                return 0
+            case Privacy("coarse"):
+                return tuple(map(coarse, value)) if isinstance(value, tuple) else coarse(value)
+            case Privacy("public", ""):
+                return value
+        return self.word(privacy.kind, name, value, at)
+
+    def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
+        """Return a name of this kind, or several of them."""
+        if value is None:
+            return None
+        if isinstance(value, tuple | list):
+            return type(value)(self.word(kind, label, item, at) for item in value)
+        rule = NAME_RULES[kind]
+        image = rule.redact(self._names, value)
+        why = ASKED if self._policy.keeps(rule.kept_by) else rule.why
+        self.note(at.field, rule.label or label, plain_name(value), plain_name(image), why)
+        return image
+
+    def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
+        """Report a text and what became of it."""
+        if self._report is not None:
+            self._report.add_text(field, label, text, image, why)
+
+    def tree(self, value: Any, at: Position) -> Any:
+        """Return a tree of arguments."""
+        cls = type(value)
+        if value is None or isinstance(value, bool | torch.Size | EllipsisType):
+            return value
+        if cls in (torch.dtype, torch.layout, torch.memory_format, torch.device):
+            return self.word(cls.__name__, cls.__name__, value, at)
+        match value:
+            case int():
+                return self._integer(value, at)
+            case float():
+                return self._floating(value, at)
+            case complex():
+                return complex(self._floating(value.real, at), self._floating(value.imag, at))
+            case str():
+                return self._text(value, at)
+            case bytes():
+                return bytes(len(value))
+            case range():
+                start, stop, step = (self._integer(part, at) for part in (value.start, value.stop, value.step))
+                return range(start, stop, step or 1)
+            case slice(start=start, stop=stop, step=step):
+                return slice(*(None if part is None else self._integer(part, at) for part in (start, stop, step)))
+            case list():
+                return [self.tree(item, at) for item in value]
+            case tuple():
+                return tuple(self.tree(item, at) for item in value)
+            case set() | frozenset():
+                return cls(self.tree(item, at) for item in value)
+            case dict():
+                return self._items(value, at)
+            case ScalarSpec():
+                return self.fields(value, replace(at, is_value=True))
+        # a type that a later version adds is left out
+        return self.fields(value, at) if is_dataclass(cls) else Opaque(NOT_RECORDED)
+
+    def _integer(self, value: int, at: Position) -> int:
+        image = value if self._keeps_scalars else self._image_of_integer(value, at)
+        return self._number(at, image)
+
+    def _image_of_integer(self, value: int, at: Position) -> int:
+        if at.argument in SEEDS:
+            image = 0
+        elif at.is_value:
+            image = at.facts.pinned.get(value, coarse_int(value))
+        elif abs(value) <= max(LARGEST_FLAG, at.facts.extent):
+            image = value
+        elif at.argument in LOWS:
+            image = coarse_int(value) if value > 0 else rounded_up(value)
+        elif at.argument in HIGHS:
+            image = rounded_up(value) if value > 0 else coarse_int(value)
+        else:
+            # beyond everything that a shape holds: a limit, such as the end of a slice, that must stay beyond
+            image = rounded_up(value)
+        at.facts.pinned.setdefault(value, image)
+        return image
+
+    def _floating(self, value: float, at: Position) -> float:
+        # only an operator's schema says that an argument of this name decides a shape
+        shapes = at.argument in SHAPING_FLOATS and bool(schema_arguments(at.op))
+        image = value if self._keeps_scalars or shapes else coarse_float(value)
+        return self._number(at, image)
+
+    def _number(self, at: Position, image: Number) -> Number:
+        """Report a number, and return it."""
+        if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
+            why = "a size, dimension, index or flag" if type(image) is int else "three bits of a float"
+            self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)
+        return image
+
+    def _text(self, value: str, at: Position) -> str:
+        why = "a setting, device or type that torch knows"
+        if at.op.startswith(ENTER):
+            image, asked = self._names.label(value), self._keeps_labels
+        elif self._keeps_scalars:
+            image, asked = value, True
+        else:
+            image = self._names.equation(value) if at.op.startswith("aten.einsum") else self._names.text(value)
+            asked = False
+        self.note(at.field, "string", value, image, ASKED if asked else why)
+        return image
+
+    def _keyword(self, signature: Signature, field: str, name: str) -> str:
+        is_own = signature.kind == FUNCTION and not signature.op.startswith(HIGHER_ORDER)
+        parameters = dict(schema_arguments(signature.op))
+        is_unknown = bool(parameters) and name not in parameters
+        hides = is_own or is_unknown or self._names.hides(signature.op)
+        image = self._names.word(name) if hides else name
+        self.note(field, "name of an argument", name, image, "operators whose names stay have these")
+        return image
+
+    def _items(self, items: Mapping[Any, Any], at: Position) -> dict[Any, Any]:
+        redacted: dict[Any, Any] = {}
+        for key, item in items.items():
+            image = self._names.word(key) if isinstance(key, str) else self.tree(key, at)
+            # two numbers that are equal when coarse
+            redacted[self._names.word(repr(key)) if image in redacted else image] = self.tree(item, at)
+        return redacted
+
+
+def range_images(signature: Signature) -> dict[int | str, int | float]:
+    """Return a range's numbers by position or keyword: from zero on, with as many elements, in coarse steps.
+
+    Empty for another call, and for one whose output is not known.
     """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
-    output, (_, step) = signature.outputs, numbers.get(STEP, (None, 1))
-    is_range = signature.kind == OPERATOR and signature.op.startswith(RANGES)
+    output, (_, step) = signature.outputs, numbers.get("step", (None, 1))
+    is_range = signature.kind == OPERATOR and signature.op.startswith(("aten.arange.", "aten.range."))
     if not is_range or not isinstance(output, TensorSpec) or len(output.shape) != 1 or not _is_number(step):
         return {}
     step = coarse(step)
-    count = output.shape[0] - signature.op.startswith(RANGES[1])
-    images = {STARTS: 0, ENDS: step * count, STEP: step}
+    # `range` includes its end
+    count = output.shape[0] - signature.op.startswith("aten.range.")
+    images = {"start": 0, "end": step * count, "step": step}
     # a float stays one: it decides the dtype
     return {
         place: float(images[name]) if isinstance(value, float) else images[name]
@@ -57,231 +276,3 @@ def range_images(signature: Signature) -> Images:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-SMALL = 255
-"""Whole numbers up to this that are sizes, dimensions or flags stay whatever the shapes are."""
-SEEDS = ("seed", "philox_seed", "offset", "philox_offset")
-"""Arguments that a random number generator begins from; 0 does as well."""
-LOWS, HIGHS = ("low", "from"), ("high", "to")
-"""Arguments that random whole numbers lie between: the low one is below the high one."""
-SHAPING_FLOATS = ("scale_factors",)
-"""Arguments whose floats decide the size of an output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value stands in a call.
-
-    Attributes
-    ----------
-    argument : the name of the argument
-    is_value : its whole numbers are values, which decide no shape
-    """
-
-    op: str
-    argument: str
-    is_value: bool
-
-
-class Arguments:
-    """Redacts trees of arguments, but for the values of tensors, of which a tree has numbers alone."""
-
-    def __init__(self, policy: Policy, names: Names) -> None:
-        self._keeps_scalars = policy.keeps(SCALARS)
-        self._names = names
-
-    def of(self, signature: Signature, facts: CallFacts) -> Signature:
-        """A signature with its arguments redacted; its whole numbers are added to the facts."""
-        op = signature.op
-        ranges = {} if self._keeps_scalars else range_images(signature)
-
-        def redact(place: int | str, tree: Any) -> Any:
-            if place in ranges:
-                return ranges[place]
-            name, kind = argument_name(op, place)
-            return self.tree(tree, Place(op, name, is_value(op, signature.kind, kind)), facts)
-
-        args = tuple(redact(place, tree) for place, tree in enumerate(signature.args))
-        kwargs = {self._keyword(signature, name): redact(name, tree) for name, tree in signature.kwargs.items()}
-        outputs = self.outputs(op, signature.outputs, facts)
-        raised = None if signature.raised is None else self._names.error(signature.raised)
-        return replace(
-            signature,
-            op=self._names.operator(op, signature.kind),
-            args=args,
-            kwargs=kwargs,
-            outputs=outputs,
-            raised=raised,
-        )
-
-    def outputs(self, op: str, outputs: Any, facts: CallFacts) -> Any:
-        """What a call returned."""
-        # numbers that a call returns come from values, and no replay needs them
-        return self.tree(outputs, Place(op, "outputs", True), call_facts(facts.sizes, facts.extent))
-
-    def tree(self, value: Any, place: Place, facts: CallFacts) -> Any:
-        """A tree of arguments."""
-
-        def inner(item: Any) -> Any:
-            return self.tree(item, place, facts)
-
-        redact = _LEAVES.get(type(value))
-        if redact is not None:
-            return redact(self, value, place, facts)
-        match value:
-            case list():
-                return [inner(item) for item in value]
-            case tuple():
-                return tuple(inner(item) for item in value)
-            case dict():
-                return self._items(value, inner)
-            case set() | frozenset():
-                return type(value)(inner(item) for item in value)
-            case ObjectSpec(cls, fields, content):
-                name = self._names.object_name(cls)
-                return ObjectSpec(name, self._fields(fields, inner), None if content is None else inner(content))
-            case ModuleSpec(cls):
-                groups = (value.parameters, value.buffers, value.modules, value.fields)
-                return ModuleSpec(self._names.object_name(cls), *(self._fields(group, inner) for group in groups))
-            case ArraySpec(tensor):
-                return ArraySpec(inner(tensor))
-            case SharedSpec(number, shared):
-                return SharedSpec(number, inner(shared))
-        # what a later version adds
-        return Opaque(NOT_RECORDED)
-
-    def whole(self, value: int, place: Place, facts: CallFacts) -> int:
-        """A whole number."""
-        if self._keeps_scalars:
-            return value
-        if place.argument in SEEDS:
-            image = 0
-        elif place.is_value:
-            image = facts.pinned.get(value, coarse_int(value))
-        elif abs(value) <= max(SMALL, facts.extent):
-            image = value
-        elif place.argument in LOWS:
-            image = coarse_int(value) if value > 0 else rounded_up(value)
-        elif place.argument in HIGHS:
-            image = rounded_up(value) if value > 0 else coarse_int(value)
-        else:
-            # beyond all that a shape holds: a limit, as the end of a slice, that must stay beyond
-            image = rounded_up(value)
-        facts.pinned.setdefault(value, image)
-        return image
-
-    def floating(self, value: float, place: Place) -> float:
-        """A float."""
-        # a function of the program may call anything so
-        shapes = place.argument in SHAPING_FLOATS and bool(schema_arguments(place.op))
-        return value if self._keeps_scalars or shapes else coarse_float(value)
-
-    def text(self, value: str, place: Place) -> str:
-        """A string."""
-        if place.op.startswith(ENTER):
-            return self._names.label(value)
-        if self._keeps_scalars:
-            return value
-        return self._names.equation(value) if place.op.startswith("aten.einsum") else self._names.text(value)
-
-    def group(self, value: GroupSpec) -> GroupSpec:
-        """A group of processes, its name hashed and its ranks as they are."""
-        backend = value.backend if value.backend in BACKENDS else self._names.word(value.backend)
-        return replace(value, name=self._names.text(value.name), backend=backend)
-
-    def opaque(self, value: Opaque) -> Opaque:
-        """The type of what a trace cannot hold; what it could not be recorded for is an error's message."""
-        name = value.type_name
-        return value if is_public_type(name) else Opaque(self._names.error(name))
-
-    def named(self, value: NamedSpec) -> NamedSpec:
-        """A class, a function or a member of an enumeration."""
-        return NamedSpec(self._names.object_name(value.name))
-
-    def tensor(self, spec: TensorSpec) -> TensorSpec:
-        """A tensor's metadata."""
-        made_of = spec.made_of
-        match made_of:
-            case PerTensor(scale, zero_point):
-                made_of = PerTensor(coarse_float(scale), coarse_int(zero_point))
-            case PerChannel(scales, zero_points, axis):
-                zeros: Any = tuple(
-                    coarse_int(zero) if isinstance(zero, int) else coarse_float(zero) for zero in zero_points
-                )
-                made_of = PerChannel(tuple(map(coarse_float, scales)), zeros, axis)
-        cls = None if spec.cls is None else self._names.class_name(spec.cls)
-        return replace(spec, cls=cls, made_of=made_of, device=self._names.device(spec.device))
-
-    def _keyword(self, signature: Signature, name: str) -> str:
-        is_own = signature.kind == FUNCTION and not signature.op.startswith(HIGHER_ORDER)
-        parameters = dict(schema_arguments(signature.op))
-        is_strange = bool(parameters) and name not in parameters
-        return self._names.word(name) if is_own or is_strange or self._names.hides(signature.op) else name
-
-    def _fields(self, fields: Mapping[str, Any], inner: Callable[[Any], Any]) -> dict[str, Any]:
-        return {self._names.function(name): inner(item) for name, item in fields.items()}
-
-    def _items(self, items: Mapping[Any, Any], inner: Callable[[Any], Any]) -> dict[Any, Any]:
-        redacted: dict[Any, Any] = {}
-        for key, item in items.items():
-            image = self._names.word(key) if isinstance(key, str) else inner(key)
-            # two numbers that are alike when coarse
-            redacted[self._names.word(repr(key)) if image in redacted else image] = inner(item)
-        return redacted
-
-
-def _range(arguments: Arguments, value: range, place: Place, facts: CallFacts) -> range:
-    parts = [arguments.whole(part, place, facts) for part in (value.start, value.stop, value.step)]
-    return range(parts[0], parts[1], parts[2] or 1)
-
-
-def _slice(arguments: Arguments, value: slice, place: Place, facts: CallFacts) -> slice:
-    parts = (value.start, value.stop, value.step)
-    return slice(*(None if part is None else arguments.whole(part, place, facts) for part in parts))
-
-
-def _same(arguments: Arguments, value: Any, place: Place, facts: CallFacts) -> Any:
-    return value
-
-
-def _scalar(arguments: Arguments, value: ScalarSpec, place: Place, facts: CallFacts) -> ScalarSpec:
-    return replace(value, value=arguments.tree(value.value, replace(place, is_value=True), facts))
-
-
-_Leaf: TypeAlias = Callable[[Arguments, Any, Place, CallFacts], Any]
-
-_LEAVES: dict[type, _Leaf] = {
-    **dict.fromkeys(
-        (
-            type(None),
-            bool,
-            torch.Size,
-            torch.dtype,
-            torch.device,
-            torch.layout,
-            torch.memory_format,
-            SameSpec,
-            type(...),
-        ),
-        _same,
-    ),
-    int: Arguments.whole,
-    float: lambda arguments, value, place, facts: arguments.floating(value, place),
-    complex: lambda arguments, value, place, facts: complex(
-        arguments.floating(value.real, place), arguments.floating(value.imag, place)
-    ),
-    str: lambda arguments, value, place, facts: arguments.text(value, place),
-    bytes: lambda arguments, value, place, facts: bytes(len(value)),
-    range: _range,
-    slice: _slice,
-    TensorSpec: lambda arguments, value, place, facts: arguments.tensor(value),
-    GeneratorSpec: lambda arguments, value, place, facts: GeneratorSpec(arguments._names.device(value.device), 0),
-    GroupSpec: lambda arguments, value, place, facts: arguments.group(value),
-    ReductionSpec: lambda arguments, value, place, facts: (
-        value if value.name in REDUCTIONS else ReductionSpec(arguments.text(value.name, place))
-    ),
-    Opaque: lambda arguments, value, place, facts: arguments.opaque(value),
-    NamedSpec: lambda arguments, value, place, facts: arguments.named(value),
-    ScalarSpec: _scalar,
-}

@@ -1,17 +1,19 @@
-"""Salted names, and words that are public because torch, Python or the system define them."""
+"""Hashed names, and the words that stay because torch, Python or the operating system define them."""
 
 from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 import torch
 
-from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODULES, Policy
-from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
+from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODULES, SCALARS, Policy
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, PHASES
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 from opgrip.traces.table.profiler_labels import STEP_LABEL
 
@@ -20,9 +22,9 @@ OPERATOR_NAMESPACES = frozenset(
     + ("quantized_decomposed", "sparse", "mkldnn", "mkl", "onednn", "prepacked", "inductor", "rngprims", "fsdp")
     + ("symm_mem", "torchvision", "torchaudio", "tv", "torch_attn", "xnnpack", "_quantized", "static_runtime")
 )
-"""Of operators that come with torch and its own libraries."""
+"""Namespaces of operators that come with torch and its own libraries."""
 EXTENSIONS = ("mmcv._ext:", "torchvision::")
-"""How the names of the functions of extensions begin that everybody can install."""
+"""Prefixes of functions of extensions that anyone can install."""
 MODES = frozenset(
     ("none", "mean", "sum", "batchmean", "prod", "amax", "amin", "max", "min", "avg", "product", "band", "bor", "bxor")
     + ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area", "zeros", "border", "constant")
@@ -32,7 +34,7 @@ MODES = frozenset(
     + ("euclid", "backprop", "per_tensor", "per_channel", "math", "flash", "efficient", "cudnn", "gels", "gelsd")
     + ("gelsy", "gelss", "gesvd", "gesvdj", "gesvda", "highest", "high", "medium", "ieee", "tf32", "bf16", "native")
 )
-"""Settings of operators."""
+"""String settings of operators."""
 BACKENDS = frozenset(("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake", "undefined", "local", "custom"))
 REDUCTIONS = frozenset(("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM", "UNUSED"))
 RUNS = frozenset(("predict", "loss", "train", "generate"))
@@ -40,19 +42,19 @@ OPAQUE_TYPES = frozenset(
     ("function", "builtin_function_or_method", "method", "NoneType", "generator", "module")
     + ("torch.storage.UntypedStorage", "torch.storage.TypedStorage", "UntypedStorage", "ScriptObject")
 )
-"""Types of what a trace cannot hold."""
+"""Types that a trace cannot hold."""
 NOT_RECORDED = "not recorded"
 OWN_PLACES = frozenset(
     ("module scope", "optimizer scope", "autocast scope", "compiled region", "values on a device", "a Triton kernel")
 )
 OWN_PLACES_OF = ("thread ", "extension ", "kernels of ", "signature ")
-"""What a capture calls its own parts, where one of them could not record; a name follows the latter."""
+"""Names of a capture's own parts in its totals; a name follows the prefixes of the latter."""
 REGION = "torch.compile:"
 REGION_KERNEL = re.compile(r"(cpp|triton_[a-z]{2,4})_fused_\w+|extern_kernels\.\w+|region")
-"""A kernel of a compiled region as inductor names it, of operators of torch."""
+"""Kernel of a compiled region as inductor names it after torch's operators."""
 LIMIT = re.compile(r"[0-9,]{1,20} (calls?|bytes|bytes of memory)")
 FUNCTION_WORDS = frozenset(("forward", "backward", "step", "main"))
-"""Names that torch and Python ask functions to have."""
+"""Function names that torch and Python prescribe."""
 DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|npu|meta|xla|mtia|vulkan|privateuseone|hip)(:[0-9]{1,4})?")
 VERSION = re.compile(r"[0-9]+(\.[0-9]+){0,4}((a|b|rc|dev|post)[0-9]{1,8})?")
 BUILD = re.compile(r"cpu|cu[0-9]{2,3}|rocm[0-9.]{1,8}|xpu")
@@ -64,7 +66,7 @@ _OTHER_EXCEPTIONS = frozenset(("OutOfMemoryError", "AcceleratorError", "LinAlgEr
 
 
 def is_public_operator(op: str) -> bool:
-    """Whether an operator, or an extension's function, is one that everybody can install."""
+    """Return True for an operator, or an extension's function, that anyone can install."""
     if op.startswith((*EXTENSIONS, HIGHER_ORDER)):
         return True
     namespace, dot, _ = op.partition(".")
@@ -72,7 +74,7 @@ def is_public_operator(op: str) -> bool:
 
 
 def is_public_text(text: str) -> bool:
-    """Whether a string argument is a setting, a device or a type, or a number of a group."""
+    """Return True for a string argument that is a setting, a device, a type, or the number of a group."""
     return (
         text in MODES
         or text in DTYPES
@@ -84,31 +86,31 @@ def is_public_text(text: str) -> bool:
 
 
 def is_public_exception(name: str) -> bool:
-    """Whether a name is that of an error that Python or torch raises."""
+    """Return True for the name of an exception of Python or torch."""
     kind = getattr(builtins, name, None)
     return name in _OTHER_EXCEPTIONS or (isinstance(kind, type) and issubclass(kind, BaseException))
 
 
 def is_public_type(name: str) -> bool:
-    """Whether a name is that of a type of Python or torch, or says that nothing was recorded."""
+    """Return True for the name of a type of Python or torch, and for the note that nothing was recorded."""
     return isinstance(getattr(builtins, name, None), type) or name in torch_classes() | OPAQUE_TYPES | {NOT_RECORDED}
 
 
 @lru_cache(maxsize=1)
 def torch_classes() -> frozenset[str]:
-    """Names of torch's modules, and of its classes of tensors."""
+    """Return the names of torch's modules and tensor classes."""
     modules = {name for name in dir(torch.nn) if isinstance(getattr(torch.nn, name), type)}
     return frozenset(modules | {"Tensor", "Buffer", "FakeTensor", "DTensor", "AsyncCollectiveTensor"})
 
 
 @lru_cache(maxsize=1)
 def optimizer_classes() -> frozenset[str]:
-    """Names of torch's optimizers."""
+    """Return the names of torch's optimizers."""
     return frozenset(name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
 
 
 def public_version(text: str) -> str:
-    """A version without what whoever built it put behind it: `2.6.0+acme` is `2.6.0`; empty for what is none."""
+    """Return a version without the local part of a private build (`2.6.0+acme` is `2.6.0`); empty if it is none."""
     number, plus, build = text.partition("+")
     if not VERSION.fullmatch(number):
         return ""
@@ -116,79 +118,74 @@ def public_version(text: str) -> str:
 
 
 DIGITS = 5
-"""Bytes of a hash: of ten thousand names, two are alike once in twenty thousand times."""
-SALTED = re.compile(r"x[0-9a-f]{10}")
+"""Bytes of a hash: ten thousand names collide with a probability of 1 in 20,000."""
+SALTED = re.compile(r"\bx[0-9a-f]{10}\b")
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_LINES = 1 << 20
 MADE_UP = frozenset(
     ("<locals>", "<lambda>", "<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "__enter__", "__exit__")
 )
-"""Names that Python gives to functions, or asks of them, besides those that every object has."""
+"""Names that Python makes up for functions, and special methods that `object` lacks."""
 _INDEX = re.compile(r"[0-9]{1,4}")
 _CALLER = re.compile(r"(.*):([0-9]+) ([^ ]*)")
 OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
 
 
 class Names:
-    """Makes salted names.
-
-    Parameters
-    ----------
-    policy : has the salt, and what stays
-    """
+    """Hashes names with the salt of a policy, except for what the policy keeps and what is public."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._key = blake2b(policy.salt).digest()
 
     def word(self, text: str) -> str:
-        """The salted form of a text."""
+        """Return the hash of a text."""
         # the file name of a program can hold lone surrogates
         data = text.encode("utf-8", "surrogatepass")
         return f"x{blake2b(data, key=self._key, digest_size=DIGITS).hexdigest()}"
 
     def shift_ns(self) -> int:
-        """By how much times of a day are moved: up to thirty years, the same for all traces of a salt."""
+        """Return how far start times are moved: up to thirty years, the same for all traces of a salt."""
         day = int.from_bytes(blake2b(b"clock", key=self._key, digest_size=8).digest(), "big")
         return day % (30 * 365 * 86_400 * 10**9)
 
     def module(self, path: str) -> str:
-        """A module's path, its parts hashed; numbers of a list's modules stay."""
+        """Return a module's path with its parts hashed; indices of a list's modules stay."""
         if self._policy.keeps(MODULES):
             return path
         return self._parts(path, ".", lambda part: bool(_INDEX.fullmatch(part)))
 
     def class_name(self, name: str) -> str:
-        """A class's name; those of torch stay."""
+        """Return a class's name, hashed unless it is torch's."""
         if self._policy.keeps(MODULES):
             return name
         return self._parts(name, ".", lambda part: part in torch_classes())
 
     def function(self, name: str) -> str:
-        """A function's qualified name; `forward` and the words that Python makes up stay."""
+        """Return a function's qualified name with its parts hashed; `forward` and names that Python makes up stay."""
         if self._policy.keeps(FUNCTIONS):
             return name
         return self._parts(name, ".", is_word_of_python)
 
     def object_name(self, name: str) -> str:
-        """`module:qualname`."""
+        """Return a name of the form `module:qualname`."""
         return ":".join(self.function(part) for part in name.split(":"))
 
     def file(self, path: str) -> str:
-        """A file's path, its parts hashed; the suffix of Python stays."""
+        """Return a file's path with its parts hashed; the suffix `.py` stays."""
         if self._policy.keeps(FILES) or not path:
             return path
         stem, suffix = (path[:-3], ".py") if path.endswith(".py") else (path, "")
         return self._parts(stem, "/", lambda part: False) + suffix
 
     def line(self, file: str, line: int) -> int:
-        """A line's number, which would tell a file that is public; another one, the same for the same line."""
+        """Return another line number, the same for the same line: the real ones would identify a public file."""
         if self._policy.keeps(FILES) or not line:
             return line
         return 1 + int(self.word(f"{file}:{line}")[1:], 16) % MOST_LINES
 
     def caller(self, text: str) -> str:
-        """A frame, `file:line function`."""
+        """Return a frame, `file:line function`."""
         match = _CALLER.fullmatch(text)
         if match is None:
             return self.word(text)
@@ -196,7 +193,7 @@ class Names:
         return f"{self.file(file)}:{self.line(file, line)} {self.function(function)}"
 
     def operator(self, op: str, kind: str = "") -> str:
-        """An operator's name; that of a gripped function is the program's own."""
+        """Return an operator's name; that of a gripped function is the program's own, and hashed."""
         if is_public_operator(op):
             return op
         if kind == FUNCTION and not op.startswith(HIGHER_ORDER):
@@ -210,7 +207,7 @@ class Names:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """What could not be recorded, and no signature names: no replay needs its name."""
+        """Return the name of something that could not be recorded, and that no signature and so no replay needs."""
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:
@@ -218,12 +215,21 @@ class Names:
                 return prefix + self._parts(name.removeprefix(prefix), "\0", str.isdecimal)
         return self.object_name(name)
 
+    def reason_of_operator(self, op: str) -> str:
+        """Return why the name of an operator stays."""
+        if is_public_operator(op):
+            return "operators and extensions that everybody can install"
+        if op in OWN_PLACES or op.startswith(OWN_PLACES_OF):
+            return "what a capture calls its own parts"
+        is_region = op.startswith(REGION)
+        return "kernels that torch.compile made" if is_region else "a custom operator, without which it does not replay"
+
     def hides(self, op: str) -> bool:
-        """Whether an operator's name does not stay."""
+        """Return True if the name of this operator is hashed."""
         return self._policy.hide_operators and not is_public_operator(op)
 
     def label(self, text: str) -> str:
-        """A label of `record_function`; those that torch's optimizers and recordings of steps open stay."""
+        """Return a label of `record_function`; those of torch's optimizers and of recorded steps stay."""
         match = OPTIMIZER_LABEL.fullmatch(text)
         is_optimizers = match is not None and match[2] in optimizer_classes()
         if self._policy.keeps(LABELS) or is_optimizers or STEP_LABEL.fullmatch(text):
@@ -231,14 +237,14 @@ class Names:
         return self.word(text)
 
     def device(self, name: str) -> str:
-        """A device; one of a back end that another package brings and names keeps its number alone."""
+        """Return a device; of a third-party backend only the index stays."""
         if DEVICE.fullmatch(name):
             return name
         number = re.search(r":[0-9]{1,4}$", name)
         return f"privateuseone{number[0] if number else ''}"
 
     def thread(self, name: str) -> str:
-        """A thread's name; of those that Python and torch number, the number stays."""
+        """Return a thread's name; default names of Python and torch stay."""
         if self._policy.keeps(LABELS):
             return name
         first = name.partition(" (")[0]
@@ -247,30 +253,106 @@ class Names:
         return self.word(name)
 
     def text(self, text: str) -> str:
-        """A string argument; settings of operators, devices and types stay, and equations by other letters."""
+        """Return a string argument; settings of operators, devices and types stay."""
         if is_public_text(text):
             return text
         return self.word(text)
 
     def equation(self, text: str) -> str:
-        """An equation of `einsum`, its letters in the order of the alphabet."""
+        """Return an equation of `einsum` with its letters renamed in alphabetical order."""
         if not EINSUM.fullmatch(text):
             return self.text(text)
         letters = dict.fromkeys(letter for letter in text if letter.isalpha())
         return text.translate({ord(letter): ALPHABET[place] for place, letter in enumerate(letters)})
 
     def error(self, text: str) -> str:
-        """An error's message: the kind of error alone."""
+        """Return the class of an error's message, without its text."""
         match = EXCEPTION.match(text)
         if match is not None and is_public_exception(match[0]):
             return match[0]
         return self.word(text)
+
+    def reason(self, text: str) -> str:
+        """Return why something was dropped: the class of an error, or the classes that ran it."""
+        before, run_by, classes = text.partition("run by ")
+        if run_by and not before:
+            return run_by + ", ".join(map(self.class_name, classes.split(", ")))
+        return self.error(text)
+
+    def known(self, text: str, words: Collection[str]) -> str:
+        """Return a text, hashed unless it is one of the words."""
+        return text if text in words else self.word(text)
+
+    def reduction(self, text: str) -> str:
+        """Return what a collective reduces by."""
+        return text if text in REDUCTIONS or self._policy.keeps(SCALARS) else self.text(text)
 
     def _parts(self, text: str, separator: str, stays: Callable[[str], bool]) -> str:
         return separator.join(part if not part or stays(part) else self.word(part) for part in text.split(separator))
 
 
 def is_word_of_python(name: str) -> bool:
-    """Whether a function's name is one that Python or torch asks for."""
+    """Return True for a function name that Python or torch prescribes."""
     is_special = name.startswith("__") and name.endswith("__") and hasattr(object, name)
     return is_special or name in FUNCTION_WORDS or name in MADE_UP
+
+
+@dataclass(frozen=True, slots=True)
+class NameRule:
+    """How names of one kind are redacted.
+
+    Attributes
+    ----------
+    why : why one that was not hashed stays
+    kept_by : of the policy's kinds, the one that keeps all of them
+    label : what the report calls them; empty for the name of the field
+    """
+
+    redact: Callable[[Names, Any], Any]
+    why: str
+    kept_by: str = ""
+    label: str = ""
+
+
+OWN = "torch's and Python's own names"
+FORMAT = "the format"
+TYPES = "torch's types"
+ERRORS = "kinds of errors of Python and torch"
+
+
+def _unchanged(names: Names, value: Any) -> Any:
+    return value
+
+
+NAME_RULES: dict[str, NameRule] = {
+    "module": NameRule(Names.module, OWN, MODULES),
+    "class": NameRule(Names.class_name, OWN, MODULES),
+    "function": NameRule(Names.function, OWN, FUNCTIONS),
+    "object": NameRule(Names.object_name, OWN, FUNCTIONS, "class"),
+    "file": NameRule(Names.file, OWN, FILES),
+    "caller": NameRule(Names.caller, OWN, FILES),
+    "thread": NameRule(Names.thread, OWN, LABELS),
+    "error": NameRule(Names.error, ERRORS),
+    "reason": NameRule(Names.reason, ERRORS, MODULES),
+    "text": NameRule(Names.text, "a setting, device or type that torch knows", SCALARS, "string"),
+    "device": NameRule(
+        lambda names, value: names.device(value) if isinstance(value, str) else value, "devices set the times"
+    ),
+    "backend": NameRule(lambda names, text: names.known(text, BACKENDS), "backends of torch"),
+    "reduction": NameRule(Names.reduction, "reductions of torch", SCALARS),
+    "type": NameRule(
+        lambda names, text: text if is_public_type(text) else names.error(text),
+        "types of Python and torch",
+        "",
+        "opaque",
+    ),
+    "limit": NameRule(
+        lambda names, text: text if LIMIT.fullmatch(text) else names.word(text), "the limit that ended the recording"
+    ),
+    "kind": NameRule(_unchanged, FORMAT),
+    "phase": NameRule(lambda names, text: text if text in PHASES else "forward", FORMAT),
+    "dtype": NameRule(_unchanged, TYPES),
+    "layout": NameRule(_unchanged, TYPES),
+    "memory_format": NameRule(_unchanged, TYPES),
+}
+"""By the kind that a field declares, how its names are redacted."""

@@ -1,17 +1,16 @@
-"""Value models that keep what decides an operator's time and the sizes of its outputs, and no values."""
+"""Coarse numbers, and coarse value models: they keep what decides an operator's time and the sizes of its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import frexp, isfinite, ldexp, prod, trunc
 from typing import Any
 
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.analysis.redaction.policy import IntegerMap, coarse, coarse_float, coarse_int
-from opgrip.traces.analysis.redaction.redacted_calls import CallFacts, Slot
+from opgrip.traces.analysis.redaction.call_facts import CallFacts, TensorSlot
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
@@ -26,61 +25,134 @@ from opgrip.traces.values.permutation import Permutation
 from opgrip.traces.values.probabilities import Probabilities
 from opgrip.traces.values.progression import Progression
 
+BITS = 3
+"""Leading bits that a coarse number keeps."""
+LARGEST = (1 << 63) - 1
+
+
+def coarse_int(value: int) -> int:
+    """Return an integer with only its leading bits, rounded towards zero so that a valid index stays one."""
+    size = abs(value)
+    dropped = max(0, size.bit_length() - BITS)
+    size = size >> dropped << dropped
+    return size if value >= 0 else -size
+
+
+def coarse_float(value: float) -> float:
+    """Return a float with only its leading bits; zero, infinities and nan stay."""
+    if not isfinite(value) or not value:
+        return value
+    mantissa, exponent = frexp(value)
+    # an integer number of eighths, which a float of any width can hold
+    return ldexp(trunc(mantissa * (1 << BITS)) / (1 << BITS), exponent)
+
+
+def coarse(value: int | float) -> int | float:
+    """Return a coarse number; a boolean stays."""
+    if isinstance(value, bool):
+        return value
+    return coarse_int(value) if isinstance(value, int) else coarse_float(value)
+
+
+def rounded_up(value: int) -> int:
+    """Return the next power of two that 64 bits hold."""
+    size = min(LARGEST, 1 << (abs(value) - 1).bit_length())
+    return size if value >= 0 else -size
+
+
+class IntegerMap:
+    """Maps integers to others in the same order, with the same signs and about the same sizes, none of them larger.
+
+    Each power of two has as many as before, at equal distances. So equal numbers stay equal, different ones different,
+    sorted ones sorted, zeros zero, and indices valid.
+
+    Parameters
+    ----------
+    pinned : numbers whose image is known: from the call's shapes, or from its scalars
+    """
+
+    def __init__(self, values: Iterable[int], pinned: Mapping[int, int] | None = None) -> None:
+        pinned = pinned or {}
+        distinct = set(values)
+        self._images = {value: pinned[value] for value in distinct & pinned.keys()}
+        taken = set(self._images.values())
+        for sign in (1, -1):
+            sizes = sorted(sign * value for value in distinct - self._images.keys() if sign * value > 0)
+            self._spread(sizes, sign, {sign * image for image in taken})
+        if 0 in distinct:
+            self._images.setdefault(0, 0)
+
+    def __getitem__(self, value: int) -> int:
+        return self._images[value]
+
+    def _spread(self, sizes: list[int], sign: int, taken: set[int]) -> None:
+        for bits in sorted({size.bit_length() for size in sizes}):
+            members = [size for size in sizes if size.bit_length() == bits]
+            low, last = 1 << (bits - 1), members[-1]
+            top = max(coarse_int(last), low + len(members) - 1)
+            if bits < sizes[-1].bit_length():
+                top = (1 << bits) - 1
+            gaps = max(1, len(members) - 1)
+            before = low - 1
+            for place, size in enumerate(members):
+                image = max(before + 1, low + (top - low) * place // gaps)
+                while image in taken:
+                    image += 1
+                # pinned numbers can fill the range: two numbers then share an image
+                before = image if image <= max(top, last) else low
+                self._images[size * sign] = before * sign
+
+
 PLACES = "sizes and places in memory: others lead out of it"
 ARRANGED = "the order of equal values decides the outputs' sizes: other values in that order"
 GROUPED = "how boxes overlap decides how many are kept, and these are too few for a model"
-"""Why values, or their order, stay."""
+"""Reasons why values, or their order, stay."""
 LENGTHS = ("repeats", "lengths", "input_lengths", "target_lengths")
-"""Arguments whose sum is a size."""
+"""Arguments whose elements add up to a size."""
 
 _SKETCHES: tuple[Any, ...] = (
     *(Factorable, Triangular, Constant, OneHot, Booleans, Permutation, Probabilities, Boxes, Integers, Floats),
 )
-"""Kinds of models that a small tensor can have instead of its values, in the order in which they are tried."""
+"""Models that can replace the values of a small tensor, in the order in which they are tried."""
 _REQUESTED = {Factorable: "factorable", Triangular: "triangular", Boxes: "boxes", Probabilities: "probabilities"}
-"""Those that are for arguments that ask for them: of few values they would tell more than others."""
+"""Models that only some arguments may get: fitted to few values, they would reveal more than others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Redacted:
-    """What becomes of a model.
+class RedactedModel:
+    """A redacted value model.
 
     Attributes
     ----------
-    model : None where nothing of it can stay
-    kept : why values or their order stayed; empty where they did not
+    model : None if nothing of it can stay
+    kept : why values or their order stayed; empty if they did not
     """
 
     model: ValueModel | None
     kept: str = ""
 
 
-def redact_model(model: ValueModel, slot: Slot, facts: CallFacts, outputs: Any) -> Redacted:
-    """The model that a tensor of a call goes out with.
-
-    Parameters
-    ----------
-    outputs : of the call, a tree of `TensorSpec`
-    """
+def redact_model(model: ValueModel, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
+    """Return the redacted model of a tensor in a call whose outputs are a tree of `TensorSpec`."""
     if reads_places(slot.op, slot.argument, slot.dtype) and _fits_shapes(model, facts):
-        return Redacted(model, PLACES)
+        return RedactedModel(model, PLACES)
     if isinstance(model, Exact):
         redacted = _sketch(model, slot, facts, outputs)
     else:
         coarsen = _COARSE.get(type(model))
-        redacted = Redacted(None if coarsen is None else coarsen(model, facts.pinned))
+        redacted = RedactedModel(None if coarsen is None else coarsen(model, facts.pinned))
     if redacted.model is None:
         return redacted
     try:
         redacted.model.check()
     except FormatError:
-        # a stranger's numbers: what cannot be made coarse does not go out
-        return Redacted(None)
+        # numbers of an untrusted file that cannot be made coarse
+        return RedactedModel(None)
     return redacted
 
 
 def _fits_shapes(model: ValueModel, facts: CallFacts) -> bool:
-    """Whether all numbers of a model can be places in the memory of the call."""
+    """Return True if all numbers of a model can be positions in the memory of the call."""
     match model:
         case Exact(data):
             numbers: list[Any] = list(data)
@@ -91,8 +163,8 @@ def _fits_shapes(model: ValueModel, facts: CallFacts) -> bool:
     return all(type(number) is int and abs(number) <= facts.extent for number in numbers)
 
 
-def _sketch(model: Exact, slot: Slot, facts: CallFacts, outputs: Any) -> Redacted:
-    """What stands for the values of a small tensor."""
+def _sketch(model: Exact, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
+    """Return a model in place of the values of a small tensor."""
     shape = slot.shape if prod(slot.shape) == len(model.data) else (len(model.data),)
     values = model.draw(shape, slot.dtype, torch.Generator())
     if _is_whole(values):
@@ -102,15 +174,15 @@ def _sketch(model: Exact, slot: Slot, facts: CallFacts, outputs: Any) -> Redacte
         values = values.to(slot.dtype)
     sketch = _fit(values, requested_kinds(slot.op, slot.argument, slot.dtype))
     if sketch is None:
-        return Redacted(None)
+        return RedactedModel(None)
     sketch = _with_sum(sketch, values, slot, facts)
     sketch = refine_model(slot.op, slot.argument, sketch, outputs)
     if not sizes_outputs(slot.op, slot.argument, slot.dtype) or _decides_alike(sketch, slot):
-        return Redacted(sketch)
+        return RedactedModel(sketch)
     if "nms" in slot.op:
-        return Redacted(model, GROUPED)
+        return RedactedModel(model, GROUPED)
     flat = values.reshape(-1)
-    return Redacted(Exact((_runs(flat) if values.dim() == 1 else _ranks(flat)).tolist()), ARRANGED)
+    return RedactedModel(Exact((_runs(flat) if values.dim() == 1 else _ranks(flat)).tolist()), ARRANGED)
 
 
 def _fit(values: torch.Tensor, requested: frozenset[str]) -> ValueModel | None:
@@ -125,7 +197,7 @@ def _fit(values: torch.Tensor, requested: frozenset[str]) -> ValueModel | None:
 
 
 def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
-    """The model without quantiles, which are all values where these are few; with how many are different."""
+    """Return the model with the number of distinct values, but without quantiles, which would be the values."""
     match model:
         case Floats():
             distinct = len(set(map(str, values.reshape(-1).tolist()))) if not values.is_complex() else None
@@ -136,15 +208,15 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
     return model
 
 
-def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: Slot, facts: CallFacts) -> ValueModel:
-    """A sketch of lengths, which add up to what a shape tells."""
+def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
+    """Return a sketch of lengths whose total is a size of the call."""
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch
 
 
-def _decides_alike(sketch: ValueModel, slot: Slot) -> bool:
-    """Whether what is drawn of a sketch gives outputs of the recorded sizes."""
+def _decides_alike(sketch: ValueModel, slot: TensorSlot) -> bool:
+    """Return True if values drawn from a sketch give outputs of the recorded sizes."""
     if "nms" in slot.op:
         return isinstance(sketch, Boxes) or prod(slot.shape[:1]) <= 1
     if isinstance(sketch, Booleans | Constant | Permutation):
@@ -157,14 +229,14 @@ def _is_whole(values: torch.Tensor) -> bool:
 
 
 def _runs(values: torch.Tensor) -> torch.Tensor:
-    """Zeros and ones, which change wherever the values do."""
+    """Return zeros and ones that change wherever the values do."""
     changes = (values[1:] != values[:-1]).to(torch.int64)
     runs = torch.cat([changes.new_zeros(1), changes.cumsum(0)]).remainder(2)
     return runs if _is_whole(values) else runs.double()
 
 
 def _ranks(values: torch.Tensor) -> torch.Tensor:
-    """Numbers that are equal where the values are, in the same order."""
+    """Return the ranks of the values."""
     comparable = torch.view_as_real(values).sum(-1) if values.is_complex() else values
     ranks: torch.Tensor = comparable.unique(return_inverse=True)[1]
     return ranks if _is_whole(values) else ranks.double()
@@ -178,7 +250,7 @@ def _constant(model: Constant, pinned: Mapping[int, int]) -> Constant:
 
 
 def _one_hot(model: OneHot, pinned: Mapping[int, int]) -> OneHot:
-    # which classes are frequent tells of the data; how frequent the most frequent ones are sets no time
+    # which classes are frequent reveals the data, and sets no time
     return replace(model, frequent=[[place, count] for place, (_, count) in enumerate(model.frequent)])
 
 
@@ -214,7 +286,7 @@ def _integers(model: Integers, pinned: Mapping[int, int]) -> Integers:
     low, high = (None if bound is None else numbers[bound] for bound in (model.low, model.high))
     if low is not None and high is not None and model.low is not None and model.high is not None:
         others = max(1, (model.distinct or 1) - sum(count > 0 for _, count in model.frequent))
-        # room for as many different values as there were
+        # leave room for as many distinct values as before
         high = max(high, low, min(low + others - 1, max(high, model.high)))
     return replace(model, frequent=frequent, low=low, high=high, step=_step(model.step), zipf=round(model.zipf, 1))
 
