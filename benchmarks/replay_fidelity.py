@@ -39,7 +39,7 @@ from workloads import REPLAYED, Workload
 
 from opgrip.capture import Capture, Schedule
 from opgrip.replay.command.replay import replay
-from opgrip.replay.inputs.values import KINDS, RECORDED
+from opgrip.replay.inputs.input_options import KINDS, RECORDED
 from opgrip.replay.outcome import Results
 from opgrip.traces import Trace, load
 from opgrip.traces.codec.record_forms import to_json

@@ -31,8 +31,7 @@ from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.settings import Settings
-from opgrip.replay.timing.caches import WARM
-from opgrip.replay.timing.timing_options import CONTINUOUS
+from opgrip.replay.timing.timing_options import CONTINUOUS, WARM
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 

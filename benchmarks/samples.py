@@ -19,10 +19,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.platform.machine import processor
-from opgrip.replay.cases.samples import SHIPPED
+from opgrip.replay.cases.sources.samples import SHIPPED
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import whole_cells
-from opgrip.replay.timing.caches import WARM
+from opgrip.replay.timing.timing_options import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.samples import Sample, Tag, samples

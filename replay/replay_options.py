@@ -30,8 +30,7 @@ from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.run.settings import GROUPS, Plan
 from opgrip.replay.sequences.ranks.rank_options import RankOptions, launch_of
 from opgrip.replay.sequences.sequence_options import SequenceOptions
-from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.timing.timing_options import GRAPH
+from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
 from opgrip.replay.workers.engines.engine_options import PROCESSES, EngineOptions
 
 if TYPE_CHECKING:

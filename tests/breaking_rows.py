@@ -16,7 +16,7 @@ from settings import settings_of
 
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.sources import CaseSet
-from opgrip.replay.timing.caches import WARM
+from opgrip.replay.timing.timing_options import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.supervisor import supervise

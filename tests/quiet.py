@@ -8,7 +8,7 @@ from opgrip.platform.contention import Contention
 
 MEASURING = (
     "opgrip.replay.timing.rounds",
-    "opgrip.replay.timing.beside",
+    "opgrip.replay.timing.concurrent",
     "opgrip.replay.sequences.slowdown",
 )
 """Modules that ask for contention while they measure."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.surroundings import Surroundings
+from opgrip.replay.cases.preceding_calls import Surroundings
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases

@@ -23,8 +23,8 @@ from replay_throughput import PART, compare, joined, load_cases, usual_settings
 from workloads import MISSING, REPLAYED
 
 from figures.figure import Experiment, Figure, NotMeasuredError, Rounds, offset_of_ratios, ratio_of_sums
-from opgrip.replay.inputs.values import RECORDED
-from opgrip.replay.timing.caches import WARM
+from opgrip.replay.inputs.input_options import RECORDED
+from opgrip.replay.timing.timing_options import WARM
 from opgrip.traces import Trace, load
 
 STEPS = 3

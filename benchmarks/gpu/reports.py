@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from opgrip.replay.analyses.ncu.ncu_program import PLACES as NCU_PLACES
+from opgrip.replay.analyses.ncu.ncu import PLACES as NCU_PLACES
 from opgrip.replay.analyses.ncu.ncu_report import TO_CSV
-from opgrip.replay.analyses.nsys.nsys import PLACES as NSYS_PLACES
-from opgrip.replay.analyses.nsys.nsys_report import CALLS, EVENTS, STRINGS, Kind
-from opgrip.replay.analyses.profiling.profiler_programs import find_program
+from opgrip.replay.analyses.nsys import PLACES as NSYS_PLACES
+from opgrip.replay.analyses.nsys_report import CALLS, EVENTS, STRINGS, Kind
+from opgrip.replay.analyses.profiler_programs import find_program
 
 NSYS, NCU = "nsys", "ncu"
 PRODUCTS = {NSYS: "Nsight Systems", NCU: "Nsight Compute"}

@@ -20,11 +20,11 @@ NOT_TIMED = -1
 class Event(Protocol):
     """A mark in a stream of work, such as `torch.Event`."""
 
-    def record(self, stream: Any) -> None: ...  # noqa: D102
+    def record(self, stream: Any) -> None: ...
 
-    def synchronize(self) -> None: ...  # noqa: D102
+    def synchronize(self) -> None: ...
 
-    def elapsed_time(self, later: Any, /) -> float: ...  # noqa: D102
+    def elapsed_time(self, later: Any, /) -> float: ...
 
 
 def make_event(device: torch.device) -> Event:

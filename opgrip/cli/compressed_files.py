@@ -21,11 +21,11 @@ ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
 class ByteSink(Protocol):
     """What a trace is written to. After `flush`, all that was written can be read from the file."""
 
-    def write(self, data: bytes, /) -> int: ...  # noqa: D102
+    def write(self, data: bytes, /) -> int: ...
 
-    def flush(self) -> None: ...  # noqa: D102
+    def flush(self) -> None: ...
 
-    def close(self) -> None: ...  # noqa: D102
+    def close(self) -> None: ...
 
 
 class Damage(Exception):

@@ -12,7 +12,11 @@ import pandas as pd
 
 from opgrip.cli.suggestions import nearest
 from opgrip.errors import NothingSelectedError, UserError
-from opgrip.replay.cases.behaviours import (
+from opgrip.replay.cases.call_sites import CallSite, count_call_sites
+from opgrip.replay.cases.estimates import estimated_cost
+from opgrip.replay.cases.flow import shares_of_fresh
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.timing_clusters import (
     COLUMNS,
     Behaviour,
     PlacedCalls,
@@ -21,11 +25,7 @@ from opgrip.replay.cases.behaviours import (
     placed_calls,
     variant_of,
 )
-from opgrip.replay.cases.call_sites import CallSite, count_call_sites
-from opgrip.replay.cases.estimates import estimated_cost
-from opgrip.replay.cases.fresh import shares_of_fresh
-from opgrip.replay.cases.selection import Selection
-from opgrip.replay.inputs.stored import Stored, drawn_values
+from opgrip.replay.inputs.filling import Stored, drawn_values
 from opgrip.replay.operators.lookup import Operator
 from opgrip.traces import Trace
 from opgrip.traces.codec.case_identity import key_of_case, key_of_part

@@ -8,7 +8,7 @@ import torch
 
 from opgrip.replay.operators.lookup import Unsupported, find_operator, is_view
 from opgrip.replay.operators.memory import bytes_of
-from opgrip.replay.operators.work.work import work_of
+from opgrip.replay.operators.work import work_of
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Signature
 

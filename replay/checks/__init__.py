@@ -7,7 +7,7 @@ from opgrip.cli.lazy_packages import lazy_names
 if TYPE_CHECKING:
     from opgrip.replay.checks.reference import Reference as Reference
     from opgrip.replay.checks.reference import observe as observe
-    from opgrip.replay.checks.tolerances import Tolerance as Tolerance
+    from opgrip.replay.checks.verdicts import Tolerance as Tolerance
     from opgrip.replay.checks.verdicts import Verdict as Verdict
 
 __all__ = ["Reference", "Tolerance", "Verdict", "observe"]
@@ -16,7 +16,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Reference": "opgrip.replay.checks.reference",
-        "Tolerance": "opgrip.replay.checks.tolerances",
+        "Tolerance": "opgrip.replay.checks.verdicts",
         "Verdict": "opgrip.replay.checks.verdicts",
         "observe": "opgrip.replay.checks.reference",
     },

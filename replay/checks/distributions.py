@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opgrip.replay.checks.choosing_operators import Named
 from opgrip.replay.checks.plain import Plain
-from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.operators.memory import Arguments
 
 DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})

@@ -22,7 +22,7 @@ from opgrip.platform.devices import check_device
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import Trial, function_case, try_function
 from opgrip.replay.checks import Tolerance
-from opgrip.replay.checks.candidates import in_order_of, not_comparable, other_structure
+from opgrip.replay.checks.reference import in_order_of, not_comparable, other_structure
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
 from opgrip.replay.operators.lookup import Operator
@@ -36,8 +36,7 @@ from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.preparation import empty_rows
 from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.caches import WARM
-from opgrip.replay.timing.timing_options import Effort, TimingOptions
+from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
 from opgrip.replay.workers.job import settings_for
 
 OPTIONS = (

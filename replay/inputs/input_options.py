@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from opgrip.cli.command import seed
 from opgrip.cli.option_types import floating_dtype
 from opgrip.cli.options import CASES, IDENTITY, RUN, option, titled
 from opgrip.cli.suggestions import did_you_mean
-from opgrip.replay.inputs.values import KINDS, RECORDED
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
+
+if TYPE_CHECKING:
+    import torch
+
+    from opgrip.traces import Trace
+    from opgrip.traces.schema.records import Signature
+    from opgrip.traces.values import Drawable, ValueModel
+    from opgrip.traces.values.floats import Floats
+
+
+RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
+KINDS = (RECORDED, RANDOM, ZEROS)
+REPEATED = "repeated"
+"""As recorded, but floats of large tensors repeat a piece: for calls that are run and not measured."""
+PIECE = 1 << 16
+"""Elements of such a piece, about."""
+LONG_PIECE = 1 << 20
+"""The same in calls that are measured, of floats whose values decide neither time nor results' sizes: as many as a
+capture compares with their neighbours."""
 
 
 def value_kinds(text: str) -> tuple[str, ...]:
@@ -79,3 +99,148 @@ class InputOptions:
     def extensions(self) -> tuple[str, ...]:
         """Extension modules whose functions may be called."""
         return (*TRUSTED_EXTENSIONS, *self.extension)
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Normal floats, evenly many true and false, integers of 0 and 1, which index anything of two elements."""
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Values that know nothing of the recorded ones."""
+        import torch
+
+        from opgrip.replay.inputs.filling import normal
+
+        if dtype.is_floating_point or dtype.is_complex:
+            return normal(shape, dtype, generator)
+        return torch.randint(0, 2, shape, generator=generator, device=generator.device).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Zeros throughout."""
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Zeros."""
+        import torch
+
+        return torch.zeros(shape, dtype=dtype, device=generator.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """What a model of floats draws, a piece of it again and again in large tensors, which takes a fraction of the time.
+
+    Attributes
+    ----------
+    piece : elements that a piece has at least, where the tensor has more
+    """
+
+    model: Floats
+    piece: int = PIECE
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Values of the model's distribution; in larger tensors, each piece is the first one."""
+        from math import prod
+
+        count = prod(shape)
+        # whole rows, planes or images
+        place = len(shape)
+        while place and prod(shape[place - 1 :]) <= self.piece:
+            place -= 1
+        inner = shape[place:]
+        rows = -(-self.piece // max(1, prod(inner)))
+        if rows * prod(inner) >= count:
+            return self.model.draw(shape, dtype, generator)
+        piece = self.model.draw((rows, *inner), dtype, generator).reshape(-1)
+        return piece.repeat(-(-count // len(piece)))[:count].reshape(shape)
+
+
+_MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
+
+
+def with_values(
+    signature: Signature, values: Mapping[int, Drawable], kind: str
+) -> tuple[Signature, Mapping[int, Drawable]]:
+    """A signature whose tensors draw their values in this way, and the models that they refer to.
+
+    Where nothing is recorded of an argument, its values are what its operator takes, as far as that is known.
+    """
+    from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+    from opgrip.traces.schema.tensor_specs import map_values
+
+    if kind in (RECORDED, REPEATED):
+        signature, values = with_defaults(signature, values)
+        return signature, (_shortened if kind == RECORDED else _repeated)(signature, values)
+
+    def refer(leaf: object) -> object:
+        return map_values(lambda number: 0, leaf) if isinstance(leaf, TensorSpec) else leaf
+
+    changed = replace(signature, args=map_leaves(refer, signature.args), kwargs=map_leaves(refer, signature.kwargs))
+    return changed, {0: _MODELS[kind]}
+
+
+def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
+    """The models that a signature refers to, those of floats with pieces that repeat."""
+    from opgrip.traces.schema.arguments import numbers_of
+    from opgrip.traces.values.floats import Floats
+
+    numbers = {number for number in numbers_of((signature.args, signature.kwargs)) if number in values}
+    models = {number: values[number] for number in numbers if number is not None}
+    return {number: Repeated(model) if isinstance(model, Floats) else model for number, model in models.items()}
+
+
+def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
+    """The models, those of floats that decide nothing with pieces that repeat in large tensors."""
+    from math import prod
+
+    from opgrip.traces.schema.arguments import tensors
+    from opgrip.traces.schema.operator_arguments import schema_arguments
+    from opgrip.traces.schema.records import OPERATOR
+    from opgrip.traces.values import depends_on_values
+    from opgrip.traces.values.floats import Floats
+
+    if signature.kind != OPERATOR:
+        return values
+    names = [name for name, _ in schema_arguments(signature.op)]
+    if len(names) < len(signature.args):
+        return values
+    large: set[int | None] = set()
+    deciding: set[int | None] = set()
+    for name, tree in (*zip(names, signature.args, strict=False), *signature.kwargs.items()):
+        for spec in tensors(tree):
+            large |= {spec.values} if prod(spec.shape) > LONG_PIECE else set()
+            deciding |= {spec.values} if depends_on_values(signature.op, name, spec.dtype) else set()
+    shortened = {
+        number: Repeated(model, LONG_PIECE)
+        for number in large - deciding
+        if number is not None and isinstance(model := values.get(number), Floats)
+    }
+    return {**values, **shortened} if shortened else values
+
+
+def with_defaults(signature: Signature, values: Mapping[int, Drawable]) -> tuple[Signature, Mapping[int, Drawable]]:
+    """A signature whose tensors without values refer to models of what its operator takes, and all models."""
+    signature, models = _fill(signature, -1)
+    return signature, {**values, **models} if models else values
+
+
+def trace_with_defaults(trace: Trace) -> Trace:
+    """A trace whose signatures are such."""
+    signatures: list[Signature] = []
+    models: dict[int, ValueModel] = {}
+    for signature in trace.signatures:
+        filled, own = _fill(signature, -1 - len(models))
+        signatures.append(filled)
+        models |= own
+    return replace(trace, signatures=signatures, values={**trace.values, **models}) if models else trace
+
+
+def _fill(signature: Signature, first: int) -> tuple[Signature, dict[int, ValueModel]]:
+    from opgrip.traces.schema.records import OPERATOR
+    from opgrip.traces.values.defaults import default_values
+
+    if signature.kind != OPERATOR:
+        return signature, {}
+    args, kwargs, models = default_values(signature.op, signature.args, signature.kwargs, signature.outputs, first)
+    return (replace(signature, args=args, kwargs=kwargs), models) if models else (signature, {})

@@ -1,7 +1,18 @@
 """Ways to run a call. A mode is a file here, or an entry point `opgrip.modes` of another package."""
 
-from opgrip.replay.modes.mode import EAGER, Mode, Program, Results, Task, Tuning, find_mode, mode, modes, runs_graphs
-from opgrip.replay.modes.mode_options import ModeOptions
+from opgrip.replay.modes.mode import (
+    EAGER,
+    Mode,
+    ModeOptions,
+    Program,
+    Results,
+    Task,
+    Tuning,
+    find_mode,
+    mode,
+    modes,
+    runs_graphs,
+)
 
 __all__ = [
     "EAGER",

@@ -1,13 +1,149 @@
-"""The mode `cudagraph`: the call captured as a CUDA graph once, and launched as a whole."""
+"""The mode `cudagraph`: the call captured as a CUDA graph, whose replay launches all of its kernels at once."""
 
 from __future__ import annotations
 
-from opgrip.replay.modes.mode import Program, Task, mode
+import functools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from opgrip.replay.modes.mode import Program, Results, Task, mode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+    from opgrip.replay.operators.memory import Arguments, Memory
+
+
+WARMUP = 3
+"""Runs before the capture, in which libraries set themselves up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A graph over the memory of some arguments, which it keeps.
+
+    Attributes
+    ----------
+    results : what `call` gives, written anew by each replay
+    memory : what the capture took for one run
+    """
+
+    graph: Any
+    call: TensorCall
+    tensors: Sequence[Tensor]
+    results: Sequence[Tensor]
+    memory: Memory
+
+
+def as_graph(task: Task) -> Program:
+    """The call as a graph over the memory of its arguments, with their strides and what of it they share.
+
+    A graph reads and writes where it did when it was captured. So each set of arguments has a graph of its own, made
+    when it first comes, and nothing is copied before a run: data lie in the caches where they lie in eager's.
+    """
+    examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
+    captures = []
+    for example in examples:
+        _warm_up(task, example)
+        captures.append(_capture(task, example))
+    memory = captures[0].memory
+    # what a call has written into is an example of its arguments no more
+    graphs = {} if task.mutates else {_place_of(captured.tensors): captured for captured in captures}
+
+    def enter(arguments: Arguments) -> Arguments:
+        place = _place_of(_call_of(task, arguments).enter(arguments)[0])
+        if place not in graphs:
+            graphs[place] = _capture(task, arguments)
+        return (graphs[place],), {}
+
+    return Program(_run, enter, _leave, in_place=True, memory=memory)
+
+
+def _run(captured: _Captured) -> _Captured:
+    captured.graph.replay()
+    return captured
+
+
+def _leave(captured: _Captured) -> Results:
+    return captured.call.leave(captured.results)
+
+
+def _call_of(task: Task, arguments: Arguments) -> TensorCall:
+    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+
+    args, kwargs = arguments
+    return TensorCall(replace(task, args=args, kwargs=kwargs), in_place=True)
+
+
+def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
+    """Where tensors lie, and how: the same for those that one graph can work on."""
+    return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+
+
+def _warm_up(task: Task, example: Arguments) -> None:
+    """Run the call on a stream like that of a capture, the last time where torch raises if it waits for the device.
+
+    To wait is what a capture cannot do; it would spoil those that follow.
+    """
+    import torch
+
+    call = _call_of(task, example)
+    tensors, _ = call.enter(example)
+    stream, checks = _stream_and_anchor(task.device)[0], torch.cuda.get_sync_debug_mode()
+    stream.wait_stream(torch.cuda.current_stream(task.device))
+    try:
+        with torch.cuda.stream(stream):
+            for run in range(WARMUP):
+                if run == WARMUP - 1:
+                    torch.cuda.set_sync_debug_mode("error")
+                call(*tensors)
+    finally:
+        torch.cuda.set_sync_debug_mode(checks)
+    torch.cuda.current_stream(task.device).wait_stream(stream)
+
+
+def _capture(task: Task, arguments: Arguments) -> _Captured:
+    import torch
+
+    from opgrip.replay.operators.memory import with_memory
+
+    call = _call_of(task, arguments)
+    tensors, _ = call.enter(arguments)
+    stream, anchor = _stream_and_anchor(task.device)
+    graph = torch.cuda.CUDAGraph()
+
+    def record() -> Sequence[Tensor]:
+        with torch.cuda.graph(graph, pool=anchor.pool(), stream=stream):
+            results: Sequence[Tensor] = call(*tensors)
+        return results
+
+    # a capture that fails does not leave its stream
+    with torch.cuda.device(task.device), torch.cuda.stream(torch.cuda.current_stream(task.device)):
+        results, memory = with_memory(record, task.device)
+    return _Captured(graph, call, tensors, results, memory)
+
+
+@functools.cache
+def _stream_and_anchor(device: str) -> tuple[Any, Any]:
+    """What all captures on a device share: a stream, and a graph without work, whose pool they take memory of.
+
+    Memory of a pool belongs to a stream, and a pool ends with the last of its graphs. Those of one pool use the memory
+    of each other's intermediate results, so they must not run at once.
+    """
+    import torch
+
+    with torch.cuda.device(device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            pass
+    return stream, graph
 
 
 @mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def make(task: Task) -> Program:
     """The call as a graph over the memory of its arguments."""
-    from opgrip.replay.modes.conversions.cuda_graphs import as_graph
-
     return as_graph(task)

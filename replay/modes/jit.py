@@ -26,7 +26,7 @@ def with_torchscript(task: Task) -> Program:
     """
     import torch
 
-    from opgrip.replay.modes.conversions.graphs import TensorCall
+    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
 
     if _calls_extension(task.function):
         raise Unsupported("TorchScript does not see what a function of an extension does, and would keep its results")

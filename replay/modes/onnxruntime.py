@@ -1,13 +1,201 @@
-"""The mode `onnxruntime`: the call as an ONNX model, run by ONNX Runtime."""
+"""The mode `onnxruntime`: torch.onnx's exporter of exported programs, run by ONNX Runtime."""
 
 from __future__ import annotations
 
-from opgrip.replay.modes.mode import Program, Task, mode
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opgrip.errors import one_line
+from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.operators.admission import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+    from opgrip.replay.operators.memory import Arguments
+
+
+MODEL = "model.onnx"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+Provider = tuple[str, dict[str, str]]
+"""The name of what runs nodes, and its options."""
+
+
+def with_onnxruntime(task: Task) -> Program:
+    """The call as an ONNX model on the provider of its device; the model is kept in the task's store.
+
+    Inputs are bound where they lie, anew for each run: a binding keeps its results and writes the next ones over them.
+    So what the runtime allocates for them is in the time, as it is in eager's.
+    """
+    import torch
+
+    if torch.device(task.device).type == "cpu":
+        return run_by(task, lambda _: [(CPU, {})])
+    check_provider(CUDA, "onnxruntime-gpu")
+    return run_by(task, lambda operators: [cuda_provider(task.device, operators), (CPU, {})])
+
+
+def check_provider(name: str, package: str) -> None:
+    """Raise `Unsupported` where this onnxruntime was built without a provider."""
+    import onnxruntime
+
+    if name not in onnxruntime.get_available_providers():
+        raise Unsupported(f"this onnxruntime has no {name}: install {package}")
+
+
+def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
+    """ONNX Runtime's own kernels for CUDA, as exact and as much searched for as torch's.
+
+    Parameters
+    ----------
+    operators : of the call, such as `aten.mm`
+    """
+    import torch
+
+    from opgrip.replay.modes.conversions.jax_runtime import device_index
+    from opgrip.replay.operators.contexts import must_use_float32
+
+    options = {
+        "device_id": str(device_index(device)),
+        "use_tf32": "0" if must_use_float32(operators) else "1",
+        "cudnn_conv_algo_search": "EXHAUSTIVE" if torch.backends.cudnn.benchmark else "HEURISTIC",
+    }
+    return CUDA, options
+
+
+def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
+    """The call as an ONNX model.
+
+    Parameters
+    ----------
+    providers_of : what runs it, the first what it can, given the names of its operators
+
+    Raises
+    ------
+    Unsupported : where a provider cannot be loaded
+    """
+    import onnxruntime
+    import torch
+
+    from opgrip.replay.modes.conversions.tensor_calls import exported
+
+    program, call = exported(task)
+    model = _stored_model(task, program)
+    targets = [node.target for node in program.graph.nodes]
+    providers = providers_of([str(item.overloadpacket) for item in targets if isinstance(item, torch._ops.OpOverload)])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = task.threads
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(model, options, providers=list(providers))
+    lacking = [name for name, _ in providers if name not in session.get_providers()]
+    if lacking:
+        raise Unsupported(
+            f"ONNX Runtime cannot load its {lacking[0]}: libraries that it needs are missing, or too old or new"
+        )
+    return _bound(session, call, task.device, _nodes_elsewhere(session, providers[0][0]))
+
+
+def _nodes_elsewhere(session: Any, provider: str) -> str:
+    """Which nodes another provider runs, in words; empty where none does, and where onnxruntime does not tell."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return ""
+    parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
+    count = sum(len(nodes) for _, nodes in parts)
+    elsewhere: dict[str, list[str]] = {}
+    for name, nodes in parts:
+        if name != provider:
+            elsewhere.setdefault(name.removesuffix("ExecutionProvider"), []).extend(node.op_type for node in nodes)
+    return "; ".join(
+        f"{len(types)} of {count} nodes on {name}: {', '.join(dict.fromkeys(types))}"
+        for name, types in elsewhere.items()
+    )
+
+
+def _stored_model(task: Task, program: torch.export.ExportedProgram) -> bytes:
+    stored = None if task.store is None else task.store / MODEL
+    if stored is not None and stored.exists():
+        return stored.read_bytes()
+    model = _model(program)
+    if stored is not None:
+        whole = stored.with_suffix(".partial")
+        whole.write_bytes(model)
+        whole.replace(stored)
+    return model
+
+
+def _model(program: torch.export.ExportedProgram) -> bytes:
+    import torch
+
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnx_program = torch.onnx.export(program, dynamo=True, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise Unsupported(one_line(cause, 300)) from error
+    assert onnx_program is not None
+    return bytes(onnx_program.model_proto.SerializeToString())
+
+
+def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
+    import torch
+
+    from opgrip.replay.modes.conversions.jax_runtime import device_index
+
+    # in the call's order; the exporter may give an input another name, where it is a result too
+    model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
+    model_outputs = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
+    kind, index = torch.device(device).type, device_index(device)
+
+    def enter(arguments: Arguments) -> Arguments:
+        binding = session.io_binding()
+        bound_tensors = []
+        for (name, element), tensor in zip(model_inputs, call.enter(arguments)[0], strict=True):
+            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            bound_tensors.append(plain)
+            binding.bind_input(name, kind, index, element, tuple(plain.shape), plain.data_ptr())
+        for name, _ in model_outputs:
+            binding.bind_output(name, kind, index)
+        if kind != "cpu":
+            # the session reads them on a stream of its own, which does not wait for torch's
+            torch.accelerator.synchronize(torch.device(device))
+        return (binding, bound_tensors), {}
+
+    def function(binding: Any, _: Any) -> Any:
+        session.run_with_iobinding(binding)
+        return binding
+
+    def leave(binding: Any) -> Results:
+        values = zip(binding.get_outputs(), model_outputs, strict=True)
+        return call.leave([_tensor(value, is_bool) for value, (_, is_bool) in values])
+
+    return Program(function, enter, leave, enters_each_run=True, note=note)
+
+
+def _element_type(type_name: str) -> int:
+    """Number of an element type in ONNX of what the runtime calls it: `tensor(float)`."""
+    import onnx
+
+    name = type_name.removeprefix("tensor(").removesuffix(")").upper()
+    return int(getattr(onnx.TensorProto, name))
+
+
+def _tensor(value: Any, is_bool: bool) -> torch.Tensor:
+    import torch
+
+    tensor = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack())
+    return tensor.view(torch.bool) if is_bool and tensor.dtype is torch.uint8 else tensor
 
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def make(task: Task) -> Program:
     """The call as an ONNX model on the provider of its device; the model is kept in the task's store."""
-    from opgrip.replay.modes.conversions.onnx_sessions import with_onnxruntime
-
     return with_onnxruntime(task)

@@ -23,8 +23,8 @@ def make(task: Task) -> Program:
     """A call as TensorFlow runs it."""
     import tensorflow
 
-    from opgrip.replay.modes.conversions.graphs import exported
     from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_torch
+    from opgrip.replay.modes.conversions.tensor_calls import exported
 
     _hide_gpus()
     _set_threads(task.threads)
@@ -51,7 +51,7 @@ def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor
     from jax.experimental import jax2tf
 
     from opgrip.replay.modes.conversions.jax_runtime import reason
-    from opgrip.replay.modes.conversions.torchax import as_jax
+    from opgrip.replay.modes.xla import as_jax
 
     states, function = as_jax(program)
     try:

@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from opgrip.replay.modes.mode import Program, Task, mode
+from opgrip.replay.modes.onnxruntime import CPU, Provider, check_provider, cuda_provider, run_by
+
+if TYPE_CHECKING:
+    pass
+
+
+TENSORRT = "TensorrtExecutionProvider"
+
+
+def with_tensorrt(task: Task) -> Program:
+    """The call as TensorRT's engine, which is kept in the task's store: building it tries many kernels."""
+    from opgrip.replay.modes.conversions.jax_runtime import device_index
+
+    check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")
+
+    def providers(operators: Iterable[str]) -> list[Provider]:
+        options = {"device_id": str(device_index(task.device))}
+        if task.store is not None:
+            options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(task.store)}
+        return [(TENSORRT, options), cuda_provider(task.device, operators), (CPU, {})]
+
+    return run_by(task, providers)
 
 
 @mode(
@@ -15,6 +40,4 @@ from opgrip.replay.modes.mode import Program, Task, mode
 )
 def make(task: Task) -> Program:
     """The call as TensorRT's engine."""
-    from opgrip.replay.modes.conversions.tensorrt_engines import with_tensorrt
-
     return with_tensorrt(task)

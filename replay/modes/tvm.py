@@ -42,7 +42,7 @@ def make(task: Task) -> Program:
     """A call compiled by TVM, loaded from the store where it was compiled before."""
     import torch
 
-    from opgrip.replay.modes.conversions.graphs import exported
+    from opgrip.replay.modes.conversions.tensor_calls import exported
 
     # read once, when TVM's threads start: the most that a later call can ask for, and that they are not bound to
     # cores, as torch's are not

@@ -1,17 +1,103 @@
-"""XLA: the exported call as a function of jax, by torchax, compiled for this CPU or GPU.
-
-Torchax is taken rather than torch_xla, each version of which works with one version of torch.
-"""
+"""An exported call as a function of jax, which torchax makes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from opgrip.replay.modes.mode import Program, Results, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
+    import torch
+    from torch._ops import OpOverloadPacket
+
     from opgrip.replay.operators.memory import Arguments
+
+
+def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
+    """A program's constants, and a function that takes them and the program's inputs; jax is to be started first.
+
+    Raises
+    ------
+    Unsupported : where torchax cannot convert it
+    """
+    from opgrip.replay.modes.conversions.jax_runtime import reason
+    from opgrip.traces.schema.tensor_specs import plain_name
+
+    with _importable():
+        import torchax
+        import torchax.export
+
+        # reads the tables of operators
+        torchax.default_env()
+    _name_dtypes(program.graph)
+    try:
+        states, function = torchax.export.exported_program_to_jax(program)
+    except Exception as error:
+        raise Unsupported(f"torchax cannot convert it: {reason(error)}") from error
+    outputs = program.graph.output_node().args[0]
+    dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
+
+    def as_torch_has_it(states: Any, inputs: Any) -> Any:
+        """Some of its functions give other dtypes than torch's, such as 32-bit places."""
+        arrays = function(states, inputs)
+        return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
+
+    return states, as_torch_has_it
+
+
+def _name_dtypes(graph: torch.fx.Graph) -> None:
+    """Say what dtype the operators make that go by torch's default: in 64-bit mode jax has another."""
+    import torch
+
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(node.target, torch._ops.OpOverload) and isinstance(value, torch.Tensor):
+            schema_arguments = node.target._schema.arguments
+            takes_tensors = any("Tensor" in str(argument.type) for argument in schema_arguments)
+            names_dtype = any(argument.name == "dtype" for argument in schema_arguments)
+            if names_dtype and not takes_tensors and node.kwargs.get("dtype") is None:
+                node.update_kwarg("dtype", value.dtype)
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Let torchax be imported, and undo what that changes in torch.
+
+    Its tables name overloads that later versions of torch removed: a placeholder, which no program calls, stands in
+    their place. It declares a backend of torch, for tensors that are not used here; replaces some decompositions, which
+    other compilers would then take; and turns a fast path of attention off.
+    """
+    import torch
+    from torch._ops import OpOverloadPacket
+
+    find = OpOverloadPacket.__getattr__
+
+    def find_or_stand_in(packet: OpOverloadPacket, name: str) -> Any:
+        try:
+            return find(packet, name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            return object()
+
+    tables = torch._decomp.global_decomposition_table
+    saved_tables = {kind: dict(table) for kind, table in tables.items()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(OpOverloadPacket, "__getattr__", find_or_stand_in))
+            patches.enter_context(patch.object(torch.utils, "rename_privateuse1_backend"))
+            patches.enter_context(patch.object(torch, "_register_device_module"))
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for kind, table in tables.items():
+            table.clear()
+            table.update(saved_tables[kind])
 
 
 @mode("xla", needs=("torchax", "jax"), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
@@ -19,9 +105,8 @@ def make(task: Task) -> Program:
     """A call compiled by XLA."""
     import jax
 
-    from opgrip.replay.modes.conversions.graphs import exported
     from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch
-    from opgrip.replay.modes.conversions.torchax import as_jax
+    from opgrip.replay.modes.conversions.tensor_calls import exported
 
     device = start(task)
     program, call = exported(task)

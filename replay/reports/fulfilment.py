@@ -13,7 +13,7 @@ from opgrip.cli.command import printable
 from opgrip.cli.options import flag_of, from_arguments, words_in
 from opgrip.replay.analyses import in_order
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.ways import BACKWARD, Points
+from opgrip.replay.cases.variants import BACKWARD, Points
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import EAGER, ModeOptions, Tuning
 from opgrip.replay.results.columns import Columns

@@ -14,8 +14,8 @@ from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.inputs.values import RECORDED
+from opgrip.replay.cases.variants import FORWARD
+from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.plural import counted
 from opgrip.replay.cases.call_sites import CallSite, from_text
-from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.inputs.values import RECORDED
+from opgrip.replay.cases.variants import FORWARD
+from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.results.columns import Columns, column, columns_in
-from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.timing_options import PROGRAM
 
 if TYPE_CHECKING:
     from opgrip.traces.schema.records import Signature

@@ -14,9 +14,9 @@ import torch
 from opgrip.errors import UserError
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
-from opgrip.replay.cases.ways import Points, Way
-from opgrip.replay.inputs.values import REPEATED
+from opgrip.replay.cases.preceding_calls import Surroundings, recent_bytes
+from opgrip.replay.cases.variants import Points, Way
+from opgrip.replay.inputs.input_options import REPEATED
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
@@ -30,15 +30,13 @@ from opgrip.replay.run.failures import failed
 from opgrip.replay.run.preparation import Prepared, prepare
 from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
-from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
-from opgrip.replay.timing.clock import empty_call_ns
+from opgrip.replay.timing.concurrent import ConcurrentRun, side_by_side
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
-from opgrip.replay.timing.stopwatch import Stopwatch
+from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
 from opgrip.replay.timing.subjects import Subject
-from opgrip.replay.timing.timing_options import DISCRETE
+from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
 def metered(number: int, groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:

@@ -11,17 +11,17 @@ import torch
 
 from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.unused import refused_argument, with_gradients
-from opgrip.replay.cases.ways import BACKWARD, Way
+from opgrip.replay.cases.unused_results import refused_argument, with_gradients
+from opgrip.replay.cases.variants import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
-from opgrip.replay.checks.candidates import CandidateReference
+from opgrip.replay.checks.reference import CandidateReference
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.inputs.filling import cast_signature
+from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
-from opgrip.replay.inputs.values import with_values
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
 from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
-from opgrip.replay.operators.bounds import bound_indices
+from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, find_operator
@@ -35,9 +35,18 @@ from opgrip.replay.operators.memory import (
     with_memory,
 )
 from opgrip.replay.operators.torch_private import is_composite
-from opgrip.replay.operators.work.work import Work, counted, work_of
-from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
-from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
+from opgrip.replay.operators.work import Work, counted, work_of
+from opgrip.replay.programs import (
+    as_call,
+    check_gradients,
+    gradient_graph,
+    gradients,
+    graph_of,
+    key_of,
+    make_program,
+    run_program,
+    with_backward,
+)
 from opgrip.replay.results.repeats import shares_of
 from opgrip.replay.results.results import (
     OK,
@@ -49,10 +58,10 @@ from opgrip.replay.results.results import (
 )
 from opgrip.replay.run.failures import failed
 from opgrip.replay.run.settings import Settings
-from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.timing.timing_options import PROGRAM
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from opgrip.cli.command import positive
 from opgrip.cli.option_types import byte_count, seconds
 from opgrip.cli.options import EFFORT, option, titled
-from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
-from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.cases.variants import BACKWARD, FORWARD, Point, Points, Way
+from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported

@@ -23,7 +23,7 @@ from opgrip.cli.compressed_files import Damage, compress_to, read_chunks
 from opgrip.cli.output_files import whole_file
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.cases.variants import FORWARD
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of

@@ -8,7 +8,7 @@ from math import isclose
 from statistics import median
 
 from opgrip.errors import UserError
-from opgrip.replay.inputs.values import RECORDED
+from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.results import OK, Result

@@ -13,7 +13,7 @@ from opgrip.replay.cases.flow import can_flow
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
 from opgrip.replay.operators.agreement.checking import check_agreement
-from opgrip.replay.operators.bounds import bounded_arguments
+from opgrip.replay.operators.agreement.indices import bounded_arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import Arguments
 from opgrip.replay.sequences.memory import Memory

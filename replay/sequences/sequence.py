@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from opgrip.cli.progress import Tell, tell_nobody
-from opgrip.replay.cases.flow import FlowingCall, make_flow
-from opgrip.replay.cases.fresh import NewMemory, new_memory
-from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
+from opgrip.replay.checks.verdicts import Tolerance
+from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.inputs.inputs import DeviceMap
-from opgrip.replay.inputs.values import trace_with_defaults
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
     check_use,

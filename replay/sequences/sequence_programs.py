@@ -12,18 +12,18 @@ import torch
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.flow import FlowingCall
-from opgrip.replay.cases.ways import FORWARD, Way
+from opgrip.replay.cases.variants import FORWARD, Way
 from opgrip.replay.checks import Reference
-from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.checks.verdicts import Tolerance
+from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.inputs.inputs import Inputs
-from opgrip.replay.inputs.values import RECORDED
 from opgrip.replay.modes import Program, Tuning, find_mode, runs_graphs
-from opgrip.replay.operators.bounds import bound_indices
+from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import Arguments, tensors_in
-from opgrip.replay.programs.programs import make_program, run_program
+from opgrip.replay.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
 from opgrip.replay.run.failures import describe_failure
 from opgrip.replay.sequences.slowdown import Watch

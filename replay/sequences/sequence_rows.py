@@ -13,8 +13,7 @@ from opgrip.replay.run.preparation import empty_row
 from opgrip.replay.run.settings import Settings
 from opgrip.replay.sequences.ranks.columns import SequenceColumns
 from opgrip.replay.sequences.results import SequenceResult, SignatureTimes
-from opgrip.replay.timing.caches import PROGRAM
-from opgrip.replay.timing.timing_options import SEQUENCE
+from opgrip.replay.timing.timing_options import PROGRAM, SEQUENCE
 
 OF_CAPTURED_TIMES = (
     *("captured_ms", "captured_host_ms", "captured_wall_ms", "unsupported_ms", "unsupported_host_ms"),

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from opgrip.platform.contention import Contention
-from opgrip.replay.cases.fresh import NewMemory
+from opgrip.replay.cases.flow import NewMemory
 from opgrip.replay.operators.devices import current_stream, delay, make_event, synchronizer
 from opgrip.replay.operators.memory import Function, tensors_in
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.rounds import WATCHFUL_NS
-from opgrip.replay.timing.stopwatch import MOST_LEAD_NS
+from opgrip.replay.timing.stopwatch import MOST_LEAD_NS, Pace
 
 LAUNCH_NS = 20_000
 """What two events around a launch add to it at most."""
@@ -56,7 +55,7 @@ class HostWatch:
         self._times: list[int] = []
         self._new_memory = new_memory
 
-    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: D102
+    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         memory = self._new_memory.get(len(self._times))
         if memory is not None:
             pages.arrange(memory.sizes, memory.fresh_bytes)
@@ -68,10 +67,10 @@ class HostWatch:
         self._times.append(perf_counter_ns() - start)
         return result
 
-    def skip(self) -> None:  # noqa: D102
+    def skip(self) -> None:
         self._times.append(0)
 
-    def times_ns(self) -> list[int]:  # noqa: D102
+    def times_ns(self) -> list[int]:
         return self._times
 
 
@@ -94,7 +93,7 @@ class DeviceWatch:
         self._events: list[tuple[Any, Any]] = []
         self.on_device: list[int] = []
 
-    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: D102
+    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         before, after = make_event(self._device), make_event(self._device)
         delay(self._device, min(self._host_ns[len(self._times)] + LAUNCH_NS, MOST_LEAD_NS) / 1e3)
         before.record(self._stream)
@@ -109,10 +108,10 @@ class DeviceWatch:
         self._times.append(spent)
         return result
 
-    def skip(self) -> None:  # noqa: D102
+    def skip(self) -> None:
         self._times.append(0)
 
-    def times_ns(self) -> list[int]:  # noqa: D102
+    def times_ns(self) -> list[int]:
         synchronizer(self._device)()
         for place, (before, after) in zip(self.on_device, self._events, strict=False):
             self._times[place] = round(before.elapsed_time(after) * 1e6)

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from opgrip.platform.contention import WAKING_NS, Contention, Waits
-from opgrip.replay.cases.surroundings import BEFORE, Place
+from opgrip.replay.cases.preceding_calls import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use
-from opgrip.replay.timing.clock import MemoryPace, Pace
 from opgrip.replay.timing.samples import FEWEST
-from opgrip.replay.timing.stopwatch import Stopwatch
+from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
 from opgrip.replay.timing.timing_options import Effort
 

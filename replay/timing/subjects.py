@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from opgrip.replay.cases.surroundings import Place
+from opgrip.replay.cases.preceding_calls import Place
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages

@@ -1,15 +1,36 @@
-"""How runs are timed, and the names of the methods."""
+"""What the processor's and the device's caches hold when a run begins."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.option_types import duration, names, seconds, share
 from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
 from opgrip.errors import UserError
-from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
+
+PROGRAM, WARM, COLD = "program", "warm", "cold"
+CACHES = (PROGRAM, WARM, COLD)
+MOST = 512 << 20
+"""Bytes that are written at most to flush a cache: some machines report the sum of many."""
+
+
+def flusher(device: str) -> Callable[[], None]:
+    """What replaces the contents of a device's last cache: a buffer as large as two of it is written."""
+    import torch
+
+    from opgrip.platform.machine import last_cache_bytes
+
+    size = min(2 * last_cache_bytes(device), MOST)
+    buffer = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def flush() -> None:
+        buffer.fill_(0)
+
+    return flush
+
 
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)

@@ -14,10 +14,10 @@ from contextlib import ExitStack
 import torch
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.ways import Way
+from opgrip.replay.cases.variants import Way
 from opgrip.replay.modes import find_mode
 from opgrip.replay.operators.devices import free_by_driver
-from opgrip.replay.programs.programs import remove_partial
+from opgrip.replay.programs import remove_partial
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.failures import OUT_OF_MEMORY
 from opgrip.replay.run.preparation import empty_row

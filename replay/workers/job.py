@@ -12,16 +12,15 @@ from typing import Any
 from opgrip.cli.options import from_plain
 from opgrip.replay.batch_scale.batch import Batches
 from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.preceding_calls import Surroundings, make_surroundings
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
-from opgrip.replay.cases.surroundings import Surroundings, make_surroundings
-from opgrip.replay.cases.unused import with_unused
+from opgrip.replay.cases.unused_results import with_unused
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.modes import EAGER, find_mode
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.run.settings import GROUPS, Plan, Settings
-from opgrip.replay.timing.caches import PROGRAM
-from opgrip.replay.timing.timing_options import DISCRETE, EVENTS
+from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, PROGRAM
 from opgrip.replay.workers.shards import Shard, take_shard
 from opgrip.traces import Trace
 from opgrip.traces.formats.building import says_gradients

@@ -15,8 +15,8 @@ from programs import ROOT, run_command
 
 from opgrip.capture import Capture, Schedule
 from opgrip.replay.cases.cases import Selection, make_cases
-from opgrip.replay.cases.units import FUNCTION as UNIT_FUNCTION
-from opgrip.replay.cases.units import make_units
+from opgrip.replay.cases.selection import FUNCTION as UNIT_FUNCTION
+from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, UserError, load
 from opgrip.traces.analysis.graph import make_graph

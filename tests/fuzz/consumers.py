@@ -18,11 +18,10 @@ from settings import settings_of
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.flow import make_flow
-from opgrip.replay.cases.fresh import new_memory
+from opgrip.replay.cases.flow import make_flow, new_memory
+from opgrip.replay.cases.preceding_calls import make_surroundings
 from opgrip.replay.cases.selection import FUNCTION, MODULE, Selection
-from opgrip.replay.cases.surroundings import make_surroundings
-from opgrip.replay.cases.units import make_units
+from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.outcome import write_results

@@ -26,7 +26,7 @@ from gpu.steps import ROOMS, STEPS
 from nsys_reports import NsysStandIn, write_report
 from rich.console import Console
 
-from opgrip.replay.analyses.nsys.nsys_report import read_report
+from opgrip.replay.analyses.nsys_report import read_report
 
 
 def place_in(folder: Path, device: str = "cpu") -> Place:

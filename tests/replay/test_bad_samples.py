@@ -11,7 +11,7 @@ import pytest
 from programs import run_command, run_python
 
 from opgrip.replay import load_results
-from opgrip.replay.cases.samples import sample_cases
+from opgrip.replay.cases.sources.samples import sample_cases
 
 FAST = ("--iterations", "1", "--warmup", "0", "--timeout", "2")
 

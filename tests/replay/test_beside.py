@@ -12,9 +12,8 @@ import torch
 from busy import compared_times
 
 from opgrip.replay.inputs.inputs import Inputs, device_map
-from opgrip.replay.timing import beside
-from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
-from opgrip.replay.timing.crew import Crew, Work
+from opgrip.replay.timing import concurrent
+from opgrip.replay.timing.concurrent import ConcurrentRun, Crew, Work, side_by_side
 from opgrip.replay.timing.rounds import Group
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.timing.timing_options import Effort
@@ -34,7 +33,7 @@ class Pace:
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     # else repeats are made again where the machine is busy
-    monkeypatch.setattr(beside, "Pace", Pace)
+    monkeypatch.setattr(concurrent, "Pace", Pace)
 
 
 def subject_of(function: Callable[..., Any], number: int = 0, mutates: bool = False) -> Subject:
@@ -205,5 +204,5 @@ def test_a_runtime_with_streams_of_its_own_is_waited_for_with_the_whole_device(i
     for subject in subjects:
         subject.in_torch = in_torch
     streams = Streams(Group(ONE_THREAD, False, subjects), 2, "cpu")
-    beside._Batch(subjects, streams, FEW, lambda number, row: None).measured()
+    concurrent._Batch(subjects, streams, FEW, lambda number, row: None).measured()
     assert ("stream" in waited) == in_torch

@@ -9,7 +9,7 @@ import pytest
 
 from opgrip.replay import Results, load_results
 from opgrip.replay.analyses import in_order
-from opgrip.replay.analyses.nsys.nsys import NsysColumns
+from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import all_columns, read_results
 from opgrip.replay.reports.results_table import print_results

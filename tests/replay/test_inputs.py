@@ -11,8 +11,8 @@ from described_calls import HERE, described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opgrip.replay.inputs.input_options import LONG_PIECE, PIECE, RECORDED, REPEATED, with_values
 from opgrip.replay.inputs.inputs import Inputs, device_map
-from opgrip.replay.inputs.values import LONG_PIECE, PIECE, RECORDED, REPEATED, with_values
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature

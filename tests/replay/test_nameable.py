@@ -9,8 +9,14 @@ import pytest
 import torch
 from programs import run_python
 
-from opgrip.replay.operators.lookup import Unsupported, find_operator
-from opgrip.replay.operators.nameable import BETWEEN_PROCESSES, COMPUTING, OF_TORCH_ITSELF, refusal
+from opgrip.replay.operators.lookup import (
+    BETWEEN_PROCESSES,
+    COMPUTING,
+    OF_TORCH_ITSELF,
+    Unsupported,
+    find_operator,
+    refusal,
+)
 from opgrip.traces.schema.records import OPERATOR, Signature
 
 DOUBTFUL = re.compile(

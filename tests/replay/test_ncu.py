@@ -24,11 +24,18 @@ from programs import run_command
 
 from opgrip.errors import UserError
 from opgrip.replay import load_results
-from opgrip.replay.analyses.ncu.metrics import BASIC, DURATION, metrics_of
+from opgrip.replay.analyses import profiler_programs as target
 from opgrip.replay.analyses.ncu.ncu import in_template
-from opgrip.replay.analyses.ncu.ncu_report import Kernel, joined, kernels_of_csv, read_report
-from opgrip.replay.analyses.nsys.nsys_report import read_report as read_nsys
-from opgrip.replay.analyses.profiling import target
+from opgrip.replay.analyses.ncu.ncu_report import (
+    BASIC,
+    DURATION,
+    Kernel,
+    joined,
+    kernels_of_csv,
+    metrics_of,
+    read_report,
+)
+from opgrip.replay.analyses.nsys_report import read_report as read_nsys
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY
@@ -429,7 +436,7 @@ def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_p
     """What runs under ncu is real here; nsys, which needs no GPU, sees its ranges in the place of ncu."""
     job = job_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
     job = replace(job, plan=replace(job.plan, profiled=NCU))
-    command = target.command(tmp_path, job, set(), 120)
+    command = target.profiled_command(tmp_path, job, set(), 120)
     options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={tmp_path / 'report'}")
     subprocess.run(["nsys", "profile", *options, *command], check=True, capture_output=True, timeout=300)
     database, report = tmp_path / "report.sqlite", tmp_path / "report.nsys-rep"
@@ -439,7 +446,7 @@ def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_p
     spans = [span for span in read_nsys(database).spans if span.message not in (PREPARE, READY, BEFORE, DROPPED)]
     if not spans:
         pytest.skip("this nsys shows no ranges of this nvtx: constraints.txt pins one that it shows")
-    rows = target.rows_of(tmp_path)
+    rows = target.profiled_rows(tmp_path)
     found, outside = joined(rows, [Kernel("kernel", span.message, {}) for span in spans])
     assert outside == 0
     assert {key: len(kernels) for key, kernels in found.items()} == {

@@ -16,11 +16,11 @@ from optional import needs
 from programs import ROOT, run_command
 
 from opgrip.errors import UserError
-from opgrip.replay.analyses.ncu.ncu_program import FLAGS as NCU_FLAGS
-from opgrip.replay.analyses.nsys import nsys
-from opgrip.replay.analyses.nsys.nsys import PLACES, NsysColumns, Runs, joined, joined_alone, with_seen
-from opgrip.replay.analyses.nsys.nsys_report import Report, read_report
-from opgrip.replay.analyses.profiling.profiler_programs import arguments_in, find_program, merged_arguments
+from opgrip.replay.analyses import nsys
+from opgrip.replay.analyses.ncu.ncu import FLAGS as NCU_FLAGS
+from opgrip.replay.analyses.nsys import PLACES, NsysColumns, Runs, joined, joined_alone, with_seen
+from opgrip.replay.analyses.nsys_report import Report, read_report
+from opgrip.replay.analyses.profiler_programs import arguments_in, find_program, merged_arguments
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import OK, Result

@@ -17,9 +17,17 @@ from settings import rows_of, settings_of
 
 from opgrip.cli.progress import Reporter
 from opgrip.replay.analyses.analysis import Session
-from opgrip.replay.analyses.nsys import Nsys, NsysAnalysis
-from opgrip.replay.analyses.nsys.nsys import NsysColumns, NsysOptions, joined, joined_alone, profile_rows, with_seen
-from opgrip.replay.analyses.nsys.nsys_report import GRAPH_NAME, Report, read_report
+from opgrip.replay.analyses.nsys import (
+    Nsys,
+    NsysAnalysis,
+    NsysColumns,
+    NsysOptions,
+    joined,
+    joined_alone,
+    profile_rows,
+    with_seen,
+)
+from opgrip.replay.analyses.nsys_report import GRAPH_NAME, Report, read_report
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing import subjects

@@ -11,8 +11,7 @@ import torch
 from example_trace import write
 from programs import run_command, run_python
 
-from opgrip.replay.cases.flow import make_flow
-from opgrip.replay.cases.fresh import new_memory
+from opgrip.replay.cases.flow import make_flow, new_memory
 from opgrip.replay.timing import pages
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec

@@ -13,11 +13,11 @@ from settings import settings_of
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.cases.ways import FORWARD, Point, Way
+from opgrip.replay.cases.variants import FORWARD, Point, Way
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments
-from opgrip.replay.programs.programs import PARTIAL, key_of, make_program, remove_partial, run_program
+from opgrip.replay.programs import PARTIAL, key_of, make_program, remove_partial, run_program
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 

@@ -16,7 +16,7 @@ from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.analyses.roofline.limits import LimitColumns, dtype_of, with_limits
 from opgrip.replay.analyses.roofline.measuring import products_of, random_matrices
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.operators.work.work import work_of
+from opgrip.replay.operators.work import work_of
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.traces.analysis.ceilings import copying

@@ -21,18 +21,17 @@ from opgrip.capture import Capture
 from opgrip.platform.contention import Waits
 from opgrip.platform.machine import last_cache_bytes
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.surroundings import BEFORE, FLUSHING_BYTES, Place, make_surroundings, recent_bytes
+from opgrip.replay.cases.preceding_calls import BEFORE, FLUSHING_BYTES, Place, make_surroundings, recent_bytes
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.timing import pages, rounds, stopwatch
-from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.rounds import Group, Measurer
 from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.subjects import Subject, Variant
-from opgrip.replay.timing.timing_options import CONTINUOUS, DISCRETE, Effort
+from opgrip.replay.timing.timing_options import COLD, CONTINUOUS, DISCRETE, WARM, Effort, flusher
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 
@@ -390,7 +389,7 @@ def test_a_larger_cache_holds_what_was_used_longer_before(tmp_path: Path, monkey
     (case,) = [case for case in cases_of(tmp_path, program) if case.op == "aten.sin.default"]
     surroundings = make_surroundings(load(tmp_path / "t.jsonl"))
     sizes = {"cuda:0": 20 << 20, "cuda:1": 100 << 20}
-    monkeypatch.setattr("opgrip.replay.cases.surroundings.last_cache_bytes", sizes.__getitem__)
+    monkeypatch.setattr("opgrip.replay.cases.preceding_calls.last_cache_bytes", sizes.__getitem__)
     for device, recent in {"cpu": (), "cuda:0": (), "cuda:1": (0,)}.items():
         (place,) = surroundings.places_of(case, recent_bytes(device))
         assert place.recent == recent

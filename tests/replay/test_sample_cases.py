@@ -10,7 +10,7 @@ import pytest
 from optional import optional
 from programs import run_command, run_python
 
-from opgrip.replay.cases.samples import sample_cases
+from opgrip.replay.cases.sources.samples import sample_cases
 from opgrip.replay.reports.cells import load_results
 from opgrip.samples import samples
 

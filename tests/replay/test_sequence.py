@@ -26,8 +26,8 @@ from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import make_flow
-from opgrip.replay.cases.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.inputs.inputs import device_map
+from opgrip.replay.operators.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.results.results import OK
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import never_flowing

@@ -15,7 +15,7 @@ import torch
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay import replay
-from opgrip.replay.operators.device_traits import DeviceTraits
+from opgrip.replay.operators.devices import DeviceTraits
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.workers.job import Loaded
 from opgrip.replay.workers.spread import PARTS, Windows, interleaved

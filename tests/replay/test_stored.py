@@ -11,8 +11,8 @@ import torch
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.inputs.filling import Stored
 from opgrip.replay.inputs.inputs import Inputs, device_map
-from opgrip.replay.inputs.stored import Stored
 from opgrip.traces import load
 from opgrip.traces.io.tensor_file import TensorFile, load_safetensors
 from opgrip.traces.schema.arguments import TensorSpec

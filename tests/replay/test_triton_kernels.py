@@ -18,7 +18,7 @@ from programs import ROOT, run_command
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.selection import FUNCTION, Selection
-from opgrip.replay.cases.units import make_units
+from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import Opaque, TensorSpec

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, Selection
-from opgrip.replay.cases.units import FUNCTION, MODULE, UNIT, make_units
+from opgrip.replay.cases.selection import FUNCTION, MODULE
+from opgrip.replay.cases.subgraphs import UNIT, make_units
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.replay_options import job_with

@@ -14,7 +14,7 @@ from torch.nn import functional
 from opgrip.capture import Capture
 from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.cases.unused import FOR_BACKWARD, with_unused
+from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused
 from opgrip.replay.checks import Reference, Tolerance
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.replay_options import job_with

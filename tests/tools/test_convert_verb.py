@@ -105,7 +105,7 @@ def test_what_nobody_reads_says_where_formats_are_listed(tmp_path: Path) -> None
 
 
 def test_a_folder_of_tables_names_one_of_them_and_how_to_join_them(tmp_path: Path) -> None:
-    from opgrip.replay.cases.samples import sample_cases
+    from opgrip.replay.cases.sources.samples import sample_cases
 
     (tmp_path / "abs.json").write_text('{"input": [[4]]}')
     with pytest.raises(UserError, match=r"such as .*abs\.json.*opgrip trace merge"):

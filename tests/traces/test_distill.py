@@ -17,7 +17,7 @@ from several_traces import small_trace
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
+from opgrip.replay.cases.preceding_calls import RECENT_BYTES, Place, make_surroundings
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import OK

@@ -18,7 +18,7 @@ from programs import run_python
 from repeated_calls import repeat_calls
 
 import opgrip.traces
-from opgrip.replay.cases import behaviours
+from opgrip.replay.cases import timing_clusters
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.results.repeats import shares_of
 from opgrip.traces import Trace, TraceReader, UserError, load, read
@@ -358,9 +358,9 @@ def test_cases_of_a_long_trace_count_all_calls_of_what_was_looked_at_in_places(
     monkeypatch.setattr(sources, "KEPT_CALLS", -1)
     monkeypatch.setattr(ordering, "NEAR", 2)
     monkeypatch.setattr(ordering, "BATCH", 500)
-    monkeypatch.setattr(behaviours, "MOST_CALLS", 1000)
+    monkeypatch.setattr(timing_clusters, "MOST_CALLS", 1000)
     trace = load(path)
-    looked_at = behaviours.calls_looked_at(trace)
+    looked_at = timing_clusters.calls_looked_at(trace)
     # of the beginning and of the end, and not all
     assert len(looked_at) < 3000
     assert looked_at.index.min() < 1000

@@ -13,8 +13,8 @@ from foreign_data import operator_of
 from programs import run_command
 from versions import is_removed
 
+from opgrip.replay.inputs.input_options import RECORDED, with_values
 from opgrip.replay.inputs.inputs import Inputs, device_map
-from opgrip.replay.inputs.values import RECORDED, with_values
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature

@@ -31,7 +31,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
-    from opgrip.replay.cases.samples import find_samples
+    from opgrip.replay.cases.sources.samples import find_samples
 
     samples = find_samples(patterns=args.names, tags=args.tag)
     if not samples:

@@ -28,7 +28,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    from opgrip.replay.cases.samples import PREFIX, find_samples
+    from opgrip.replay.cases.sources.samples import PREFIX, find_samples
 
     (sample,) = find_samples(args.name)
     print(f"name      {sample.name}, in {sample.family}")

@@ -70,7 +70,7 @@ def export_case(trace: Trace, number: int) -> str:
 
 def source_of(trace: Trace, case: Case) -> str:
     """The source of a case's file, as `export_case` has it."""
-    from opgrip.replay.inputs.values import with_defaults
+    from opgrip.replay.inputs.input_options import with_defaults
     from opgrip.replay.operators.lookup import Unsupported, find_operator
     from opgrip.traces.scripts import script_of
 

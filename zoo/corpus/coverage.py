@@ -11,7 +11,7 @@ from opgrip.capture.models.operators.registered import is_composite, is_public, 
 from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.cases.traits import family_of
+from opgrip.replay.operators.traits import family_of
 from opgrip.zoo.corpus import Corpus
 
 VENDOR, COPY = "vendor's library", "copy of a view"

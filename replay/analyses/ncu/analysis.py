@@ -12,10 +12,9 @@ from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.cli.output_files import check_writable
 from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
-from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
-from opgrip.replay.analyses.ncu.ncu_program import COMMAND, FLAGS, PLACES
-from opgrip.replay.analyses.ncu.ncu_report import NcuColumns
-from opgrip.replay.analyses.profiling.profiler_programs import arguments_in, find_program
+from opgrip.replay.analyses.ncu.ncu import COMMAND, FLAGS, PLACES
+from opgrip.replay.analyses.ncu.ncu_report import SETS, NcuColumns, metrics_of
+from opgrip.replay.analyses.profiler_programs import arguments_in, find_program
 from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import check_ranges
 

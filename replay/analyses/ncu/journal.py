@@ -11,7 +11,7 @@ from typing import Any
 from opgrip.cli.output_files import open_ordinary
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.ncu_report import NcuColumns
-from opgrip.replay.analyses.profiling.profiler_programs import Key
+from opgrip.replay.analyses.profiler_programs import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Runs ncu."""
+"""Run ncu on batches of cases, and join its reports to the rows of a replay."""
 
 from __future__ import annotations
 
@@ -9,21 +9,38 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.journal import Batch, Batches
-from opgrip.replay.analyses.ncu.metrics import BASIC, SETS
-from opgrip.replay.analyses.ncu.ncu_program import COMMAND, FLAGS
-from opgrip.replay.analyses.ncu.ncu_report import columns_of, joined, read_report
-from opgrip.replay.analyses.profiling import target
-from opgrip.replay.analyses.profiling.profiler_programs import LAST_LINES, key_of, merged_arguments, run_program
+from opgrip.replay.analyses.ncu.ncu_report import BASIC, SETS, columns_of, joined, read_report
+from opgrip.replay.analyses.profiler_programs import (
+    LAST_LINES,
+    Flags,
+    key_of,
+    merged_arguments,
+    profiled_command,
+    profiled_rows,
+    run_program,
+)
 from opgrip.replay.results.results import RAN, Result
-from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.ranges import DOMAIN, NCU
-from opgrip.replay.timing.timing_options import DISCRETE
-from opgrip.replay.workers.job import Job
-from opgrip.replay.workers.journal import identity
+from opgrip.replay.timing.timing_options import COLD, DISCRETE
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
+
+FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))
+PLACES = (
+    "/usr/local/cuda*/bin/ncu",
+    "/opt/nvidia/nsight-compute/*/ncu",
+    "/usr/local/NVIDIA-Nsight-Compute*/ncu",
+)
+"""Where installers put it, beside the folders of PATH."""
+COMMAND = "{command}"
+"""Stands for ncu and its arguments in the template of a batch's command."""
+
 
 ALWAYS = (
     "--target-processes=all",
@@ -97,6 +114,8 @@ def profile_rows(
     ------
     UserError : where ncu fails as it would for every batch
     """
+    from opgrip.replay.workers.journal import identity
+
     cases = list(dict.fromkeys(row.case for row in results if row.status in RAN))
     parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]
     ncu_options = json_of(ncu)
@@ -186,9 +205,9 @@ def _batch(
     with tempfile.TemporaryDirectory(prefix=".opgrip-ncu-", dir=ncu.report.parent) as name:
         folder = Path(name).resolve()
         report = folder / "report.ncu-rep"
-        _run(ncu, job, report, target.command(folder, job, others, timeout_s * SLOWER))
+        _run(ncu, job, report, profiled_command(folder, job, others, timeout_s * SLOWER))
         kernels = read_report(ncu.binary, report, ncu.metrics)
-        own = {key_of(row): row for row in target.rows_of(folder)}
+        own = {key_of(row): row for row in profiled_rows(folder)}
         shutil.move(report, report_path(ncu, number))
     if not kernels:
         raise _Died(f"its report {report_path(ncu, number)} is empty")

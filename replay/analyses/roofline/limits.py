@@ -10,13 +10,12 @@ from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.cases.variants import FORWARD
 from opgrip.replay.modes import EAGER
 from opgrip.replay.modes.mode import runs_graphs
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import OK, Result
-from opgrip.replay.timing.caches import COLD
-from opgrip.replay.timing.timing_options import GRAPH, ON_DEVICE
+from opgrip.replay.timing.timing_options import COLD, GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Loaded

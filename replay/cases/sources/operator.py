@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
-from opgrip.replay.cases.unused import require_gradients
+from opgrip.replay.cases.unused_results import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
 from opgrip.replay.operators.lookup import mutates
 from opgrip.traces.formats.overloads import NoOverload, bind, op_of, schemas_of

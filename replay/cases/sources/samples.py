@@ -1,14 +1,34 @@
-"""Samples: those that ship, and those that were gripped."""
+"""Samples as a source of cases: those that ship, by name, and those that were gripped, by folder."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+import warnings
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from opgrip.cli.suggestions import did_you_mean, nearest
 from opgrip.errors import UserError
-from opgrip.replay.cases.cases import ALL_EXCLUDED
-from opgrip.replay.cases.samples import fingerprint, names_samples, sample_cases
+from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
+from opgrip.replay.cases.functions import FunctionOperator, Held, described_case
 from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.sources.gripped_samples import folders_in, gripped_samples, hash_of
 from opgrip.replay.cases.sources.source import CaseSet, sources
+from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.operators.memory import tensors_in
+from opgrip.samples import Sample, Tag, samples, tag_of
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.io.sample_folder import CALLS
 
 
 class SampleSource:
@@ -40,3 +60,190 @@ class SampleSource:
 
 
 sources.register("samples")(SampleSource())
+
+
+JOINED = "; opgrip trace merge joins several"
+LOOKED_AT = 20
+"""Files of a folder."""
+PREFIX = "sample:"
+"""What a sample that ships is called by, whatever folders there are: `sample:nms`."""
+
+
+def names_samples(target: str) -> bool:
+    """Whether what a user names is samples rather than a trace: `samples`, `sample:nms`, `samples/nms`, a folder."""
+    if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
+        return True
+    # some other tools' files are folders
+    return Path(target).is_dir() and format_of(Path(target)) is None
+
+
+def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
+    """A case for each configuration of the samples that ship, and for each call of those that were gripped.
+
+    Where a folder here hides a sample that ships, or adds to those that do, that is a warning.
+
+    Parameters
+    ----------
+    target : a folder that holds gripped samples, or is one; `sample:nms`, for one that ships; `samples`, for all that
+        ship and those in such a folder; `samples/nms`, for the folder where it is there, else for the one that ships
+    patterns : of names, as shells match file names; none selects all
+    tags : that they all have
+
+    Raises
+    ------
+    UserError : where there is none
+    """
+    folders, name = _folders(target), _shipped_name(target)
+    if folders and PurePath(target).parts[:1] == (SHIPPED,):
+        warnings.warn(_note(target, len(folders)), stacklevel=2)
+    shipped = [] if name is None else find_samples(name, patterns, tags)
+    cases = [shipped_case(sample, configuration) for sample in shipped for configuration in sample.configurations]
+    cases += gripped_samples(folders, patterns, tags)
+    if not cases:
+        raise _nothing_selected(target, patterns, tags)
+    return [replace(case, signature=replace(case.signature, number=number)) for number, case in enumerate(cases)]
+
+
+def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str]) -> UserError:
+    """Why a target has no case."""
+    folder = Path(target)
+    shipped = _shipped_name(target)
+    names = [folder.name for folder in _folders(target)]
+    names += [] if shipped is None else [sample.name for sample in samples_named(shipped)]
+    if not names:
+        trace = _trace_in(folder)
+        example = "" if trace is None else f", such as {trace}"
+        hint = f"name a trace{example}, or a folder that grip wrote"
+        return UserError(f"{target} is a folder without samples", hint + (JOINED if trace is not None else ""))
+    if not patterns and not tags:
+        hint = f"name a folder that grip wrote, or replay {_folders(target)[0] / CALLS} as a trace"
+        return UserError(f"{target} holds no sample whose calls were recorded", hint)
+    if not any(matches(name, patterns) for name in names):
+        near = ", ".join(nearest(patterns[0], names))
+        return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")
+    return UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
+
+
+def _trace_in(folder: Path) -> Path | None:
+    """A file that can be replayed, of the first ones in a folder."""
+    files = [path for path in islice(sorted(folder.iterdir()), LOOKED_AT) if path.is_file()]
+    for path in files:
+        with suppress(UserError):
+            if ".jsonl" in path.suffixes or format_of(path) is not None:
+                return path
+    return None
+
+
+def fingerprint(target: str) -> str:
+    """A hash of the code of the samples that are named, and of the calls of those that were gripped."""
+    digest = blake2b(digest_size=16)
+    for folder in _folders(target):
+        digest.update(hash_of(folder))
+    name = _shipped_name(target)
+    for sample in () if name is None else samples_named(name):
+        digest.update(inspect.getsource(sys.modules[sample.function.__module__]).encode())
+    return digest.hexdigest()
+
+
+def _folders(target: str) -> list[Path]:
+    """The folders of gripped samples that are meant."""
+    return [] if target.startswith(PREFIX) else folders_in(Path(target))
+
+
+def _shipped_name(target: str) -> str | None:
+    """The name of the sample that ships and is meant, empty for all of them; None for none."""
+    if target.startswith(PREFIX):
+        return target.removeprefix(PREFIX)
+    first, *others = PurePath(target).parts or ("",)
+    if first != SHIPPED or (others and _folders(target)):
+        return None
+    return "/".join(others)
+
+
+def _note(target: str, count: int) -> str:
+    """What a user should know who may have meant samples that ship."""
+    name = "/".join(PurePath(target).parts[1:])
+    if not name:
+        return f"the folder {target} here has samples too, {count}: they run with those that ship"
+    hidden = f", not the sample of that name that ships, which is {PREFIX}{name}" if name in samples() else ""
+    return f"{target} is the folder here{hidden}"
+
+
+SHIPPED = "samples"
+"""Stands for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationTensor:
+    """Draws the values of one of the tensors that a sample's configuration makes, which are not kept.
+
+    Attributes
+    ----------
+    place : among the tensors in the arguments
+    """
+
+    name: str
+    configuration: str
+    place: int
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """The values, on the generator's device."""
+        return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
+
+
+def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
+    """The sample that ships under a name, or all, as far as they have one of some names and all of some tags.
+
+    Raises
+    ------
+    UserError : where a name or tag is not known
+    """
+    requested_tags = _tags(tags)
+    return [
+        sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
+    ]
+
+
+def samples_named(name: str) -> list[Sample]:
+    """The sample that ships under a name; all of them for an empty one.
+
+    Raises
+    ------
+    UserError : where there is none of the name
+    """
+    if not name:
+        return list(samples().values())
+    if name not in samples():
+        raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
+    return [samples()[name]]
+
+
+def _tags(words: Sequence[str]) -> set[Tag]:
+    return set(map(_tag, words))
+
+
+def _tag(word: str) -> Tag:
+    try:
+        return tag_of(word)
+    except ValueError as error:
+        names = [tag.value for tag in Tag]
+        raise UserError(str(error), did_you_mean(word, names, f"there are {', '.join(names)}")) from error
+
+
+def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
+    """A case of one of a sample's configurations."""
+    arguments = sample.arguments(configuration)
+    drawables = {
+        place: ConfigurationTensor(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))
+    }
+    # a function that writes nowhere is not run to see that it does not
+    may_write = Tag.IN_PLACE in sample.tags
+    function = sample.function
+    operator = FunctionOperator(function, (arguments, {})) if may_write else Operator(function, mutates=False)
+    return described_case(operator, (arguments, {}), drawables, sample.name, number)
+
+
+@lru_cache(maxsize=1)
+def _tensors(name: str, configuration: str) -> list[Tensor]:
+    arguments: Any = samples()[name].arguments(configuration)
+    return [tensor.detach() for tensor in tensors_in(arguments)]

@@ -1,1 +1,1 @@
-"""What several modes make of a call before their compilers take it."""
+"""Conversions that several modes share. They import torch, which modes must not before they run."""

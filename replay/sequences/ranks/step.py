@@ -12,9 +12,8 @@ from time import perf_counter_ns
 from torch import distributed
 
 from opgrip.cli.progress import Tell, tell_nobody
-from opgrip.replay.cases.flow import Flow, FlowingCall, make_flow
-from opgrip.replay.cases.fresh import NewMemory, new_memory
-from opgrip.replay.inputs.values import trace_with_defaults
+from opgrip.replay.cases.flow import Flow, FlowingCall, NewMemory, make_flow, new_memory
+from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.memory import Memory, reason_of, room_on

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.options import from_arguments
 from opgrip.cli.plural import counted
-from opgrip.replay.cases.ways import Points
+from opgrip.replay.cases.variants import Points
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.workers.engines.engine import Engine, engines
 from opgrip.replay.workers.engines.engine_options import EngineOptions
@@ -57,8 +57,7 @@ class ProcessRunner:
 
     def check(self) -> None:
         """Raise `UserError` where the devices are not there, or are not equal."""
-        from opgrip.replay.operators.device_traits import check_equal
-        from opgrip.replay.operators.devices import check_present
+        from opgrip.replay.operators.devices import check_equal, check_present
 
         for name in self._loaded.devices:
             check_present(name)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.modes import Program, Task, find_mode
-from opgrip.replay.modes.conversions.cuda_graphs import _stream_and_anchor
-from opgrip.replay.programs.programs import run_program
+from opgrip.replay.modes.cudagraph import _stream_and_anchor
+from opgrip.replay.programs import run_program
 from opgrip.traces.schema.arguments import leaves
 
 

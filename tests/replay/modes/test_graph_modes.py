@@ -10,7 +10,7 @@ from programs import run_command
 
 from opgrip.replay import load_results
 from opgrip.replay.modes import Task, dynamo, find_mode
-from opgrip.replay.programs.programs import run_program
+from opgrip.replay.programs import run_program
 
 GRAPH = ("--exec-mode", "graph")
 

@@ -12,8 +12,8 @@ from runtime_calls import run
 
 from opgrip.platform.precisions import read_precision, set_precision
 from opgrip.replay.modes import Task
-from opgrip.replay.modes.conversions.graphs import TensorCall
-from opgrip.replay.modes.conversions.onnx_sessions import CPU, CUDA, _bound, cuda_provider, run_by
+from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+from opgrip.replay.modes.onnxruntime import CPU, CUDA, _bound, cuda_provider, run_by
 from opgrip.replay.operators.contexts import may_use_tf32
 from opgrip.replay.operators.lookup import Unsupported
 

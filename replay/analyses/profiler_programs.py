@@ -1,20 +1,27 @@
-"""Profilers as programs: where they are, their arguments, their last lines, and the rows that they saw."""
+"""Run profilers: find the program, merge its flags, and run cases once more under it."""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.own_python import own_python
 from opgrip.errors import UserError
-from opgrip.replay.cases.ways import Point, Way
+from opgrip.replay.cases.variants import Point, Way
 from opgrip.replay.results.results import Result
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
 
 Key = tuple[int, str]
 """A case, and the words that tell its row from its others."""
@@ -171,3 +178,37 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
     """Return the last lines that a program printed, or its exit status if it printed nothing."""
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     return "; ".join(lines[-LAST_LINES:]) or f"status {done.returncode}"
+
+
+def profiled_command(folder: Path, job: Job, without: Collection[int], timeout_s: float) -> list[str]:
+    """Return the command that runs the cases under a profiler: this module, with a job file and a file for the rows."""
+    request = {"job": asdict(job), "without": sorted(without), "timeout_s": timeout_s}
+    (folder / "work.json").write_text(json.dumps(request))
+    return own_python("opgrip.replay.analyses.profiler_programs", str(folder / "work.json"), str(folder / "rows.jsonl"))
+
+
+def profiled_rows(folder: Path) -> list[Result]:
+    """Return the rows that the command wrote into a folder."""
+    path = folder / "rows.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Result.from_plain(json.loads(line)) for line in lines]
+
+
+def main(request_path: str, output: str) -> int:
+    """Run the cases of a job file, and write a row per line."""
+    from opgrip.replay.workers.job import Job
+    from opgrip.replay.workers.supervisor import supervise
+
+    work: dict[str, Any] = json.loads(Path(request_path).read_text())
+    job = Job.from_plain(work["job"])
+    loaded = job.load()
+    with open(output, "w", encoding="utf-8") as file:
+        # a fork would share this process's connection to the profiler
+        for rows in supervise(job, loaded, work["timeout_s"], set(work["without"]), may_fork=False):
+            for row in rows:
+                file.write(json.dumps(row.to_plain()) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -29,11 +29,22 @@ from opgrip.replay.cases.cases import (
     values_of,
 )
 from opgrip.replay.cases.selection import MODULE, Selection
-from opgrip.replay.cases.units.links import Links, Outside, ResultOf, Source, link
-from opgrip.replay.cases.units.runs import Facts, Run, UnitCall, facts_of, is_setting, make_runs
-from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.inputs.stored import drawn_values
-from opgrip.replay.operators.bounds import bounding
+from opgrip.replay.cases.subgraph_calls import (
+    Facts,
+    Links,
+    Outside,
+    ResultOf,
+    Run,
+    Source,
+    UnitCall,
+    facts_of,
+    is_setting,
+    link,
+    make_runs,
+)
+from opgrip.replay.cases.variants import FORWARD
+from opgrip.replay.inputs.filling import drawn_values
+from opgrip.replay.operators.agreement.indices import bounding
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import OUTSIDE, Place, frames_of, origins

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay.operators.work.formulas import Call, call_of, flops_of, operators, tensors_among
+from opgrip.replay.operators.formulas import Call, call_of, flops_of, operators, tensors_among
 from opgrip.traces.schema.tensor_specs import plain_name
 
 OVERWRITES = operators("copy fill zero normal uniform bernoulli exponential random log_normal cauchy geometric")

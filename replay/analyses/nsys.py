@@ -17,8 +17,8 @@ from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
-from opgrip.replay.analyses.nsys.nsys_report import Kind, Report, Span, Work, read_report
-from opgrip.replay.analyses.profiling.profiler_programs import (
+from opgrip.replay.analyses.nsys_report import Kind, Report, Span, Work, read_report
+from opgrip.replay.analyses.profiler_programs import (
     Flags,
     Key,
     arguments_in,
@@ -26,6 +26,8 @@ from opgrip.replay.analyses.profiling.profiler_programs import (
     key_of,
     last_words,
     merged_arguments,
+    profiled_command,
+    profiled_rows,
     run_program,
     why_unseen,
 )
@@ -285,8 +287,6 @@ def profile_rows(
     ------
     UserError : where nsys fails
     """
-    from opgrip.replay.analyses.profiling import target
-
     effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
     runs_by_row: Runs = {}
@@ -297,9 +297,9 @@ def profile_rows(
         left_out = {row.case for row in results} - {row.case for row in unseen}
         with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
             folder = Path(name)
-            _run(nsys, folder, target.command(folder, job, left_out, timeout_s), device)
+            _run(nsys, folder, profiled_command(folder, job, left_out, timeout_s), device)
             new_runs, lost = joined_alone(_exported(nsys, path) for path in _reports_in(folder))
-            own |= {key: row for row in target.rows_of(folder) if (key := key_of(row)) not in runs_by_row}
+            own |= {key: row for row in profiled_rows(folder) if (key := key_of(row)) not in runs_by_row}
             report_count += _keep_reports(folder, nsys.report, report_count, say)
         runs_by_row, outside = {**new_runs, **runs_by_row}, outside + lost
         unseen = [row for row in unseen if key_of(row) not in runs_by_row]

@@ -9,7 +9,7 @@ from itertools import product
 
 from opgrip.cli.option_types import counts, cpus
 from opgrip.cli.options import IDENTITY, RUN, option, titled
-from opgrip.replay.inputs.values import RECORDED
+from opgrip.replay.inputs.input_options import RECORDED
 
 FORWARD, BACKWARD = "forward", "backward"
 

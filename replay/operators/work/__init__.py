@@ -1,1 +1,0 @@
-"""How much a call has to compute and to move."""
