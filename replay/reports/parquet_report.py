@@ -10,12 +10,11 @@ from typing import IO, Any
 import pandas as pd
 
 from opgrip.cli.plugins import needed
-from opgrip.errors import UserError
+from opgrip.errors import FormatError, UserError
 from opgrip.replay.reports.cells import LARGEST_BYTES, all_columns, check_columns, parse_json, to_frame
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.results import Result
-from opgrip.traces.formats.parquet_files import parquet_errors
-from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
+from opgrip.traces.formats.parquet_files import ParquetFile, ParquetLimits, TooLargeError
 
 HEADER = b"opgrip"
 """Key of the file's metadata under which the header is, as JSON."""
@@ -24,24 +23,28 @@ MOST_CELLS = 100_000_000
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """The rows of such a file, its header in `attrs`."""
-    needed("pyarrow", "results")
-    parquet = needed("pyarrow.parquet", "results")
+    """Return the rows of such a file, with its header in `attrs`."""
+    arrow = needed("pyarrow", "results")
     columns = {about.name: about for about in all_columns()}
+    limits = ParquetLimits(rows=MOST_CELLS, total_bytes=LARGEST_BYTES, texts=1 << 62, batch_texts=1 << 62)
     try:
-        # not read_table: that takes columns from the names of folders, and metadata of pandas for what types are
-        file = parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        check_columns(names, path)
-        _check_amount(file.metadata.num_rows * file.metadata.num_columns, path)
-        # a text that a million rows share is in memory once
-        texts = [name for name in names if columns[name].kind is str]
-        table = parquet.ParquetFile(path, metadata=file.metadata, read_dictionary=texts).read()
-        rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
-    except OSError:
-        raise
-    except parquet_errors() as error:
-        raise ValueError(str(error)) from error
+        with ParquetFile(path, limits=limits) as content:
+            names = content.schema.names
+            check_columns(names, path)
+            batches, cells = [], 0
+            for batch in content.batches():
+                cells += batch.num_rows * len(names)
+                if cells > MOST_CELLS:
+                    raise TooLargeError(f"it has more than {MOST_CELLS:,} cells")
+                batches.append(batch)
+            table = arrow.Table.from_batches(batches, content.schema).unify_dictionaries()
+    except TooLargeError as error:
+        raise UserError(f"{path} is too large ({error})", "replay in parts, by --start and --stop") from error
+    except FormatError as error:
+        raise UserError(
+            f"{path} does not hold results of opreplay ({error})", "write some with opreplay -o results.json"
+        ) from error
+    rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     for name in names:
         if columns[name].several:
             rows[name] = rows[name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
@@ -50,17 +53,6 @@ def read_parquet(path: Path) -> pd.DataFrame:
         raise ValueError("its header is no object")
     rows.attrs = header
     return rows
-
-
-def _check_amount(cells: int, path: Path) -> None:
-    """Raise `UserError` for a file that would fill the memory: a few bytes of it may stand for a million rows."""
-    with path.open("rb") as file:
-        chunks = chunks_of(file)
-        size = page_bytes(file, chunks, LARGEST_BYTES)
-    if max(cells, sum(chunk.values for chunk in chunks)) > MOST_CELLS:
-        raise UserError(f"{path} has more than {MOST_CELLS:,} cells", "replay in parts, by --start and --stop")
-    if size > LARGEST_BYTES:
-        raise UserError(f"{path} holds more than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop")
 
 
 @report(".parquet", read=read_parquet, binary=True, package=("pyarrow", "results"))

@@ -170,7 +170,7 @@ def test_a_parquet_file_whose_statistics_have_other_levels_is_told_in_a_line(tmp
     path = tmp_path / "r.parquet"
     parquet.write_table(pyarrow.table({"op": ["a", None]}), path)
     path.write_bytes(with_required_column(path.read_bytes(), "op"))
-    with pytest.raises(UserError, match="cannot be read: definition level histogram"):
+    with pytest.raises(UserError, match=r"does not hold results of opreplay .*histogram size mismatch"):
         read_run(path)
 
 

@@ -18,7 +18,7 @@ import torch
 from opgrip.cli.plugins import needed
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
-from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet, rows_of
+from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet
 from opgrip.traces.formats.tritonbench import (
     DTYPE_OF,
     MOST_CALLS,
@@ -35,6 +35,8 @@ from opgrip.traces.table.trace import Trace
 
 MOST_TEXT = 16 << 20
 """Bytes of the arguments of the calls that are in memory."""
+ROWS = 256
+"""Rows that are in memory at a time."""
 GROUP = 4096
 """Rows that are written at a time."""
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
@@ -51,11 +53,14 @@ def recognizes(head: Head) -> bool:
 
 def read(file: ForeignFile) -> Iterator[Record]:
     """The calls of each row, as often as it counts them."""
-    content = open_parquet(file, {"op_name": "string", "args": "string"}, ("op_name", "args"))
-    names = [name for name in ("op_name", "args", "count") if name in content.schema_arrow.names]
+    with open_parquet(file, {"op_name": "string", "args": "string"}, ("count",), ROWS, MOST_TEXT) as content:
+        yield from _records(file, content.records())
+
+
+def _records(file: ForeignFile, rows: Iterator[dict[str, Any]]) -> Iterator[Record]:
     builder = RecordBuilder("backendbench", file.losses)
     calls = 0
-    for row in rows_of(file, content, names, MOST_TEXT):
+    for row in rows:
         op, text, count = row["op_name"], row["args"], row.get("count", 1)
         count = max(count, 1) if type(count) is int else 1
         calls += count

@@ -1,11 +1,13 @@
-"""Chakra execution traces: protocol buffers, one message of the file's facts and then one a node.
+"""Chakra execution traces: length-prefixed protobuf messages, one with facts about the file and then one per node.
 
-Chakra's converter makes them of execution traces that it linked to a profile, for simulators. Inputs and outputs are
-there as text, in Python's notation. See its `et_def.proto`, whose fields have the numbers that stand here.
+Chakra's converter makes them, for simulators, of execution traces that it linked to a profile. Inputs and outputs are
+text in Python's notation. Source: Chakra's `et_def.proto`, of which `SCHEMA` has what is read and written here.
 """
 
 from __future__ import annotations
 
+import ast
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -14,52 +16,140 @@ from typing import IO, Any
 from opgrip.errors import FormatError
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.nodes.messages import is_metadata, metadata, metadata_facts, node_from_message, node_message
-from opgrip.traces.formats.nodes.node import FUNCTION_SCOPE, Node
+from opgrip.traces.formats.nodes.node import (
+    FUNCTION_SCOPE,
+    LATEST_NUMBER,
+    LATEST_US,
+    NO_PORT,
+    ROOTS,
+    SCHEMA_VERSION,
+    Node,
+    Port,
+)
 from opgrip.traces.formats.nodes.node_calls import calls_of
 from opgrip.traces.formats.nodes.program import ROOT, Step, steps_of
-from opgrip.traces.formats.nodes.wire import framed, messages, read_varint
+from opgrip.traces.formats.protobuf_files import (
+    make_message_classes,
+    parse_message,
+    read_varint,
+    split_messages,
+    with_length,
+)
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.records import Record
 from opgrip.traces.table.trace import Trace
 
 NAME = "chakra"
+SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
+    "AttributeProto": {
+        "name": (1, "string"),
+        "double_val": (3, "double?"),
+        "float_val": (5, "float?"),
+        "int32_val": (7, "int32?"),
+        "int64_val": (9, "int64?"),
+        "uint32_val": (11, "uint32?"),
+        "uint64_val": (13, "uint64?"),
+        "sint32_val": (15, "sint32?"),
+        "sint64_val": (17, "sint64?"),
+        "fixed32_val": (19, "fixed32?"),
+        "fixed64_val": (21, "fixed64?"),
+        "sfixed32_val": (23, "sfixed32?"),
+        "sfixed64_val": (25, "sfixed64?"),
+        "bool_val": (27, "bool?"),
+        "string_val": (29, "string?"),
+    },
+    "GlobalMetadata": {"version": (1, "string"), "attr": (2, "AttributeProto[]")},
+    "IOInfo": {"values": (1, "string"), "shapes": (2, "string"), "types": (3, "string")},
+    "Node": {
+        "id": (1, "uint64"),
+        "name": (2, "string"),
+        "type": (3, "int64"),
+        "ctrl_deps": (4, "uint64[]"),
+        "data_deps": (5, "uint64[]"),
+        "start_time_micros": (6, "uint64"),
+        "duration_micros": (7, "uint64"),
+        "inputs": (8, "IOInfo"),
+        "outputs": (9, "IOInfo"),
+        "attr": (10, "AttributeProto[]"),
+    },
+}
+METADATA, COMPUTE = 1, 4
+"""Types of nodes."""
+MOST_TEXT = 1 << 20
+"""Characters of a list, each of which may cost half a KB of memory to parse."""
 PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
 """The name of a part of an operator, `aten::copy_(1)`."""
 
 
+def message_classes() -> dict[str, Any]:
+    """Return the classes of Chakra's messages by name."""
+    return make_message_classes("ChakraProtoMsg", "chakra", SCHEMA)
+
+
 def recognizes(head: Head) -> bool:
-    """Whether a file begins with a message that holds a version or attributes, and then one that may be a node."""
+    """Return True if a file begins with a message of a version or of attributes whose names are words.
+
+    It is recognized without protobuf, so that a missing package is reported when the file is read.
+    """
     try:
         length, start = read_varint(head.start, 0)
-        return 0 < length <= len(head.start) - start and is_metadata(head.start[start : start + length])
-    except FormatError:
+        end, is_metadata = start + length, 0 < length <= len(head.start) - start
+        while is_metadata and start < end:
+            tag, start = read_varint(head.start, start)
+            length, start = read_varint(head.start, start)
+            text, start = head.start[start : start + length], start + length
+            if tag == 2 << 3 | 2:
+                field, begin = read_varint(text, 0)
+                length, begin = read_varint(text, begin)
+                name = text[begin : begin + length].decode()
+                is_metadata = field == 1 << 3 | 2 and name.isidentifier()
+            else:
+                is_metadata = tag == 1 << 3 | 2 and text.decode().isprintable()
+        return is_metadata and start == end
+    except (FormatError, UnicodeDecodeError):
         return False
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls that a capture would have recorded; kernels are the time on a device of those around them."""
+    """Yield the calls that a capture would have recorded; kernels are the device time of the calls around them."""
     facts: dict[str, Any] = {}
     return calls_of(NAME, facts, _nodes_of(file, facts), file.losses)
 
 
 def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable[Node]]:
+    classes = message_classes()
+
     def nodes() -> Iterator[Node]:
         first_parts: dict[tuple[int, str], int] = {}
         try:
-            for place, message in enumerate(messages(file.chunks())):
+            for place, message in enumerate(split_messages(file.chunks())):
                 if place:
-                    yield _whole(node_from_message(message), first_parts)
+                    node = node_from_message(parse_message(classes["Node"], message))
+                    yield _with_parts_inside(node, first_parts)
                 else:
-                    facts.update(metadata_facts(message))
+                    facts.update(_facts(parse_message(classes["GlobalMetadata"], message)))
         except FormatError as error:
             raise file.damage(str(error)) from error
 
     return nodes
 
 
-def _whole(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """A node; of an operator that the converter split around its kernels, the other parts stand inside the first."""
+def _facts(metadata: Any) -> dict[str, Any]:
+    """Return what a file's first message says, as a trace's header has it."""
+    values = {item.name: _value_of(item) for item in metadata.attr}
+    schema, pid = values.get("schema") or metadata.version, values.get("pid")
+    facts: dict[str, Any] = {"schema": schema[:100]} if isinstance(schema, str) and schema else {}
+    return {**facts, "pid": pid} if type(pid) is int and 0 <= pid < LATEST_NUMBER else facts
+
+
+def _value_of(attribute: Any) -> Any:
+    """Return an attribute's value; None for a list, of which nodes have none that is read."""
+    field = attribute.WhichOneof("value")
+    return None if field is None else getattr(attribute, field)
+
+
+def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
+    """Return a node; parts of an operator that the converter split around its kernels are put inside the first."""
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
         return node
@@ -69,11 +159,108 @@ def _whole(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
     return replace(node, name=match[1], parent=first, schema="", scope=FUNCTION_SCOPE)
 
 
+def node_from_message(message: Any) -> Node:
+    """Return the node of a message, or raise `FormatError`."""
+    attributes = {item.name: _value_of(item) for item in message.attr}
+    start, own = message.start_time_micros or None, message.duration_micros or None
+    exact = attributes.get("exclusive_us")
+    return Node(
+        number=_checked_number(message.id),
+        name=message.name,
+        parent=_checked_number(message.ctrl_deps[0]) if message.ctrl_deps else 0,
+        inputs=_port(message.inputs, attributes.get("input_strides")),
+        outputs=_port(message.outputs, attributes.get("output_strides")),
+        schema=_text_attribute(attributes, "op_schema"),
+        scope=_number_attribute(attributes, "scope"),
+        thread=_number_attribute(attributes, "tid"),
+        record=_number_attribute(attributes, "rf_id"),
+        start_us=_time(attributes.get("start_us", start)),
+        own_us=_time(exact if isinstance(exact, float) else own),
+        ranges=_text_attribute(attributes, "tensor_range"),
+        stream=None if attributes.get("is_cpu_op", True) else _number_attribute(attributes, "stream"),
+    )
+
+
+def _port(message: Any, strides: Any) -> Port:
+    values, shapes, types = map(parse_list, (message.values, message.shapes, message.types))
+    if not len(values) == len(shapes) == len(types):
+        raise FormatError("values, shapes and types that differ in number")
+    steps = parse_list(strides) if isinstance(strides, str) else None
+    if steps is not None and len(steps) != len(values):
+        raise FormatError("strides and values that differ in number")
+    return Port(values, shapes, types, steps) if values else NO_PORT
+
+
+def parse_list(text: str) -> list[Any]:
+    """Return the list of numbers, texts, booleans and such lists that a text has in Python's notation.
+
+    Raises
+    ------
+    FormatError : for another text; an empty one is an empty list
+    """
+    if not text:
+        return []
+    if len(text) > MOST_TEXT:
+        raise FormatError(f"a list has more than {MOST_TEXT:,} characters")
+    try:
+        value = _literal(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise FormatError("a list that cannot be read") from error
+    if not isinstance(value, list):
+        raise FormatError("a value that is not a list")
+    return value
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return list(map(_literal, items))
+        case ast.Name(id="inf" | "nan" as name):
+            return float(name)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return float("-inf")
+    raise FormatError("a value that cannot be read")
+
+
+def _text_attribute(attributes: dict[str, Any], name: str) -> str:
+    value = attributes.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _number_attribute(attributes: dict[str, Any], name: str) -> int:
+    value = attributes.get(name)
+    return value if type(value) is int and 0 <= value < LATEST_NUMBER else 0
+
+
+def _checked_number(number: int) -> int:
+    if number >= LATEST_NUMBER:
+        raise FormatError(f"the number of a node is too large: {number}")
+    return number
+
+
+def _time(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value < LATEST_US:
+        raise FormatError(f"expected a time in us, got {str(value)[:60]}")
+    return float(value)
+
+
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """The nodes of an execution trace, each after those that made what it takes and the one before it in its thread."""
+    """Write a node per call, after the nodes that made what it takes and the one before it in its thread."""
+    classes = message_classes()
     header = trace.header
     pid = header.get("pid")
-    file.write(framed(metadata(pid if isinstance(pid, int) else 0, str(header.get("time") or ""))))
+    facts = {"schema": SCHEMA_VERSION, "time": str(header.get("time") or "")}
+    numbers = {"pid": pid if isinstance(pid, int) else 0, "start_ts": 0, "finish_ts": 0}
+    metadata = classes["GlobalMetadata"]()
+    _add_attributes(metadata, "string_val", facts)
+    _add_attributes(metadata, "uint64_val", {name: number % (1 << 64) for name, number in numbers.items()})
+    file.write(with_length(metadata.SerializeToString()))
     graph = make_graph(trace)
     node_of_call: dict[int, int] = {}
     last_of_thread: dict[int, int] = {}
@@ -85,7 +272,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
             after = {node.parent}
         elif before is not None:
             after.add(before)
-        file.write(framed(node_message(node, sorted(after))))
+        file.write(with_length(_message_of(node, sorted(after), classes["Node"]).SerializeToString()))
         if node.stream is None and node.number != ROOT:
             last_of_thread[node.thread] = node.number
         if step.call is not None:
@@ -93,9 +280,47 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _calls_before(step: Step, graph: Any) -> list[int]:
-    """The calls that made, or last wrote, what a call takes."""
-    found = graph.steps.get(step.call)
-    return [] if found is None else list(found.after)
+    """Return the calls that made, or last wrote, what a call takes."""
+    entry = graph.steps.get(step.call)
+    return [] if entry is None else list(entry.after)
+
+
+def _message_of(node: Node, after: Iterable[int], message_class: Any) -> Any:
+    is_timed = node.start_us is not None and node.own_us is not None
+    message = message_class(
+        id=node.number,
+        name=node.name.encode(errors="replace").decode(),
+        type=METADATA if node.name in ROOTS else COMPUTE,
+        ctrl_deps=[node.parent] if node.parent != node.number else [],
+        data_deps=after,
+        # integers of microseconds; attributes have the exact times
+        start_time_micros=round(node.start_us or 0) if is_timed else 0,
+        duration_micros=round(node.own_us or 0) if is_timed else 0,
+    )
+    for target, port in ((message.inputs, node.inputs), (message.outputs, node.outputs)):
+        target.values, target.shapes, target.types = map(_encodable, (port.values, port.shapes, port.types))
+    numbers = {"rf_id": node.number, "fw_parent": 0, "seq_id": -1, "scope": node.scope, "tid": node.thread, "fw_tid": 0}
+    _add_attributes(message, "int64_val", numbers)
+    _add_attributes(message, "string_val", {"op_schema": node.schema})
+    _add_attributes(message, "bool_val", {"is_cpu_op": node.stream is None})
+    if node.stream is not None:
+        _add_attributes(message, "int64_val", {"stream": node.stream})
+    ports = {"input_strides": node.inputs, "output_strides": node.outputs}
+    strides = {name: str(port.strides) for name, port in ports.items() if port.strides}
+    _add_attributes(message, "string_val", {"tensor_range": node.ranges, **strides} if node.ranges else strides)
+    if is_timed:
+        _add_attributes(message, "double_val", {"start_us": node.start_us, "exclusive_us": node.own_us})
+    return message
+
+
+def _encodable(values: list[Any]) -> str:
+    # a text of a trace may have surrogates, which UTF-8 has not
+    return str(values).encode(errors="replace").decode()
+
+
+def _add_attributes(message: Any, field: str, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        message.attr.add(name=name, **{field: value})
 
 
 formats.register(NAME)(

@@ -14,7 +14,7 @@ from typing import IO, Any
 from opgrip.cli.compressed_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.nodes.node import Node, node_from_json, node_to_json
+from opgrip.traces.formats.nodes.node import SCHEMA_VERSION, Node, node_from_json, node_to_json
 from opgrip.traces.formats.nodes.node_calls import calls_of
 from opgrip.traces.formats.nodes.program import steps_of
 from opgrip.traces.formats.stored_tensors import CutText, TooLong, members
@@ -24,8 +24,6 @@ from opgrip.traces.table.trace import Trace
 
 NAME = "execution_trace"
 START = re.compile(rb'\s*\{(?=[^{\[]{0,400}"schema"\s*:\s*"\d+\.\d+\.\d+)(?=[^{\[]{0,400}"(?:pid|nodes|time)"\s*:)')
-SCHEMA = "1.1.1-chakra.0.0.4"
-"""The newest that et_replay and Chakra's converter read, and the one that torch 2.13 writes."""
 
 
 def recognizes(head: Head) -> bool:
@@ -83,7 +81,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     """The calls of a trace as nodes in the order in which they started, one a line."""
     pid, time = trace.header.get("pid"), trace.header.get("time")
     head = {
-        "schema": SCHEMA,
+        "schema": SCHEMA_VERSION,
         "pid": pid if isinstance(pid, int) else 0,
         "time": str(time or "")[:19].replace("T", " "),
         "start_ts": 0,

@@ -17,10 +17,10 @@ import torch
 from opgrip.cli.plugins import needed
 from opgrip.errors import one_line
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, Storages, aliases, split
-from opgrip.traces.formats.nodes.wire import holds_more_fields
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, Shapes, complete, inlined, tensor
 from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
+from opgrip.traces.formats.protobuf_files import has_more_fields
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.records import Record, Scope
@@ -112,7 +112,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _parse(file: ForeignFile, onnx: Any) -> Any:
     content = b"".join(file.chunks())
     model = onnx.ModelProto()
-    if not file.unbounded and holds_more_fields(content, model.DESCRIPTOR, MOST_FIELDS):
+    if not file.unbounded and has_more_fields(content, model.DESCRIPTOR, MOST_FIELDS):
         raise file.refusal(f"it holds more than {MOST_FIELDS:,} fields")
     try:
         model.ParseFromString(content)

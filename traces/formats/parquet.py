@@ -22,7 +22,7 @@ from opgrip.traces.codec.call_forms import FAR_AWAY, NEGATIVE, counts_by_place
 from opgrip.traces.codec.integer_text import Integers
 from opgrip.traces.codec.json_values import LATEST_NS, integer, integers
 from opgrip.traces.codec.record_forms import from_json
-from opgrip.traces.formats.parquet_files import MAGIC, MARK, batches_of, footer_of, open_parquet
+from opgrip.traces.formats.parquet_files import MAGIC, MARK, ParquetFile, footer_of, open_parquet
 from opgrip.traces.formats.parquet_table import ALONE, NUMBERS, RECORDS, STORAGES, ParquetTable
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.io.reader import TraceReader
@@ -51,25 +51,24 @@ def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) ->
 def read(file: ForeignFile) -> Iterator[Record | CallBlock]:
     """The records of a trace, in their order."""
     kinds = {**dict.fromkeys(NUMBERS, "int64"), RECORDS: "string"}
-    content = open_parquet(file, kinds, (RECORDS,), streamed=True)
-    notes = content.schema_arrow.metadata or {}
-    records = _records(file, content, notes.get(ALONE, b""))
-    first = next(records, None)
-    if not isinstance(first, Header):
-        raise file.damage("it does not begin with the header of a trace")
-    yield first
-    for record in records:
-        if isinstance(record, Header):
-            raise file.damage("it has a second header")
-        yield record
+    with open_parquet(file, kinds, (STORAGES,), batch_texts=MOST_TEXT, is_streamed=True) as content:
+        records = _records(file, content)
+        first = next(records, None)
+        if not isinstance(first, Header):
+            raise file.damage("it does not begin with the header of a trace")
+        yield first
+        for record in records:
+            if isinstance(record, Header):
+                raise file.damage("it has a second header")
+            yield record
 
 
-def _records(file: ForeignFile, content: Any, alone: bytes) -> Iterator[Record | CallBlock]:
-    for written in alone.splitlines():
+def _records(file: ForeignFile, content: ParquetFile) -> Iterator[Record | CallBlock]:
+    _check_storages(file, content)
+    for written in (content.schema.metadata or {}).get(ALONE, b"").splitlines():
         yield from _known(file, file.parse(written))
-    names = [*NUMBERS, *([STORAGES] if _has_storages(file, content) else []), RECORDS]
     block: _Block | None = None
-    for batch in batches_of(file, content, names, MOST_TEXT):
+    for batch in content.batches():
         places = np.flatnonzero(batch.column(RECORDS).is_valid().to_numpy(zero_copy_only=False)).tolist()
         for first, stop in _parts(places, batch.num_rows):
             rows = batch.slice(first, stop - first)
@@ -97,14 +96,12 @@ def _records(file: ForeignFile, content: Any, alone: bytes) -> Iterator[Record |
         raise block.too_short()
 
 
-def _has_storages(file: ForeignFile, content: Any) -> bool:
-    """Whether the storages have a column; files of earlier versions have them among the records."""
-    types = {field.name: str(field.type) for field in content.schema_arrow}
-    if STORAGES not in types:
-        return False
-    if types[STORAGES].partition("<")[0] != "list" or not types[STORAGES].endswith(": int64>"):
-        raise file.damage(f"its column {STORAGES} is {types[STORAGES][:40]}, not lists of int64")
-    return True
+def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
+    """Raise `UserError` if storages have a column of another type; files of earlier versions have no such column."""
+    if STORAGES in content.schema.names:
+        kind = str(content.schema.field(STORAGES).type)
+        if kind.partition("<")[0] != "list" or not kind.endswith(": int64>"):
+            raise file.damage(f"its column {STORAGES} is {kind[:40]}, not lists of int64")
 
 
 def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:

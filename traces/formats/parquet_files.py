@@ -1,32 +1,39 @@
-"""Parquet files of strangers: what they are, without reading them, and their rows, some at a time."""
+"""Parquet files of third parties, read in a child process whose memory is limited, a batch of rows at a time.
+
+The child streams rows as Arrow IPC. How much a file may hold is checked on what arrives, so that neither a footer that
+lies nor a page that decompresses to gigabytes matters here.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.own_python import own_python
 from opgrip.cli.plugins import needed
-from opgrip.errors import one_line
-from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
+from opgrip.errors import FormatError, one_line
+from opgrip.traces.formats.parquet_child import TOO_MUCH_MEMORY
 from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile
 from opgrip.traces.schema.limits import DECOMPRESSED, Allowance
 
 MAGIC = b"PAR1"
 MARK = b"opgrip.trace"
-"""Key of the note of a file that is a trace of ours."""
+"""Key of the file's metadata that marks a trace of opgrip."""
 EXTRA = "results"
 FOOTER_BYTES = 64 << 20
-ROWS = 256
-"""Rows that are in memory at a time."""
 BLOCK_ROWS = 1 << 14
-"""The same, where they stay columns."""
 MOST_ROWS = Allowance("rows", 10_000_000, 1)
-"""Of a file; rows that repeat cost it nothing."""
+"""Rows that repeat take no bytes in the file."""
 
 
 def footer_of(path: Path) -> bytes:
-    """The end of a Parquet file, which has the names of its columns and its notes; empty where there is none."""
+    """Return the end of a Parquet file, which has the column names and the metadata; empty if there is none."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -41,105 +48,206 @@ def footer_of(path: Path) -> bytes:
         return b""
 
 
-def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[str] = (), streamed: bool = False) -> Any:
-    """A file whose columns were checked, as pyarrow's `ParquetFile`.
+class TooLargeError(FormatError):
+    """A Parquet file holds more than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetLimits:
+    """What a Parquet file may hold.
+
+    Attributes
+    ----------
+    rows, total_bytes, texts : of the whole file; a text counts in each row that has it
+    batch_texts : bytes of the texts in the rows of a batch
+    """
+
+    rows: int
+    total_bytes: int
+    texts: int
+    batch_texts: int
+
+
+class ParquetFile:
+    """A Parquet file that is being read by a child process; a context manager.
 
     Parameters
     ----------
-    kinds : of the columns that it must have, `string`, `int64` or `double`
-    texts : columns whose texts are read as numbers of a dictionary, so that one text in many rows stays one
-    streamed : whether what was read is given away, so that only what a compressed file may hold bounds its size
+    columns : names of the columns to read if the file has them, None for all
+    rows : of a batch
+    limits : None for a trusted file, which may also take all memory
 
-    Raises
-    ------
-    UserError : where it is none, lacks a column or has one of another kind, or goes beyond a bound
-    """
-    parquet = needed("pyarrow.parquet", EXTRA)
-    arrow, broken = needed("pyarrow", EXTRA), parquet_errors()
-    file_bytes = file.path.stat().st_size
-    most = DECOMPRESSED.of(file_bytes) if streamed else min(MOST_BYTES, DECOMPRESSED.of(file_bytes))
-    try:
-        # what is read ahead would stay in memory until the file ends
-        content = parquet.ParquetFile(file.path, read_dictionary=list(texts), pre_buffer=False)
-        fields = {field.name: field.type for field in content.schema_arrow}
-        metadata = content.metadata
-        with file.path.open("rb") as raw:
-            size = 0 if file.unbounded else page_bytes(raw, chunks_of(raw), most)
-    except broken as error:
-        raise file.damage(one_line(error)) from error
-    if len(fields) < len(content.schema_arrow):
-        raise file.damage("two of its columns have one name")
-    for name, kind in kinds.items():
-        field = fields.get(name)
-        if field is not None and arrow.types.is_dictionary(field):
-            field = field.value_type
-        if str(field) not in (kind, f"large_{kind}"):
-            raise file.damage(f"its column {name} is {'missing' if field is None else str(field)[:40]}, not {kind}")
-    if size > most:
-        raise file.refusal(f"it holds more than {most >> 20:,} MB")
-    if not file.unbounded and metadata.num_rows > MOST_ROWS.of(file_bytes):
-        raise file.refusal(f"it has more than {MOST_ROWS.of(file_bytes):,} rows")
-    return content
-
-
-def rows_of(file: ForeignFile, content: Any, columns: Sequence[str], most_text: int) -> Iterator[dict[str, Any]]:
-    """The rows of an open file, as plain values by column.
-
-    Parameters
+    Attributes
     ----------
-    most_text : bytes of the texts in `ROWS` rows of a column
+    schema : Arrow schema of the columns that are read; text columns are dictionaries
 
     Raises
     ------
-    UserError : where a part of it cannot be read, or its texts are longer
+    UserError : if pyarrow is not installed
+    FormatError : if the file is damaged
     """
-    for batch in batches_of(file, content, columns, most_text, ROWS):
+
+    closed = False
+    """Part of the interface of a binary file, by which Arrow reads the stream."""
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str] | None = None,
+        rows: int = BLOCK_ROWS,
+        limits: ParquetLimits | None = None,
+    ) -> None:
+        ipc = needed("pyarrow.ipc", EXTRA)
+        self._rows, self._limits, self._bytes = rows, limits, 0
+        request = {"path": str(path.absolute()), "columns": columns, "rows": rows, "is_limited": limits is not None}
+        self._process = subprocess.Popen(
+            own_python("opgrip.traces.formats.parquet_child", json.dumps(request)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Arrow's own allocators reserve more than they use
+            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"},
+        )
         try:
-            lists = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-        except parquet_errors() as error:
-            raise file.damage(one_line(error)) from error
-        for place in range(batch.num_rows):
-            yield {name: values[place] for name, values in lists.items()}
+            self._stream = ipc.open_stream(self)
+        except _stream_errors() as error:
+            raise self._damage(error) from error
+        except BaseException:
+            self.close()
+            raise
+        self.schema = self._stream.schema
 
+    def read(self, size: int = -1) -> bytes:
+        """Read and count bytes of the stream."""
+        assert self._process.stdout is not None
+        data = self._process.stdout.read(size)
+        self._bytes += len(data)
+        return data
 
-def batches_of(
-    file: ForeignFile, content: Any, columns: Sequence[str], most_text: int, rows: int = BLOCK_ROWS
-) -> Iterator[Any]:
-    """The same as batches of Arrow, of at most so many rows.
+    def __enter__(self) -> ParquetFile:
+        return self
 
-    A text that stands in the file once counts in each row that has it: whoever reads it takes it in each time.
-    """
-    arrow, compute, broken = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA), parquet_errors()
-    batches = content.iter_batches(rows, columns=list(columns))
-    most, total = DECOMPRESSED.of(file.path.stat().st_size), 0
-    while True:
-        try:
-            batch = next(batches, None)
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """Return the exit status of the child process, None while it runs."""
+        return self._process.poll()
+
+    def close(self) -> None:
+        """End the child process."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def batches(self) -> Iterator[Any]:
+        """Yield the rows as Arrow record batches.
+
+        Raises
+        ------
+        TooLargeError : if the file holds more than it may
+        FormatError : if a part of the file cannot be read
+        """
+        total_rows = total_text = 0
+        while True:
+            try:
+                batch = next(self._stream, None)
+            except _stream_errors() as error:
+                raise self._damage(error) from error
             if batch is None:
+                if self._process.wait() != 0:
+                    raise self._damage(None)
                 return
-            for column in batch.columns if not file.unbounded else ():
-                size = _text_bytes(arrow, compute, column)
-                total += size
-                if size > most_text:
-                    raise file.refusal(f"the texts of {rows} rows have more than {most_text:,} bytes")
-            if total > most:
-                raise file.refusal(f"the texts of its rows have more than {most:,} bytes")
-        except broken as error:
-            raise file.damage(one_line(error)) from error
-        yield batch
+            if self._limits is not None:
+                text = sum(map(_text_bytes, batch.columns))
+                total_rows, total_text = total_rows + batch.num_rows, total_text + text
+                self._check(total_rows, total_text, text)
+            yield batch
+
+    def _check(self, total_rows: int, total_text: int, text: int) -> None:
+        limits = self._limits
+        assert limits is not None
+        if text > limits.batch_texts:
+            raise TooLargeError(f"the texts of {self._rows} rows have more than {limits.batch_texts:,} bytes")
+        if total_text > limits.texts:
+            raise TooLargeError(f"the texts of its rows have more than {limits.texts:,} bytes")
+        if self._bytes > limits.total_bytes:
+            raise TooLargeError(f"it holds more than {limits.total_bytes >> 20:,} MB")
+        if total_rows > limits.rows:
+            raise TooLargeError(f"it has more than {limits.rows:,} rows")
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows as plain values by column; see `batches`."""
+        for batch in self.batches():
+            try:
+                rows = batch.to_pylist()
+            except _stream_errors() as error:
+                # a text that is not UTF-8
+                raise FormatError(one_line(error)) from error
+            yield from rows
+
+    def _damage(self, error: BaseException | None) -> FormatError:
+        """Return the error for a stream that breaks off: the reason is what the child process reports."""
+        _, message = self._process.communicate()
+        lines = message.decode(errors="replace").splitlines()
+        status = self._process.returncode
+        if status == TOO_MUCH_MEMORY:
+            return TooLargeError("reading it takes more memory than a file of its size may")
+        if status < 0:
+            return FormatError(f"its reader ended with signal {-status}")
+        return FormatError(lines[-1][:300] if lines else "its reader ended" if error is None else one_line(error))
 
 
-def parquet_errors() -> tuple[type[Exception], ...]:
-    """What pyarrow raises for files that are not what they should be, exceptions of its C++ among them.
+@contextmanager
+def open_parquet(
+    file: ForeignFile,
+    kinds: Mapping[str, str],
+    optional: Sequence[str] = (),
+    rows: int = BLOCK_ROWS,
+    batch_texts: int = 1 << 62,
+    is_streamed: bool = False,
+) -> Iterator[ParquetFile]:
+    """Open a file of a third party; what is wrong with it, here or while it is read, is a `UserError`.
 
-    A text that is no UTF-8 is a `ValueError`; of C++ come, by what Cython makes of them, all but the first two.
+    Parameters
+    ----------
+    kinds : types of the columns that it must have, `string`, `int64` or `double`
+    optional : columns that it may have, of any type
+    batch_texts : see `ParquetLimits`
+    is_streamed : whether rows are passed on as they are read, so that only what a compressed file may hold bounds them
     """
-    plain = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError, RuntimeError)
-    return (needed("pyarrow", EXTRA).ArrowException, OSError, *plain)
+    size = file.path.stat().st_size
+    most = DECOMPRESSED.of(size)
+    limits = ParquetLimits(MOST_ROWS.of(size), most if is_streamed else min(MOST_BYTES, most), most, batch_texts)
+    try:
+        with ParquetFile(file.path, [*kinds, *optional], rows, None if file.unbounded else limits) as content:
+            _check_columns(content.schema, kinds)
+            yield content
+    except TooLargeError as error:
+        raise file.refusal(str(error)) from error
+    except FormatError as error:
+        raise file.damage(str(error)) from error
 
 
-def _text_bytes(arrow: Any, compute: Any, column: Any) -> int:
-    """Bytes of the texts of a column, before they are made; 0 for another one."""
+def _check_columns(schema: Any, kinds: Mapping[str, str]) -> None:
+    types = {field.name: field.type for field in schema}
+    for name, kind in kinds.items():
+        column = types.get(name)
+        # texts come as dictionaries
+        plain = "missing" if column is None else str(getattr(column, "value_type", column))
+        if plain not in (kind, f"large_{kind}"):
+            raise FormatError(f"its column {name} is {plain[:40]}, not {kind}")
+
+
+def _stream_errors() -> tuple[type[Exception], ...]:
+    """Return what pyarrow raises for a stream that breaks off; a text that is not UTF-8 is a `ValueError`."""
+    return (needed("pyarrow", EXTRA).ArrowException, OSError, ValueError, LookupError, TypeError, RuntimeError)
+
+
+def _text_bytes(column: Any) -> int:
+    """Return the bytes of the texts of a column, before they are made; 0 for a column of another type."""
+    arrow, compute = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA)
     is_coded = arrow.types.is_dictionary(column.type)
     values = column.dictionary if is_coded else column
     if not (arrow.types.is_string(values.type) or arrow.types.is_large_string(values.type)):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from execution_traces import calls_of, capture, dependencies_of, make_program, node, tensor, write_nodes
 from foreign_data import data_files, needs_data, write_as
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal import decoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,10 +17,12 @@ from programs import SHIPPED_TRACES
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
 from opgrip.traces.analysis.graph import make_graph
-from opgrip.traces.formats.nodes.wire import bytes_field, framed, number_field
+from opgrip.traces.formats.chakra import message_classes
+from opgrip.traces.formats.protobuf_files import with_length
 from opgrip.traces.io.foreign_files import format_of
 
 RELU = "aten::relu(Tensor self) -> Tensor"
+METADATA, NODE = (message_classes()[name] for name in ("GlobalMetadata", "Node"))
 X, Y, Z = (tensor(number, number + 1, [2, 2], [2, 1]) for number in (10, 20, 30))
 
 
@@ -58,41 +59,6 @@ def test_a_real_execution_trace_survives_a_round_trip(path: Path, tmp_path: Path
     ]
 
 
-def chakra_messages() -> tuple[Any, Any]:
-    """Classes of the messages of a file, made of Chakra's schema as far as it is used here."""
-    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
-    kinds = {"double": 1, "uint64": 4, "int64": 3, "bool": 8, "string": 9}
-    declared: dict[str, list[tuple[str, int, str, bool]]] = {
-        "AttributeProto": [
-            *(("name", 1, "string", False), ("double_val", 3, "double", False), ("int64_val", 9, "int64", False)),
-            *(("uint64_val", 13, "uint64", False), ("bool_val", 27, "bool", False)),
-            ("string_val", 29, "string", False),
-        ],
-        "GlobalMetadata": [("version", 1, "string", False), ("attr", 2, "AttributeProto", True)],
-        "IOInfo": [("values", 1, "string", False), ("shapes", 2, "string", False), ("types", 3, "string", False)],
-        "Node": [
-            *(("id", 1, "uint64", False), ("name", 2, "string", False), ("type", 3, "int64", False)),
-            *(("ctrl_deps", 4, "uint64", True), ("data_deps", 5, "uint64", True)),
-            *(("start_time_micros", 6, "uint64", False), ("duration_micros", 7, "uint64", False)),
-            *(("inputs", 8, "IOInfo", False), ("outputs", 9, "IOInfo", False), ("attr", 10, "AttributeProto", True)),
-        ],
-    }
-    for name, fields in declared.items():
-        message = file.message_type.add(name=name)
-        for field, number, kind, repeats in fields:
-            entry = message.field.add(name=field, number=number, label=3 if repeats else 1)
-            entry.type = kinds.get(kind, 11)
-            if kind not in kinds:
-                entry.type_name = f".ChakraProtoMsg.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    names = ("GlobalMetadata", "Node")
-    metadata, node_class = (
-        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}")) for name in names
-    )
-    return metadata, node_class
-
-
 def read_messages(path: Path) -> Iterator[bytes]:
     data, place = path.read_bytes(), 0
     while place < len(data):
@@ -104,13 +70,12 @@ def read_messages(path: Path) -> Iterator[bytes]:
 def test_the_library_protobuf_reads_a_written_file_with_the_dependencies_of_the_calls(
     ours: Path, tmp_path: Path
 ) -> None:
-    metadata_class, node_class = chakra_messages()
     trace = load(ours)
     write_as("chakra", trace, tmp_path / "a.et")
     first, *others = read_messages(tmp_path / "a.et")
-    metadata = metadata_class.FromString(first)
+    metadata = METADATA.FromString(first)
     assert {item.name for item in metadata.attr} == {"schema", "pid", "time", "start_ts", "finish_ts"}
-    nodes = [node_class.FromString(message) for message in others]
+    nodes = [NODE.FromString(message) for message in others]
     assert [item.id for item in nodes] == sorted({item.id for item in nodes})
 
     calls = [item for item in nodes if item.name.startswith("aten::")]
@@ -128,19 +93,18 @@ def test_the_library_protobuf_reads_a_written_file_with_the_dependencies_of_the_
 
 
 def test_a_file_that_the_library_protobuf_wrote_is_read(tmp_path: Path) -> None:
-    metadata_class, node_class = chakra_messages()
-    metadata = metadata_class(version="0.0.4")
-    call = node_class(id=5, name="aten::relu", type=4, ctrl_deps=[2], duration_micros=7)
+    metadata = METADATA(version="0.0.4")
+    call = NODE(id=5, name="aten::relu", type=4, ctrl_deps=[2], duration_micros=7)
     call.inputs.values, call.inputs.shapes = "[[10, 11, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
     call.inputs.types = call.outputs.types = "['Tensor(float)']"
     call.outputs.values, call.outputs.shapes = "[[20, 21, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
     call.attr.add(name="op_schema", string_val=RELU)
     call.attr.add(name="seq_id", int64_val=-1)
     call.attr.add(name="is_cpu_op", bool_val=True)
-    kernel = node_class(id=6, name="relu_kernel", type=4, ctrl_deps=[5], duration_micros=90)
+    kernel = NODE(id=6, name="relu_kernel", type=4, ctrl_deps=[5], duration_micros=90)
     kernel.attr.add(name="is_cpu_op", bool_val=False)
     messages = [item.SerializeToString() for item in (metadata, call, kernel)]
-    (tmp_path / "a.et").write_bytes(b"".join(map(framed, messages)))
+    (tmp_path / "a.et").write_bytes(b"".join(map(with_length, messages)))
     trace = load(tmp_path / "a.et")
     assert trace.header["schema"] == "0.0.4"
     (row,) = trace.own_calls.itertuples()
@@ -148,18 +112,17 @@ def test_a_file_that_the_library_protobuf_wrote_is_read(tmp_path: Path) -> None:
 
 
 def test_parts_that_an_operator_was_split_into_are_one_call(tmp_path: Path) -> None:
-    metadata_class, node_class = chakra_messages()
-    messages = [metadata_class(version="0.0.4")]
+    messages = [METADATA(version="0.0.4")]
     for number in (5, 7):
-        part = node_class(id=number, name=f"aten::relu({(number - 5) // 2})", type=4, duration_micros=number)
+        part = NODE(id=number, name=f"aten::relu({(number - 5) // 2})", type=4, duration_micros=number)
         part.inputs.values, part.inputs.shapes = "[[10, 11, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
         part.inputs.types = "['Tensor(float)']"
         part.attr.add(name="op_schema", string_val=RELU)
         part.attr.add(name="rf_id", int64_val=3)
-        kernel = node_class(id=number + 1, name="relu_kernel", ctrl_deps=[number], duration_micros=10)
+        kernel = NODE(id=number + 1, name="relu_kernel", ctrl_deps=[number], duration_micros=10)
         kernel.attr.add(name="is_cpu_op", bool_val=False)
         messages += [part, kernel]
-    (tmp_path / "a.et").write_bytes(b"".join(framed(item.SerializeToString()) for item in messages))
+    (tmp_path / "a.et").write_bytes(b"".join(with_length(item.SerializeToString()) for item in messages))
     trace = load(tmp_path / "a.et")
     (row,) = trace.own_calls.itertuples()
     assert (row.op, row.duration_ns, row.device_ns) == ("aten.relu.default", 12000, 20000)
@@ -183,22 +146,26 @@ def test_a_shipped_trace_is_written_but_for_what_the_format_lacks(tmp_path: Path
     assert sum(losses.skipped.values()) == (kinds != "operator").sum()
 
 
-HEAD = framed(bytes_field(1, "0.0.4"))
+HEAD = with_length(METADATA(version="0.0.4").SerializeToString())
+
+
+def damaged_node(**fields: Any) -> bytes:
+    return HEAD + with_length(NODE(**fields).SerializeToString())
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        HEAD + framed(bytes_field(2, "a"))[:-1],
+        damaged_node(name="a")[:-1],
         HEAD + b"\xff" * 10,
         HEAD + b"\xff\xff\xff\xff\x7f",
-        HEAD + framed(bytes_field(2, b"\xff\xfe")),
-        HEAD + framed(b"\x03"),
-        HEAD + framed(number_field(1, 1 << 60)),
-        HEAD + framed(bytes_field(8, bytes_field(1, "[" * 5000))),
-        HEAD + framed(bytes_field(8, bytes_field(1, "[__import__('os')]"))),
-        HEAD + framed(bytes_field(8, bytes_field(1, "[1, 2]"))),
-        HEAD + framed(bytes_field(10, bytes_field(10, b"") + bytes_field(1, "x") + b"\x1f")),
+        HEAD + with_length(b"\x12\x02\xff\xfe"),
+        HEAD + with_length(b"\x03"),
+        damaged_node(id=1 << 60),
+        damaged_node(inputs={"values": "[" * 5000}),
+        damaged_node(inputs={"values": "[__import__('os')]"}),
+        damaged_node(inputs={"values": "[1, 2]"}),
+        HEAD + with_length(b"\x52\x06\x52\x00\x0a\x01x\x1f"),
     ],
     ids=["cut", "long", "huge", "text", "wire", "number", "deep", "code", "uneven", "attribute"],
 )

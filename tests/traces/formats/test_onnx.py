@@ -21,8 +21,8 @@ from opgrip.errors import UserError
 from opgrip.replay.batch_scale.batch import Batches, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
-from opgrip.traces.formats.nodes.wire import bytes_field
 from opgrip.traces.formats.onnx_operators import TABLE
+from opgrip.traces.formats.protobuf_files import with_length
 from opgrip.traces.schema.arguments import leaves, map_leaves, tensors
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import TensorSpec
@@ -420,6 +420,6 @@ def test_a_model_of_a_million_empty_parts_is_refused_before_it_takes_memory(fiel
     part = bytes([field << 3 | 2, 0])
     path = tmp_path / "model.onnx"
     # its version; then its graph
-    path.write_bytes(b"\x08\x09" + bytes_field(7, part * (1 << 20)))
+    path.write_bytes(b"\x08\x09\x3a" + with_length(part * (1 << 20)))
     with pytest.raises(UserError, match="more than 1,048,576 fields"):
         load(path)

@@ -6,11 +6,13 @@ import json
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow
 import pytest
 from changed_bytes import changed, read_or_refuse, with_required_column
+from google.protobuf.internal import encoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_ranks import made_rank
@@ -22,9 +24,7 @@ from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.record_forms import to_json
-from opgrip.traces.formats.nodes.wire import varint
-from opgrip.traces.formats.parquet_files import batches_of, open_parquet
-from opgrip.traces.formats.parquet_pages import chunks_of
+from opgrip.traces.formats.parquet_files import open_parquet
 from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats
 from opgrip.traces.schema.records import Calls, End, Header, Record, Thread
 
@@ -190,7 +190,7 @@ def test_a_cut_trace_is_not_written_as_a_whole_one(tmp_path: Path) -> None:
     assert not (tmp_path / "t.parquet").exists()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "t.parquet"
@@ -242,59 +242,62 @@ def test_a_text_that_is_no_unicode_is_damage(tmp_path: Path) -> None:
         list(TraceReader(path))
 
 
+def read_records(path: Path, rows: int = 10, batch_texts: int = 1 << 20, **settings: Any) -> int:
+    """Number of rows of a file that has one column of texts."""
+    file = ForeignFile(path, **settings)
+    with open_parquet(file, {"record": "string"}, rows=rows, batch_texts=batch_texts) as content:
+        return sum(1 for _ in content.records())
+
+
 def test_a_large_text_in_rows_far_from_each_other_counts_in_each(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), pyarrow.array(["x" * (1 << 14)]))
     parquet.write_table(pyarrow.table({"record": texts}), path)
     assert path.stat().st_size < 1 << 16
-    read = open_parquet(ForeignFile(path), {"record": "string"}, ["record"])
     with pytest.raises(UserError, match="the texts of its rows have more than"):
-        list(batches_of(ForeignFile(path), read, ["record"], 1 << 20, rows=10))
-    assert len(list(batches_of(ForeignFile(path, unbounded=True), read, ["record"], 1 << 20, rows=10))) == 200
+        read_records(path)
+    assert read_records(path, unbounded=True) == 2000
 
 
 def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pages.parquet"
-    table = pyarrow.table({"record": pyarrow.array(["0" * (1 << 20)] * 256)})
+    table = pyarrow.table({"record": pyarrow.array(["0" * (1 << 20)] * 40)})
     parquet.write_table(table, path, compression="zstd", use_dictionary=False)
     column = parquet.ParquetFile(path).metadata.row_group(0).column(0)
     content = path.read_bytes()
     for size in {parquet.ParquetFile(path).metadata.row_group(0).total_byte_size, column.total_uncompressed_size}:
-        number = varint(size << 1)
+        number = encoder._VarintBytes(size << 1)
         assert number in content
         # the same length, by bytes that add nothing
         content = content.replace(number, b"\x80" * (len(number) - 1) + b"\x00")
     path.write_bytes(content)
     assert parquet.ParquetFile(path).metadata.row_group(0).total_byte_size == 0
-    with pytest.raises(UserError, match="it holds more than"):
-        list(rows_of_records(path))
+    with pytest.raises(UserError, match="the texts of 10 rows have more than"):
+        read_records(path)
+    with pytest.raises(UserError, match="more than 8"):
+        read_records(path, batch_texts=1 << 40)
 
 
 def test_a_column_whose_statistics_have_other_levels_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "levels.parquet"
     parquet.write_table(pyarrow.table({"record": ["{}", None]}), path)
-    # pyarrow's own view of the column's metadata ends the process there, without an exception
+    # pyarrow's view of the column's metadata ends the process, without an exception
     path.write_bytes(with_required_column(path.read_bytes(), "record"))
     with pytest.raises(UserError, match="histogram size mismatch"):
-        list(batches_of(ForeignFile(path), open_parquet(ForeignFile(path), {"record": "string"}), ["record"], 100))
+        read_records(path)
 
 
-def test_a_footer_is_read_as_pyarrow_reads_it(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    table = pyarrow.table({"n": [None, *range(99)], "lists": [[{"a": n}] for n in range(100)], "text": ["a"] * 100})
-    parquet.write_table(table, path, row_group_size=30, write_page_index=True)
-    metadata = parquet.ParquetFile(path).metadata
-    columns = [metadata.row_group(at).column(place) for at in range(4) for place in range(metadata.num_columns)]
-    with path.open("rb") as file:
-        chunks = chunks_of(file)
-    assert [(chunk.values, chunk.size) for chunk in chunks] == [
-        (column.num_values, column.total_compressed_size) for column in columns
-    ]
-    assert [chunk.start for chunk in chunks] == [
-        column.dictionary_page_offset or column.data_page_offset for column in columns
-    ]
+def test_a_page_that_needs_more_memory_than_the_child_process_may_take_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.parquet"
+    bomb = pyarrow.table({"record": pyarrow.array(["0" * (400 << 20)])})
+    parquet.write_table(bomb, path, compression="zstd", use_dictionary=False, write_statistics=False)
+    assert path.stat().st_size < 1 << 18
+    with pytest.raises(UserError, match=r"refused \(reading it takes more memory than a file of its size may\)"):
+        read_records(path)
 
 
-def rows_of_records(path: Path) -> Iterable[object]:
-    """What is read of a file that has one column of texts."""
-    yield open_parquet(ForeignFile(path), {"record": "string"})
+def test_a_reader_that_is_left_early_ends_its_child_process(tmp_path: Path) -> None:
+    path = write(BLOCKS, tmp_path / "t.parquet")
+    with open_parquet(ForeignFile(path), {"signature": "int64"}) as content:
+        pass
+    assert content.returncode is not None

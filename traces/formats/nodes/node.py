@@ -73,6 +73,8 @@ DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
 }
 
 
+SCHEMA_VERSION = "1.1.1-chakra.0.0.4"
+"""The newest that et_replay and Chakra's converter read, and the one that torch 2.13 writes."""
 LATEST_NUMBER = 1 << 53
 """Bound of nodes' numbers."""
 NONE = "<None>"

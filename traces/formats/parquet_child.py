@@ -1,0 +1,85 @@
+"""Child process that reads a Parquet file and writes its rows to standard output as an Arrow IPC stream.
+
+pyarrow allocates whatever a file asks for, and a damaged file can end its process. Here that ends only this one, which
+runs under limits of memory and processor time. An error is one line on standard error and exit status 1; memory that
+runs out is exit status 3.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TOO_MUCH_MEMORY = 3
+"""Exit status."""
+BASE_BYTES, MOST_BYTES = 256 << 20, 4 << 30
+"""Memory for a small file and for any file, on top of what pyarrow itself takes."""
+BASE_S = 60
+"""Processor time for a small file; each MB adds a second."""
+
+
+def main(text: str) -> int:
+    """Write the rows that a request asks for.
+
+    Parameters
+    ----------
+    text : JSON: `path`; `columns` to read, or null for all; `rows` of a batch; `is_limited`
+    """
+    request = json.loads(text)
+    try:
+        import pyarrow.parquet  # noqa: F401  # before the limits, which are on top of what it takes
+
+        if request["is_limited"]:
+            _set_limits(Path(request["path"]).stat().st_size)
+        _write(request["path"], request["columns"], request["rows"])
+    except BrokenPipeError:
+        return 1
+    except MemoryError:
+        return TOO_MUCH_MEMORY
+    except Exception as error:
+        # pyarrow raises errors of many kinds for a damaged file, those of its C++ among them
+        sys.stderr.write(" ".join(f"{error}".split())[:200] or type(error).__name__)
+        return 1
+    return 0
+
+
+def _set_limits(file_bytes: int) -> None:
+    with suppress(ValueError, OSError):
+        _, _, _, _, _, data_pages, _ = map(int, Path("/proc/self/statm").read_text().split())
+        limit_bytes = data_pages * resource.getpagesize() + min(BASE_BYTES + 4 * file_bytes, MOST_BYTES)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    with suppress(ValueError, OSError):
+        limit_s = BASE_S + (file_bytes >> 20)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+
+
+def _write(path: str, columns: list[str] | None, rows: int) -> None:
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    # what is read ahead would stay in memory until the file ends
+    schema = parquet.ParquetFile(path, pre_buffer=False).schema_arrow
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError("two of its columns have the same name")
+    names = [name for name in schema.names if columns is None or name in columns]
+    # a text that many rows share is in memory once
+    texts = [name for name in names if _is_text(pyarrow, schema.field(name).type)]
+    file = parquet.ParquetFile(path, read_dictionary=texts, pre_buffer=False)
+    fields = [file.schema_arrow.field(name) for name in names]
+    with ipc.new_stream(sys.stdout.buffer, pyarrow.schema(fields, file.schema_arrow.metadata)) as stream:
+        for batch in file.iter_batches(rows, columns=names, use_threads=False):
+            stream.write_batch(batch)
+
+
+def _is_text(pyarrow: Any, kind: Any) -> bool:
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
