@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
@@ -16,10 +16,18 @@ from opgrip.cli.command import printable
 MOST = 120
 """Characters of a text that a table shows."""
 ELLIPSIS = "…"
-_WORDS = re.compile(r"(?<=\s)(?=\S)")
-# after a separator; a point is one where no digit follows
-_PIECES = re.compile(r"(?<=[,:/_])|(?<=\.)(?=\D)|(?<=[a-z]-)(?=[a-z])")
-_IN_NUMBERS = set("0123456789.")
+_BREAKS = tuple(
+    map(
+        re.compile,
+        (
+            r"(?<=\s)(?=\S)",
+            # a point separates unless a digit follows
+            r"(?<=[,:/_])|(?<=\.)(?=\D)|(?<=[a-z]-)(?=[a-z])",
+            r"(?<![\d.])(?=[\d.])|(?<=[\d.])(?![\d.])",
+        ),
+    )
+)
+"""Where lines are broken: between words, else after separators, else beside numbers."""
 _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
@@ -35,45 +43,26 @@ def shorten(text: str, most: int = MOST) -> str:
     return f"{head}{ELLIPSIS}"
 
 
-def fold(text: str, width: int, joint: str = "") -> list[str]:
-    """A text in lines of at most so many characters, broken between words, then after separators.
-
-    Parameters
-    ----------
-    joint : ends each line that another one follows, as a backslash in a command, whose words are not broken then
-    """
-    if cell_len(text) <= width:
-        return [text]
-    width -= cell_len(joint)
+def fold(text: str, width: int) -> list[str]:
+    """Return the lines of a text that are not wider than `width`, and no number in two of them if that is possible."""
     lines = [""]
-    for piece in _WORDS.split(text) if joint else _pieces(text, width):
+    for piece in _pieces(text, width, _BREAKS):
         if cell_len((lines[-1] + piece).rstrip()) <= width:
             lines[-1] += piece
         else:
             lines.append(piece)
-    parts = [line.rstrip() for line in lines if line.strip()]
-    return [*(f"{part}{joint}" for part in parts[:-1]), *parts[-1:]]
+    return [line.rstrip() for line in lines if line.strip()] or [""]
 
 
-def _pieces(text: str, width: int) -> Iterator[str]:
-    """Parts of a text that stand in one line each."""
-    for word in _WORDS.split(text):
-        if cell_len(word.rstrip()) <= width:
-            yield word
-            continue
-        for piece in _PIECES.split(word):
-            rest = piece
-            while cell_len(rest.rstrip()) > width:
-                place = _break_in(rest, width)
-                yield rest[:place]
-                rest = rest[place:]
-            yield rest
-
-
-def _break_in(word: str, width: int) -> int:
-    """Where a word is broken that is wider than a line: not between two digits, unless a number alone is as wide."""
-    most = next((place for place in range(len(word), 1, -1) if cell_len(word[:place]) <= width), 1)
-    return next((place for place in range(most, 0, -1) if not {word[place - 1], word[place]} <= _IN_NUMBERS), most)
+def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
+    """Yield the parts of a text that stay in one line."""
+    if cell_len(text.rstrip()) <= width:
+        yield text
+    elif breaks:
+        for piece in breaks[0].split(text):
+            yield from _pieces(piece, width, breaks[1:])
+    else:
+        yield from chop_cells(text, width)
 
 
 def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:

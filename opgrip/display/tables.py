@@ -1,211 +1,170 @@
-"""Tables for people, on a terminal of any width or in a pipe.
-
-Where a table is too wide, text folds, headings stand in two lines, some text goes below its row, and columns leave by
-their rank. On a terminal of less than 60 columns each row is a block of lines. Numbers are whole everywhere.
-"""
+"""Tables for people, laid out by rich: on a terminal, in a pipe, or in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import IO
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segment
 from rich.text import Text
 
+from opgrip.cli.command import printable
 from opgrip.cli.terminal import MOST, console_for, fold, print_line, shorten
 
-LIST_BELOW = 60
-"""Columns of a terminal from which on there is a table."""
+NARROWEST = 60
+"""Columns of a terminal below which lines of a table wrap."""
 WIDE, TIGHT = 3, 2
 """Characters between columns."""
-EXTRA = 5
-"""Rank from which on columns leave before any text folds."""
 LONGEST = 300
-"""Characters of a text that stands beside others in a pipe."""
+"""Characters of a text that is a cell in a pipe."""
 INDENT = "  "
-MOST_INDENT = 12
-"""Characters before what stands below its row."""
+"""Before text below its row."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column.
+    """A column of a table, declared once for a kind of rows.
 
     Attributes
     ----------
-    is_number : stands at the right, and is never folded
-    rank : columns with the largest leave first where there is no room for all, from 5 on before text folds for them;
-        those of 0 stay
-    least : characters that text folds to, before columns leave for it
-    below : the text may go below its row, where less than that is left for it
-    joint : ends each line of a text below that another one follows
-    most : characters of a cell that are shown
+    value : an attribute of a row, or a function of it; None is shown as `-`
+    form : format specification of numbers, which are aligned right (`>` aligns text right); empty for text
+    rank : on a narrow terminal the columns with the highest rank are left out first, those of rank 0 never
+    least : characters that text is folded to before columns are left out
+    below : on a narrow terminal the text goes below its row, and long text in a pipe too
+    is_command : below its row it stays one line, so that it can be copied
+    most : characters shown of a cell
+    when : the column is left out unless this holds for one of the rows
     """
 
     heading: str
-    cells: Sequence[str]
-    is_number: bool = True
+    value: str | Callable[[Any], object]
+    form: str = ""
     rank: int = 0
-    least: int = 12
+    least: int = 16
     below: bool = False
-    joint: str = ""
+    is_command: bool = False
     most: int = MOST
+    when: Callable[[Any], object] | None = None
 
-    @property
-    def width(self) -> int:
-        """Of its widest cell."""
-        return max(map(cell_len, self.cells), default=0)
+    def cell(self, row: Any) -> str:
+        """Return the printable text of a row in this column."""
+        value = getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
+        return "-" if value is None else shorten(format(value, self.form), self.most)
 
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where columns stand: beside each other with their widths, or below the others."""
-
-    columns: Sequence[TableColumn]
-    widths: Sequence[int]
-    gap: int
-    below: Sequence[TableColumn] = ()
-
-    @property
-    def width(self) -> int:
-        return sum(self.widths) + self.gap * (len(self.widths) - 1)
+    def least_width(self, cells: Sequence[str]) -> int:
+        """Return the width that a column needs: numbers are never folded, headings between words."""
+        widest = _widest(cells)
+        return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least))
 
 
 def print_table(
-    columns: Sequence[TableColumn], file: IO[str], title: str = "", styles: Sequence[str | None] | None = None
+    columns: Sequence[TableColumn],
+    rows: Sequence[Any],
+    file: IO[str],
+    title: str = "",
+    style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the terminal; in a pipe, lines are as long as the table is wide without very long texts.
+    """Print a table that fits the terminal; in a pipe every column is as wide as its text.
 
     Parameters
     ----------
-    styles : of each row, in rich's words
+    style : rich's style of a row
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     console = console_for(file)
-    width = console.width if console.is_terminal else None
-    columns = [replace(column, cells=[shorten(cell, column.most) for cell in column.cells]) for column in columns]
-    layout = _lay_out(columns, width)
+    cells = {column: [column.cell(row) for row in rows] for column in shown_columns(columns, rows)}
+    is_narrow = console.is_terminal and _width(cells, WIDE) > console.width
+    goes_below = [column for column in cells if column.below and (is_narrow or _widest(cells[column]) > LONGEST)]
+    below = {column: cells.pop(column) for column in goes_below}
+    gap, width = WIDE, _width(cells, WIDE)
+    if is_narrow:
+        gap, width = TIGHT, max(console.width, NARROWEST)
+        cells = _narrowed(cells, width)
+    widths = _shared_out(cells, width, gap)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, gap - TIGHT), header_style="bold")
+    for column, own in zip(cells, widths, strict=True):
+        heading = Text("\n".join(fold(column.heading, own)))
+        table.add_column(heading, justify="right" if column.form else "left", width=own)
+    folded = [[fold(text, own) for text in texts] for texts, own in zip(cells.values(), widths, strict=True)]
+    for row, lines in zip(rows, zip(*folded, strict=True), strict=True):
+        table.add_row(*(Text("\n".join(parts)) for parts in lines), style=style(row))
     print_line(title, file, "italic")
-    if layout is None:
-        assert width is not None, "a pipe has room for all"
-        rows: Iterator[list[str]] = _blocks(columns, width)
-    else:
-        for line in _lines([column.heading for column in layout.columns], layout):
-            _print(console, line, "bold")
-        _print(console, "─" * layout.width)
-        rows = (_row_lines(place, layout) for place in range(len(columns[0].cells)))
-    for lines, style in zip_longest(rows, styles or (), fillvalue=None):
-        for line in lines or ():
-            _print(console, line, style)
+    printed = console.render_lines(table, console.options.update_width(width), pad=False)
+    heights = [max(map(len, lines)) for lines in zip(*folded, strict=True)]
+    start = len(printed) - sum(heights)
+    _print(printed[:start], console)
+    for place, height in enumerate(heights):
+        _print(printed[start : start + height], console)
+        start += height
+        for column, texts in below.items():
+            most = len(texts[place]) if column.is_command else max(width, NARROWEST) - len(INDENT)
+            for line in fold(texts[place], most):
+                console.print(Text(f"{INDENT}{line}".rstrip(), style(rows[place]) or ""), soft_wrap=True)
     console.print()
 
 
-def _print(console: Console, line: str, style: str | None = None) -> None:
-    console.print(Text(line.rstrip(), style or ""), soft_wrap=True)
+def _print(lines: Sequence[Sequence[Segment]], console: Console) -> None:
+    for line in lines:
+        text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+        text.rstrip()
+        console.print(text, soft_wrap=True)
 
 
-def _lay_out(columns: Sequence[TableColumn], width: int | None) -> _Layout | None:
-    """The layout that shows most in a terminal of that width; None where only a list of blocks fits."""
-    if width is None:
-        long = [column for column in columns if column.below and column.width > LONGEST]
-        layout = _fit([column for column in columns if column not in long], None, WIDE, folds_headings=False)
-        return None if layout is None else replace(layout, below=long)
-    if width < LIST_BELOW:
-        return None
-    below = [column for column in columns if column.below]
-    # with text as wide as it wants first
-    comfortable = [column if column.below else replace(column, least=column.width) for column in columns]
-    layout = _fit(comfortable, width, WIDE, folds_headings=False)
-    beside = [column for column in columns if not column.below]
-    while layout is None:
-        comfortable = [replace(column, least=column.width) for column in beside]
-        layout = _fit(comfortable, width, WIDE, folds_headings=False) or _fit(
-            comfortable, width, TIGHT, folds_headings=True
-        )
-        highest = max(column.rank for column in beside)
-        if layout is None and highest < EXTRA:
-            layout = _fit(beside, width, TIGHT, folds_headings=True)
-        if layout is not None or not highest:
-            return None if layout is None else replace(layout, below=below)
-        beside = [column for column in beside if column.rank != highest]
-    return layout
+def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[TableColumn]:
+    """Return the columns that have something to show for these rows."""
+    return [column for column in columns if column.when is None or any(map(column.when, rows))]
 
 
-def _fit(columns: Sequence[TableColumn], width: int | None, gap: int, folds_headings: bool) -> _Layout | None:
-    """The columns beside each other, text having what the numbers leave; None where that is less than its least."""
-    headings = [_heading_width(column.heading, folds_headings) for column in columns]
-    naturals = [max(heading, column.width) for heading, column in zip(headings, columns, strict=True)]
-    layout = _Layout(columns, naturals, gap)
-    if width is None or layout.width <= width:
-        return layout
-    widths = [
-        natural if column.is_number else max(heading, min(natural, column.least))
-        for natural, heading, column in zip(naturals, headings, columns, strict=True)
-    ]
-    room = width - _Layout(columns, widths, gap).width
-    if room < 0:
-        return None
-    for place, natural in enumerate(naturals):
-        added = min(room, natural - widths[place])
-        widths[place], room = widths[place] + added, room - added
-    return _Layout(columns, widths, gap)
+def _narrowed(cells: Mapping[TableColumn, list[str]], width: int) -> dict[TableColumn, list[str]]:
+    """Return the columns that a narrow terminal has room for."""
+    fitting = dict(cells)
+    while _width(fitting, TIGHT, folded=True) > width and (highest := max(column.rank for column in fitting)):
+        fitting = {column: texts for column, texts in fitting.items() if column.rank != highest}
+    return fitting
 
 
-def _heading_width(heading: str, folds: bool) -> int:
-    return max(map(cell_len, heading.split() if folds else [heading]), default=0)
+def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: bool = False) -> int:
+    widths = (
+        column.least_width(texts) if folded else _widest([column.heading, *texts]) for column, texts in cells.items()
+    )
+    return sum(widths) + gap * (len(cells) - 1)
 
 
-def _row_lines(place: int, layout: _Layout) -> list[str]:
-    lines = list(_lines([column.cells[place] for column in layout.columns], layout))
-    indent = _indent(layout)
-    for column in layout.below:
-        width = max(layout.width, LIST_BELOW) - indent
-        lines += [" " * indent + line for line in fold(column.cells[place], width, column.joint)]
-    return lines
+def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int) -> list[int]:
+    """Return the width of each column: the least that it needs, and of the rest what it can use, from left to right."""
+    rest = width - _width(cells, gap, folded=True)
+    widths = []
+    for column, texts in cells.items():
+        least = column.least_width(texts)
+        more = max(0, min(rest, _widest([column.heading, *texts]) - least))
+        rest -= more
+        widths.append(least + more)
+    return widths
 
 
-def _indent(layout: _Layout) -> int:
-    """Where the first text begins, below which what belongs to it stands; less where that would leave little."""
-    first = next((place for place, column in enumerate(layout.columns) if not column.is_number), 0)
-    place = sum(width + layout.gap for width in layout.widths[:first])
-    return place if place <= MOST_INDENT else len(INDENT)
+def _widest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=0)
 
 
-def _lines(cells: Sequence[str], layout: _Layout) -> Iterator[str]:
-    """One row, in as many lines as its cells fold to."""
-    folded = [fold(cell, width) for cell, width in zip(cells, layout.widths, strict=True)]
-    for parts in zip_longest(*folded, fillvalue=""):
-        aligned = [
-            _pad(part, width, column.is_number)
-            for part, width, column in zip(parts, layout.widths, layout.columns, strict=True)
-        ]
-        yield (" " * layout.gap).join(aligned).rstrip()
+# Markdown does not read an underscore within a word as markup, and without a backslash it stays readable
+_MARKUP = re.compile(r"[\\|`*<>\[\]]|(?<!\w)_|_(?!\w)|(?<!^)~|^[#+-](?=[\s#]|$)")
 
 
-def _pad(text: str, width: int, is_right: bool) -> str:
-    spaces = " " * (width - cell_len(text))
-    return spaces + text if is_right else text + spaces
+def literal(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    return _MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
 
 
-def _blocks(columns: Sequence[TableColumn], width: int) -> Iterator[list[str]]:
-    """Each row as a name, and below it the other cells, each after its heading."""
-    name = next((column for column in columns if not column.is_number), columns[0])
-    others = sorted((column for column in columns if column is not name), key=lambda column: not column.below)
-    for place, title in enumerate(name.cells):
-        lines = fold(title, width)
-        line = ""
-        for column in others:
-            cell = column.cells[place]
-            entry = cell if column.below else f"{column.heading} {cell}"
-            if not cell:
-                continue
-            if line and cell_len(f"{line}  {entry}") > width - len(INDENT):
-                lines.append(INDENT + line)
-                line = ""
-            if cell_len(entry) > width - len(INDENT):
-                lines += [INDENT + part for part in fold(entry, width - len(INDENT), column.joint)]
-            else:
-                line = f"{line}  {entry}" if line else entry
-        yield [*lines, *([INDENT + line] if line else [])]
+def markdown_table(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    columns = shown_columns(columns, rows)
+    lines = [" | ".join(column.heading for column in columns), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(literal(column.cell(row)) for column in columns) for row in rows]
+    return [f"| {line} |" for line in lines]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
 from opgrip.cli.options import OUTPUT, option, titled
@@ -16,7 +17,7 @@ from opgrip.replay.analyses.analysis import Analysis, Session, UnaskedAnalysis, 
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"
-"""What the columns of `speed_up_columns` mean."""
+"""What the columns of `SPEED_UP_COLUMNS` mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +66,27 @@ def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
     )
 
 
-def speed_up_columns(speed_ups: Sequence[SpeedUp | None]) -> list[TableColumn]:
-    """Columns of a table with a row for each."""
+def _of_speed_up(heading: str, name: str, form: str, rank: int = 0) -> TableColumn:
+    return TableColumn(heading, lambda row: None if row.speed_up is None else getattr(row.speed_up, name), form, rank)
 
-    def cells(name: str, form: str) -> list[str]:
-        return ["-" if item is None else format(getattr(item, name), form) for item in speed_ups]
 
-    return [
-        TableColumn("speed-up", cells("mean", ".2f")),
-        TableColumn("p10", cells("low", ".2f"), rank=1),
-        TableColumn("p90", cells("high", ".2f"), rank=1),
-        TableColumn("by calls", cells("weighted", ".2f"), rank=2),
-        TableColumn("faster", cells("faster", "d"), rank=1),
-        TableColumn("slower", cells("slower", "d"), rank=1),
-    ]
+SPEED_UP_COLUMNS = (
+    _of_speed_up("speed-up", "mean", ".2f"),
+    _of_speed_up("p10", "low", ".2f", rank=1),
+    _of_speed_up("p90", "high", ".2f", rank=1),
+    _of_speed_up("by calls", "weighted", ".2f", rank=2),
+    _of_speed_up("faster", "faster", "d", rank=1),
+    _of_speed_up("slower", "slower", "d", rank=1),
+)
+"""Columns of rows that have a `speed_up`, which may be None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Rows of one value beside the first: with twice the threads, for example."""
+
+    name: str
+    speed_up: SpeedUp | None
 
 
 DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
@@ -112,12 +120,12 @@ def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
         points = list(dict.fromkeys(map(point_of, own)))
         others = [other for label, other in DIMENSIONS.items() if label != name]
         alike = [row for row in own if all(other(row) == other(own[0]) for other in others)]
-        speed_ups = [speed_up_of([row for row in alike if point_of(row) == point]) for point in points[1:]]
-        if any(speed_ups):
-            cases = ["-" if item is None else f"{item.cases:,}" for item in speed_ups]
-            labels = TableColumn(name, list(map(str, points[1:])), is_number=False)
-            title = f"beside {name} {points[0]}"
-            print_table([labels, TableColumn("cases", cases), *speed_up_columns(speed_ups)], file, title)
+        compared = [
+            Point(str(point), speed_up_of([row for row in alike if point_of(row) == point])) for point in points[1:]
+        ]
+        if any(item.speed_up for item in compared):
+            columns = [TableColumn(name, "name"), _of_speed_up("cases", "cases", ",d"), *SPEED_UP_COLUMNS]
+            print_table(columns, compared, file, f"beside {name} {points[0]}")
             print_line(FASTER_MEANS, file)
 
 
@@ -164,12 +172,12 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
     if not summaries:
         return
     columns = [
-        TableColumn("mode", [item.mode for item in summaries], is_number=False),
+        TableColumn("mode", "mode"),
         *(_status_column(status, summaries) for status in STATUSES),
-        *speed_up_columns([item.speed_up for item in summaries]),
-        TableColumn("first calls s", [f"{item.first_s:,.1f}" for item in summaries], rank=3),
+        *SPEED_UP_COLUMNS,
+        TableColumn("first calls s", "first_s", ",.1f", rank=3),
     ]
-    print_table(columns, file, f"beside {reference}")
+    print_table(columns, summaries, file, f"beside {reference}")
     if any(item.speed_up for item in summaries):
         print_line(FASTER_MEANS, file)
     slowed = sum(row.is_slowed and row.status == OK for row in results)
@@ -181,9 +189,9 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
 
 
 def _status_column(status: str, summaries: Sequence[Summary]) -> TableColumn:
-    counts = [item.statuses[status] for item in summaries]
     # what no row came to is missed least
-    return TableColumn(status, list(map(str, counts)), rank=0 if any(counts) else 4)
+    rank = 0 if any(item.statuses[status] for item in summaries) else 4
+    return TableColumn(status, lambda item: item.statuses[status], "d", rank)
 
 
 def _summary(mode: str, rows: Sequence[Result]) -> Summary:
@@ -287,15 +295,20 @@ def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
         if not curves:
             continue
         title = f"speed-up by {dimension} over {curves[0].points[0]}, of all calls: medians for equal work, divided"
-        columns = [TableColumn("operator", [item.operator for item in curves], is_number=False, least=20)]
-        if len({item.mode for item in curves}) > 1:
-            columns.append(TableColumn("mode", [item.mode for item in curves], is_number=False))
-        columns += [
-            TableColumn(str(point), [f"{item.gains[place]:.2f}" for item in curves])
-            for place, point in enumerate(curves[0].points)
+        has_modes = len({item.mode for item in curves}) > 1
+        columns = [
+            TableColumn("operator", "operator", least=20),
+            *([TableColumn("mode", "mode")] if has_modes else []),
         ]
-        columns.append(TableColumn("up to", [str(item.turning) for item in curves], rank=1))
-        print_table(columns, file, title)
+        columns += [
+            TableColumn(str(point), partial(_gain, place), ".2f") for place, point in enumerate(curves[0].points)
+        ]
+        columns.append(TableColumn("up to", "turning", "d", rank=1))
+        print_table(columns, curves, file, title)
+
+
+def _gain(place: int, item: Scaling) -> float:
+    return item.gains[place]
 
 
 def _name(row: Result) -> str:

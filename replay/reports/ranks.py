@@ -12,7 +12,7 @@ from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.reports.results_table import QUIETER
 from opgrip.replay.reports.sequence import ONLY_CONTENDED
 from opgrip.replay.sequences.ranks.collective_times import CollectiveTimes
-from opgrip.replay.sequences.ranks.replay import RankOutcome, StepOutcome
+from opgrip.replay.sequences.ranks.replay import StepOutcome
 
 ROWS = 20
 """Collectives that are printed, where their number is not given."""
@@ -20,11 +20,11 @@ ROWS = 20
 
 def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
     """Print what each rank's step took, the collectives that take most, and what did not run."""
-    print_table(_rank_columns(outcome.ranks), file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")
+    print_table(RANK_COLUMNS, outcome.ranks, file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")
     shown = outcome.collectives[:most]
     if shown:
         print_table(
-            _collective_columns(shown), file, "collectives, from the coming of the last rank to the end of the last"
+            COLLECTIVE_COLUMNS, shown, file, "collectives, from the coming of the last rank to the end of the last"
         )
     others = len(outcome.collectives) - len(shown)
     if others:
@@ -35,40 +35,6 @@ def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
         print_line(printable(text), file)
 
 
-def _rank_columns(ranks: list[RankOutcome]) -> list[TableColumn]:
-    def numbers(heading: str, name: str, form: str = ",.2f", rank: int = 0) -> TableColumn:
-        return TableColumn(heading, [_number(item.totals.get(name), form) for item in ranks], rank=rank)
-
-    return [
-        TableColumn("rank", [str(item.rank) for item in ranks]),
-        numbers("calls", "calls", ",d"),
-        numbers("replayed", "replayed", ",d"),
-        numbers("substituted", "substituted", ",d", 3),
-        numbers("unsupported", "unsupported", ",d", 3),
-        TableColumn("collectives", [f"{item.times.collectives:,}" for item in ranks], rank=2),
-        TableColumn("left out", [f"{sum(item.left_out.values()):,}" for item in ranks], rank=2),
-        numbers("captured wall ms", "captured_wall_ms", rank=4),
-        numbers("wall ms", "replayed_wall_ms"),
-        TableColumn("held ms", [f"{item.times.held_ms:,.2f}" for item in ranks]),
-        TableColumn("waited ms", [f"{item.times.waited_ms:,.2f}" for item in ranks]),
-    ]
-
-
-def _collective_columns(rows: list[CollectiveTimes]) -> list[TableColumn]:
-    return [
-        TableColumn("collective", [_name(row) for row in rows], is_number=False),
-        TableColumn("ranks", [_ranks(row.ranks) for row in rows], is_number=False),
-        TableColumn("bytes", [f"{row.bytes:,}" for row in rows]),
-        TableColumn("calls", [f"{row.calls:,}" for row in rows]),
-        TableColumn("time us", [f"{row.median_us:,.1f}" for row in rows]),
-        TableColumn("p90", [f"{row.p90_us:,.1f}" for row in rows], rank=4),
-        TableColumn("algbw GB/s", [_number(row.algorithm_gb_per_s, ",.3f") for row in rows], rank=1),
-        TableColumn("busbw GB/s", [_number(row.bus_gb_per_s, ",.3f") for row in rows]),
-        TableColumn("wait us", [f"{row.wait_us:,.1f}" for row in rows]),
-        TableColumn("last", [f"rank {row.last_rank}, {row.last_share:.0%}" for row in rows], is_number=False, rank=3),
-    ]
-
-
 def _name(row: CollectiveTimes) -> str:
     return printable(" ".join(word for word in (row.kind, row.reduction.lower(), row.dtype) if word))
 
@@ -77,10 +43,6 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ",".join(map(str, ranks))
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _left_out(outcome: StepOutcome) -> list[str]:
@@ -95,3 +57,34 @@ def _left_out(outcome: StepOutcome) -> list[str]:
             if entry["reason"] not in item.left_out
         ][:6]
     return lines
+
+
+def _total(heading: str, name: str, form: str = ",.2f", rank: int = 0) -> TableColumn:
+    return TableColumn(heading, lambda item: item.totals.get(name), form, rank)
+
+
+RANK_COLUMNS = (
+    TableColumn("rank", "rank", "d"),
+    _total("calls", "calls", ",d"),
+    _total("replayed", "replayed", ",d"),
+    _total("substituted", "substituted", ",d", 3),
+    _total("unsupported", "unsupported", ",d", 3),
+    TableColumn("collectives", lambda item: item.times.collectives, ",d", rank=2),
+    TableColumn("left out", lambda item: sum(item.left_out.values()), ",d", rank=2),
+    _total("captured wall ms", "captured_wall_ms", rank=4),
+    _total("wall ms", "replayed_wall_ms"),
+    TableColumn("held ms", lambda item: item.times.held_ms, ",.2f"),
+    TableColumn("waited ms", lambda item: item.times.waited_ms, ",.2f"),
+)
+COLLECTIVE_COLUMNS = (
+    TableColumn("collective", _name),
+    TableColumn("ranks", lambda row: _ranks(row.ranks)),
+    TableColumn("bytes", "bytes", ",d"),
+    TableColumn("calls", "calls", ",d"),
+    TableColumn("time us", "median_us", ",.1f"),
+    TableColumn("p90", "p90_us", ",.1f", rank=4),
+    TableColumn("algbw GB/s", "algorithm_gb_per_s", ",.3f", rank=1),
+    TableColumn("busbw GB/s", "bus_gb_per_s", ",.3f"),
+    TableColumn("wait us", "wait_us", ",.1f"),
+    TableColumn("last", lambda row: f"rank {row.last_rank}, {row.last_share:.0%}", rank=3),
+)

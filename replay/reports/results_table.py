@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
 from opgrip.cli.command import printable
 from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.terminal import print_line, shorten
-from opgrip.display.tables import TableColumn, print_table
+from opgrip.display.tables import TableColumn, literal, markdown_table, print_table
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.variants import FORWARD
 from opgrip.replay.inputs.input_options import RECORDED
@@ -44,15 +42,6 @@ def _cells(case: Case) -> tuple[str, ...]:
     return str(case.number), f"{case.share:.1%}", f"{case.count:,}", printable(case.op), shapes
 
 
-# an underscore within a word is none of Markdown's, and stays readable
-_MARKUP = re.compile(r"[\\|`*<>\[\]]|(?<!\w)_|_(?!\w)|(?<!^)~|^[#+-](?=[\s#]|$)")
-
-
-def literal(text: str) -> str:
-    """A text that Markdown shows as it is."""
-    return _MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
-
-
 STYLES = {
     "wrong": "bold red",
     "failed": "red",
@@ -73,34 +62,9 @@ OPERATORS = 3
 """Operators that a reason names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A column of the table; the other attributes are those of `TableColumn`.
-
-    Attributes
-    ----------
-    cell : of a row
-    is_needed : whether these rows have something in it
-    """
-
-    name: str
-    cell: Callable[[Result], str]
-    is_needed: Callable[[Sequence[Result]], bool] = lambda results: True
-    rank: int = 0
-    is_number: bool = True
-    least: int = 0
-    below: bool = False
-
-    def column(self, results: Sequence[Result]) -> TableColumn:
-        """It with the cells of rows."""
-        cells = list(map(self.cell, results))
-        return TableColumn(self.name, cells, self.is_number, self.rank, self.least, self.below)
-
-
 def print_results(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
-    columns = table_of(results)
-    print_table(columns, file, styles=[STYLES.get(result.status) for result in results])
+    print_table(table_columns(results), results, file, style=lambda result: STYLES.get(result.status))
     for line in _notes(results):
         print_line(line, file)
 
@@ -111,23 +75,14 @@ def print_reasons(results: Sequence[Result], file: IO[str]) -> None:
         print_line(line, file)
 
 
-def table_of(results: Sequence[Result]) -> list[TableColumn]:
-    """The columns of the table that is printed."""
-    return [heading.column(results) for heading in _headings(results)]
-
-
 @report(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """The same table in Markdown, under a line that says where it comes from."""
     origin = _scalars({name: value for name, value in header.items() if not isinstance(value, float)})
-    headings = _headings(results)
     totals = f"the whole step: {_scalars(header['sequence'])}" if "sequence" in header else ""
-    names = " | ".join(heading.name for heading in headings)
-    file.write(f"{literal(origin)}\n" + (f"\n{literal(totals)}\n" if totals else ""))
-    file.write(f"\n| {names} |\n|{' --- |' * len(headings)}\n")
-    for result in results:
-        cells = (literal(shorten(heading.cell(result))) for heading in headings)
-        file.write(f"| {' | '.join(cells)} |\n")
+    paragraphs = [literal(origin), *([literal(totals)] if totals else [])]
+    table = "\n".join(markdown_table(table_columns(results), results))
+    file.write("\n\n".join([*paragraphs, table]) + "\n")
     for line in _notes(results):
         file.write(f"\n{literal(line)}\n")
 
@@ -145,58 +100,44 @@ def _scalars(header: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items() if isinstance(value, str | int))
 
 
-def _headings(results: Sequence[Result]) -> list[Heading]:
-    """The columns that these results need, in their order."""
+def table_columns(results: Sequence[Result]) -> list[TableColumn]:
+    """Return the columns of a table of results; those that these results do not need are left out when it is shown."""
     # samples were not captured in a program, and of gripped calls the time there is not known
     in_program = any(result.captured_total_us for result in results)
-    headings = [
-        Heading("share", lambda row: f"{row.share:.1%}", lambda _: in_program, rank=3),
-        Heading("trace", lambda row: row.trace, _any(lambda row: row.trace), is_number=False, least=12),
-        Heading("operator", _operator, is_number=False, least=20),
-        Heading("mode", _mode, _any(lambda row: row.mode != EAGER or row.note), is_number=False, least=8),
-        Heading("threads", lambda row: str(row.threads or "-"), _any(lambda row: row.threads)),
-        Heading("tune", lambda row: row.tune or "-", _any(lambda row: row.tune), is_number=False),
-        Heading("cache", lambda row: row.cache or "-", lambda rows: len(_caches(rows)) > 1, is_number=False),
-        Heading("batch", lambda row: f"x{row.batch_scale}", _any(lambda row: row.batch_scale != 1)),
-        Heading("streams", lambda row: str(row.streams), _any(lambda row: row.streams != 1)),
-        Heading("shapes", lambda row: row.shapes, is_number=False, least=40, below=True),
-        Heading(
-            "count",
-            lambda row: f"{row.count:,}",
-            lambda rows: in_program or any(row.count != 1 for row in rows),
-            rank=4,
-        ),
-        Heading("captured us", _captured, lambda _: in_program, rank=2),
-        Heading(
-            "captured host us",
-            lambda row: _number(row.captured_host_us),
-            _any(lambda row: row.captured_host_us),
-            rank=4,
-        ),
-        Heading("replayed us", lambda row: _number(row.median_us)),
-        Heading("p10", lambda row: _number(row.p10_us), rank=5),
-        Heading("p90", lambda row: _number(row.p90_us), rank=5),
-        Heading("mean", lambda row: _number(row.mean_us), rank=9),
-        Heading("speed-up", _speed_up, _any(lambda row: row.speed_up), rank=1),
-        Heading("first ms", lambda row: _number(row.first_ms), _any(lambda row: row.mode != EAGER), rank=6),
-        Heading("GFLOP/s", lambda row: _rate(row.gflop_per_s), _any(lambda row: row.gflop_per_s), rank=8),
-        Heading("GB/s", lambda row: _rate(row.gb_per_s), _any(lambda row: row.gb_per_s), rank=8),
+    has_caches = len({result.cache for result in results if result.cache is not None}) > 1
+    columns = [
+        TableColumn("share", "share", ".1%", rank=3, when=lambda _: in_program),
+        TableColumn("trace", "trace", least=12, when=lambda row: row.trace),
+        TableColumn("operator", _operator, least=24),
+        TableColumn("mode", _mode, least=8, when=lambda row: row.mode != EAGER or row.note),
+        TableColumn("threads", lambda row: row.threads or None, ">", when=lambda row: row.threads),
+        TableColumn("tune", lambda row: row.tune or None, when=lambda row: row.tune),
+        TableColumn("cache", lambda row: row.cache or None, when=lambda _: has_caches),
+        TableColumn("batch", lambda row: f"x{row.batch_scale}", ">", when=lambda row: row.batch_scale != 1),
+        TableColumn("streams", "streams", "d", when=lambda row: row.streams != 1),
+        TableColumn("shapes", "shapes", below=True),
+        TableColumn("count", "count", ",d", rank=4, when=lambda row: in_program or row.count != 1),
+        TableColumn("captured us", _captured, ">", rank=2, when=lambda _: in_program),
+        _time_column("captured host us", "captured_host_us", rank=4, when=lambda row: row.captured_host_us),
+        _time_column("replayed us", "median_us"),
+        _time_column("p10", "p10_us", rank=5),
+        _time_column("p90", "p90_us", rank=5),
+        _time_column("mean", "mean_us", rank=9),
+        TableColumn("speed-up", _speed_up, ">", rank=1, when=lambda row: row.speed_up),
+        _time_column("first ms", "first_ms", rank=6, when=lambda row: row.mode != EAGER),
+        TableColumn("GFLOP/s", lambda row: _rate(row.gflop_per_s), ">", rank=8, when=lambda row: row.gflop_per_s),
+        TableColumn("GB/s", lambda row: _rate(row.gb_per_s), ">", rank=8, when=lambda row: row.gb_per_s),
     ]
-    headings += [
-        Heading(about.heading, partial(_added, about), _any(partial(_has, about)), rank=7)
+    columns += [
+        TableColumn(about.heading, partial(_added, about), ">", rank=7, when=partial(_has, about))
         for about in added_columns()
         if about.heading
     ]
-    headings.append(Heading("status", lambda row: row.marked_status, is_number=False, least=11))
-    return [heading for heading in headings if heading.is_needed(results)]
+    return [*columns, TableColumn("status", "marked_status", least=11)]
 
 
-def _caches(results: Sequence[Result]) -> set[str]:
-    return {result.cache for result in results if result.cache is not None}
-
-
-def _any(is_so: Callable[[Result], object]) -> Callable[[Sequence[Result]], bool]:
-    return lambda results: any(is_so(result) for result in results)
+def _time_column(heading: str, name: str, rank: int = 0, when: Callable[[Result], object] | None = None) -> TableColumn:
+    return TableColumn(heading, lambda row: _number(getattr(row, name)), ">", rank, when=when)
 
 
 def _operator(result: Result) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from math import exp
 from typing import IO, Any
 
@@ -57,47 +57,74 @@ def _why_none(score: Score) -> str:
 
 
 def _print_score(score: Score, file: IO[str]) -> None:
-    models = score.models
-    cells: dict[str, Callable[[ModelScore], str]] = {
-        "runs": lambda model: str(len(model.traces)),
-        "cases": lambda model: f"{sum(model.statuses.values()):,}",
-        "ok": lambda model: f"{model.statuses[OK]:,}",
-        "wrong": lambda model: f"{wrong_and_not_run(model.statuses)[0]:,}",
-        "not run": lambda model: f"{wrong_and_not_run(model.statuses)[1]:,}",
-        "baseline ms": lambda model: _ms([trace.ok_base_us for trace in model.traces]),
-        "here ms": lambda model: _ms([trace.ok_us if trace.whole_us else trace.time_us for trace in model.traces]),
-        "supported": lambda model: _share(model.supported),
-        "speed": lambda model: _ratio(model.speed),
-        "score": lambda model: _marked(model.score, model.is_partial),
-        "±": lambda model: NOTHING if model.score is None else f"{exp(Z * model.uncertainty.deviation) - 1:.0%}",
-    }
-    ranks = {"runs": 6, "cases": 3, "baseline ms": 5, "here ms": 5, "speed": 4, "±": 4}
-    statuses: Counter[str] = sum((model.statuses for model in models), Counter())
-    totals = {
-        "runs": str(sum(len(model.traces) for model in models)),
-        "cases": f"{sum(statuses.values()):,}",
-        "ok": f"{statuses[OK]:,}",
-        "wrong": f"{wrong_and_not_run(statuses)[0]:,}",
-        "not run": f"{wrong_and_not_run(statuses)[1]:,}",
-        "baseline ms": "",
-        "here ms": "",
-        "supported": _share(score.supported),
-        "speed": _ratio(score.speed),
-        "score": _marked(score.score, score.is_partial),
-        "±": NOTHING if score.score is None else f"{exp(Z * score.deviation) - 1:.1%}",
-    }
-    columns = [
-        TableColumn("model", [*(printable(item.model) for item in models), TOTAL], is_number=False, least=16),
-        TableColumn("family", [*(printable(item.family) for item in models), ""], is_number=False, rank=7),
-        *(
-            TableColumn(name, [*map(cell, models), totals[name]], rank=ranks.get(name, 0))
-            for name, cell in cells.items()
-        ),
-    ]
-    print_table(columns, file, printable(score.way), styles=[*([None] * len(models)), "bold"])
+    rows = [*map(_row_of_model, score.models), _total_row(score)]
+    print_table(COLUMNS, rows, file, printable(score.way), style=lambda row: "bold" if row is rows[-1] else None)
     print_line(score_line(score), file)
     for line in _remarks(score):
         print_line(line, file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A model in the table, or all of them."""
+
+    model: str
+    family: str
+    runs: int
+    statuses: Counter[str]
+    base: str
+    here: str
+    supported: str
+    speed: float | None
+    score: str
+    spread: str
+
+
+def _row_of_model(model: ModelScore) -> _Row:
+    return _Row(
+        model.model,
+        model.family,
+        len(model.traces),
+        model.statuses,
+        _ms([trace.ok_base_us for trace in model.traces]),
+        _ms([trace.ok_us if trace.whole_us else trace.time_us for trace in model.traces]),
+        _share(model.supported),
+        model.speed,
+        _marked(model.score, model.is_partial),
+        NOTHING if model.score is None else f"{exp(Z * model.uncertainty.deviation) - 1:.0%}",
+    )
+
+
+def _total_row(score: Score) -> _Row:
+    return _Row(
+        TOTAL,
+        "",
+        sum(len(model.traces) for model in score.models),
+        sum((model.statuses for model in score.models), Counter()),
+        "",
+        "",
+        _share(score.supported),
+        score.speed,
+        _marked(score.score, score.is_partial),
+        NOTHING if score.score is None else f"{exp(Z * score.deviation) - 1:.1%}",
+    )
+
+
+COLUMNS = (
+    TableColumn("model", "model"),
+    TableColumn("family", "family", rank=7),
+    TableColumn("runs", "runs", "d", rank=6),
+    TableColumn("cases", lambda row: sum(row.statuses.values()), ",d", rank=3),
+    TableColumn("ok", lambda row: row.statuses[OK], ",d"),
+    TableColumn("wrong", lambda row: wrong_and_not_run(row.statuses)[0], ",d"),
+    TableColumn("not run", lambda row: wrong_and_not_run(row.statuses)[1], ",d"),
+    TableColumn("baseline ms", "base", ">", rank=5),
+    TableColumn("here ms", "here", ">", rank=5),
+    TableColumn("supported", "supported", ">"),
+    TableColumn("speed", "speed", ".3f", rank=4),
+    TableColumn("score", "score", ">"),
+    TableColumn("±", "spread", ">", rank=4),
+)
 
 
 def _remarks(score: Score) -> list[str]:

@@ -17,6 +17,7 @@ from made_runs import HEADER, made_row, made_run
 from programs import run_command
 from terminals import show
 
+from opgrip.display.tables import literal
 from opgrip.errors import UserError
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Difference, Verdict, judge
@@ -26,7 +27,6 @@ from opgrip.replay.comparison.reports.comparison_rows import rows_of, summary
 from opgrip.replay.comparison.reports.comparison_table import print_comparison
 from opgrip.replay.comparison.reports.files import FORMS, as_junit, write_comparisons
 from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.reports.results_table import literal
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result
 

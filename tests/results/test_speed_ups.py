@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from made_runs import HEADER, made_row
 
+from opgrip.display.tables import literal
 from opgrip.replay import Results, replay
 from opgrip.replay.analyses.speed_ups import print_modes, speed_up_of, summarize_modes
 from opgrip.replay.command.repeating import repeat
 from opgrip.replay.comparison.store.merging import merge_runs
 from opgrip.replay.outcome import read_run
 from opgrip.replay.plots import Request, plots
-from opgrip.replay.reports.results_table import literal, print_results, write_markdown
+from opgrip.replay.reports.results_table import print_results, write_markdown
 from opgrip.replay.results.ratios import with_ratios, with_ratios_by_case
 from opgrip.replay.results.results import CONTENDED, Result
 from opgrip.tools.report.runs import describe_runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from opgrip.cli.plural import counted
 from opgrip.cli.terminal import fold, shorten
-from opgrip.display.tables import TableColumn, print_table
+from opgrip.display.tables import TableColumn, markdown_table, print_table
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 
@@ -21,25 +22,27 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(columns: list[TableColumn], width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def printed(
+    columns: Sequence[TableColumn], rows: Sequence[object], width: int, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = Terminal()
-    print_table(columns, terminal)
+    print_table(columns, rows, terminal)
     return terminal.getvalue().splitlines()
 
 
-def columns(rows: int = 3) -> list[TableColumn]:
-    return [
-        TableColumn("share", [f"{9.9 / (row + 1):.1f}%" for row in range(rows)], rank=1),
-        TableColumn("operator", ["aten.native_batch_norm_backward.default"] * rows, is_number=False, least=20),
-        TableColumn("shapes", ["float32[2,64,64,64] " * 6] * rows, is_number=False, least=40, below=True),
-        TableColumn("replayed us", [f"{1234567 + row:,}" for row in range(rows)]),
-        TableColumn("p10", [f"{1034567 + row:,}" for row in range(rows)], rank=2),
-        TableColumn("p90", [f"{1934567 + row:,}" for row in range(rows)], rank=3),
-        TableColumn("mean", [f"{1334567 + row:,}" for row in range(rows)], rank=4),
-    ]
+COLUMNS = (
+    TableColumn("share", lambda row: 0.099 / (row + 1), ".1%", rank=1),
+    TableColumn("operator", lambda row: "aten.native_batch_norm_backward.default", least=20),
+    TableColumn("shapes", lambda row: "float32[2,64,64,64] " * 6, below=True),
+    TableColumn("replayed us", lambda row: 1234567 + row, ",d"),
+    TableColumn("p10", lambda row: 1034567 + row, ",d", rank=2),
+    TableColumn("p90", lambda row: 1934567 + row, ",d", rank=3),
+    TableColumn("mean", lambda row: 1334567 + row, ",d", rank=4),
+    TableColumn("speed-up", lambda row: None, ".2f", when=lambda row: False),
+)
 
 
 @given(st.text(alphabet="a1.,_ []x-", max_size=80), st.integers(8, 40))
@@ -61,31 +64,67 @@ def test_a_shortened_text_ends_with_a_whole_number(text: str, most: int) -> None
 
 
 def test_a_text_of_megabytes_is_cut_before_anything_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pasted = [TableColumn("name", ["x" * 4_000_000, *["y"] * 1000], is_number=False), TableColumn("n", ["1"] * 1001)]
+    columns = [TableColumn("name", str), TableColumn("n", len, "d")]
+    rows = ["x" * 4_000_000, *["y"] * 1000]
     pipe = io.StringIO()
-    print_table(pasted, pipe)
+    print_table(columns, rows, pipe)
     assert max(map(len, pipe.getvalue().splitlines())) < 200
-    assert all(len(line) <= 80 for line in printed(pasted, 80, monkeypatch))
+    assert all(len(line) <= 80 for line in printed(columns, rows, 80, monkeypatch))
 
 
-@pytest.mark.parametrize("width", [30, 59, 60, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_a_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = printed(columns(), width, monkeypatch)
+    lines = printed(COLUMNS, range(3), width, monkeypatch)
     assert all(len(line) <= width for line in lines)
     assert "1,234,567" in NUMBER.findall("\n".join(lines))
-    is_list = not any("───" in line for line in lines)
-    assert is_list == (width < 60)
     # whatever leaves, what was asked for stays
     assert any("replayed" in line for line in lines)
 
 
 def test_columns_leave_by_their_rank_and_text_goes_below_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide, middle, narrow = (printed(columns(), width, monkeypatch) for width in (200, 100, 60))
+    wide, middle, narrow = (printed(COLUMNS, range(3), width, monkeypatch) for width in (240, 100, 60))
     assert "shapes" in "".join(wide[:2])
     assert "shapes" not in "".join(middle[:2])
     assert "mean" in "".join(middle[:2])
     assert "mean" not in "".join(narrow[:2])
-    assert "p10" in "".join(narrow[:2])
+    assert "p10" not in "".join(narrow[:2])
+
+
+def test_a_table_in_a_pipe_has_no_colours_and_no_trailing_spaces() -> None:
+    pipe = io.StringIO()
+    columns = [TableColumn("op", "real"), TableColumn("us", "imag", ",.1f"), TableColumn("note", lambda row: None)]
+    print_table(columns, [1 + 2000j, 10 + 3j], pipe, "times", style=lambda row: "red")
+    assert (
+        pipe.getvalue()
+        == """\
+times
+op          us   note
+─────────────────────
+1.0    2,000.0   -
+10.0       3.0   -
+
+"""
+    )
+
+
+def test_a_command_below_its_row_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [
+        TableColumn("op", str),
+        TableColumn("command", lambda row: "opcapture " * 10, below=True, is_command=True),
+    ]
+    lines = printed(columns, ["aten.add"], 60, monkeypatch)
+    assert ("opcapture " * 10).strip() in [line.strip() for line in lines]
+
+
+def test_a_table_in_markdown_shows_text_as_it_is() -> None:
+    columns = [TableColumn("op", str), TableColumn("us", len, "d")]
+    rows = ["a|b*", "x_y"]
+    assert markdown_table(columns, rows) == [
+        "| op | us |",
+        "| --- | --- |",
+        r"| a\|b\* | 4 |",
+        "| x_y | 3 |",
+    ]
 
 
 def test_numbers_and_nouns_agree() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
@@ -38,31 +38,27 @@ def _table(lines: list[Line], is_compared: bool) -> list[str]:
     from opgrip.display.tables import TableColumn, print_table
     from opgrip.replay.comparison.differences import interval_text
 
-    def column(heading: str, cell: Callable[[Line], str], is_number: bool = True) -> TableColumn:
-        return TableColumn(heading, list(map(cell, lines)), is_number, most=MOST_OF_SHAPES)
+    def column(heading: str, value: str | Callable[[Line], object], form: str = "", **options: Any) -> TableColumn:
+        return TableColumn(heading, value, form, most=MOST_OF_SHAPES, **options)
 
+    has_modes = len({line.mode for line in lines}) > 1
     columns = [
-        column("operator", lambda line: line.op, is_number=False),
-        column("shapes", lambda line: line.shapes, is_number=False),
+        column("operator", "op"),
+        column("shapes", "shapes"),
+        column("mode", "mode", when=lambda _: has_modes),
+        column("median us", "median_us", ",.2f"),
     ]
-    if len({line.mode for line in lines}) > 1:
-        columns.append(column("mode", lambda line: line.mode, is_number=False))
-    columns.append(column("median us", lambda line: _number(line.median_us, 2)))
     if is_compared:
         columns += [
-            column("baseline us", lambda line: _number(line.base_us, 2)),
-            column("ratio", lambda line: _number(line.ratio, 3)),
-            column("95% interval", lambda line: interval_text(line.low, line.high) if line.low and line.high else "-"),
-            column("verdict", lambda line: line.verdict, is_number=False),
+            column("baseline us", "base_us", ",.2f"),
+            column("ratio", "ratio", ",.3f"),
+            column(
+                "95% interval", lambda line: interval_text(line.low, line.high) if line.low and line.high else None, ">"
+            ),
+            column("verdict", "verdict"),
         ]
-    if any(line.reason for line in lines):
-        columns.append(column("because", lambda line: line.reason, is_number=False))
-    if any(line.status != "ok" for line in lines):
-        columns.append(column("status", lambda line: line.status, is_number=False))
+    columns.append(column("because", "reason", when=lambda line: line.reason))
+    columns.append(column("status", "status", when=lambda line: line.status != "ok"))
     file = io.StringIO()
-    print_table(columns, file)
+    print_table(columns, lines, file)
     return file.getvalue().strip("\n").splitlines()
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -60,30 +61,13 @@ def run(args: argparse.Namespace) -> int:
 def _print(ceilings: Ceilings, file: IO[str]) -> None:
     print_line(f"{' '.join(ceilings.machine)}, torch {ceilings.torch}, {ceilings.time}", file)
     threads = sorted({1, ceilings.threads})
-    _table(
-        "copies, GB/s",
-        ["level", "bytes", *map(_threads, threads)],
-        [
-            [level.name, _size(level.size), *(f"{ceilings.bandwidth(level, count):,.0f}" for count in threads)]
-            for level in ceilings.levels
-        ],
-        file,
-    )
-    _table(
-        "products of matrices, Gflop/s",
-        ["dtype", *map(_threads, threads)],
-        [[dtype, *(f"{ceilings.rate(dtype, count) or 0:,.0f}" for count in threads)] for dtype in ceilings.rates],
-        file,
-    )
+    columns = [TableColumn("level", "name"), TableColumn("bytes", lambda level: _size(level.size), ">")]
+    columns += [TableColumn(_threads(count), partial(ceilings.bandwidth, threads=count), ",.0f") for count in threads]
+    print_table(columns, ceilings.levels, file, "copies, GB/s")
+    columns = [TableColumn("dtype", str)]
+    columns += [TableColumn(_threads(count), partial(ceilings.rate, threads=count), ",.0f") for count in threads]
+    print_table(columns, list(ceilings.rates), file, "products of matrices, Gflop/s")
     print_line(f"an operator on one element {ceilings.launch_us:.2f} us, a view {ceilings.dispatch_us:.2f} us", file)
-
-
-def _table(title: str, names: list[str], rows: list[list[str]], file: IO[str]) -> None:
-    columns = [
-        TableColumn(name, list(cells), is_number=place > 0)
-        for place, (name, cells) in enumerate(zip(names, zip(*rows, strict=True), strict=True))
-    ]
-    print_table(columns, file, title)
 
 
 def _threads(count: int) -> str:

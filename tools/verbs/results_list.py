@@ -62,28 +62,18 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         print(f"{args.prog}: {store.folder} holds no such runs: opreplay keeps one a replay", file=sys.stderr)
         return 0
-    columns = {
-        "run": [kept.name for kept, _ in found],
-        "machine": [about.machine for _, about in found],
-        "device": [about.device for _, about in found],
-        "trace": [about.trace for _, about in found],
-        "modes": [", ".join(about.modes) for _, about in found],
-        "dtype": [", ".join(about.dtypes) for _, about in found],
-        "torch": [about.torch for _, about in found],
-        "cases": [f"{about.cases:,}" for _, about in found],
-        "ok": [f"{about.ok:,}" for _, about in found],
-    }
-    if not any(columns["dtype"]):
-        del columns["dtype"]
-    ranks = {"machine": 4, "device": 3, "torch": 5, "modes": 2}
-    numbers = {"cases", "ok"}
-    print_table(
-        [
-            TableColumn(name, cells, name in numbers, ranks.get(name, 0), most=MOST_OF_NAME)
-            for name, cells in columns.items()
-        ],
-        sys.stdout,
-    )
+    columns = [
+        TableColumn("run", lambda row: row[0].name, most=MOST_OF_NAME),
+        TableColumn("machine", lambda row: row[1].machine, rank=4, most=MOST_OF_NAME),
+        TableColumn("device", lambda row: row[1].device, rank=3, most=MOST_OF_NAME),
+        TableColumn("trace", lambda row: row[1].trace, most=MOST_OF_NAME),
+        TableColumn("modes", lambda row: ", ".join(row[1].modes), rank=2, most=MOST_OF_NAME),
+        TableColumn("dtype", lambda row: ", ".join(row[1].dtypes), most=MOST_OF_NAME, when=lambda row: row[1].dtypes),
+        TableColumn("torch", lambda row: row[1].torch, rank=5, most=MOST_OF_NAME),
+        TableColumn("cases", lambda row: row[1].cases, ",d"),
+        TableColumn("ok", lambda row: row[1].ok, ",d"),
+    ]
+    print_table(columns, found, sys.stdout)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from operator import itemgetter
 
 from opgrip.cli.command import add_debug
 from opgrip.cli.plural import counted
@@ -17,8 +18,13 @@ examples:
   opgrip samples list --tag ForLoop --tag InputAware    those that have both
   opgrip samples list --source mmdetection '*_loss'
 """
-COLUMNS = (("name", 30, 0), ("family", 10, 1), ("tags", 24, 0), ("project", 16, 2), ("", 3, 0))
-"""Headings, with the characters that their texts fold to and their ranks."""
+COLUMNS = (
+    TableColumn("name", itemgetter(0), least=30),
+    TableColumn("family", itemgetter(1), least=10, rank=1),
+    TableColumn("tags", itemgetter(2), least=24),
+    TableColumn("project", itemgetter(3), rank=2),
+    TableColumn("", itemgetter(4)),
+)
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -53,11 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not sys.stdout.isatty():
         sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
         return 0
-    columns = [
-        TableColumn(name, list(cells), is_number=False, least=least, rank=rank)
-        for (name, least, rank), cells in zip(COLUMNS, zip(*rows, strict=True), strict=True)
-    ]
-    print_table(columns, sys.stdout)
+    print_table(COLUMNS, rows, sys.stdout)
     print(counted(len(rows), "sample"))
     return 0
 

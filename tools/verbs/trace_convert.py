@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,9 +178,8 @@ class _ListFormats(argparse.Action):
             ways = ("read" if item.read is not None else "", "written" if item.is_written else "")
             rows.append((name, ", ".join(filter(None, ways)), ", ".join(item.suffixes), item.summary))
         headings = ("format", "is", "named", "what it is")
-        cells = zip(*rows, strict=True)
-        columns = zip(headings, cells, strict=True)
-        print_table([TableColumn(heading, list(texts), is_number=False) for heading, texts in columns], sys.stdout)
+        columns = [TableColumn(heading, itemgetter(place)) for place, heading in enumerate(headings)]
+        print_table(columns, rows, sys.stdout)
         parser.exit()
 
 

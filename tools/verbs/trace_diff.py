@@ -15,7 +15,7 @@ from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.analysis.differences import Difference, OperatorRow, Row, Tolerances
+    from opgrip.traces.analysis.differences import Difference, Row, Tolerances
 
 KINDS = ("came", "went", "counts", "shares", "values")
 OPERATORS = "operators"
@@ -123,36 +123,12 @@ def _print(difference: Difference, top: int) -> None:
     print_line(f"{'signatures':<12}{len(difference.rows):,}: {counts}", sys.stdout, indent=12)
     if difference.operators:
         print()
-        operators = difference.operators[:top]
-        print_table(
-            _operator_columns(operators), sys.stdout, f"operators whose share moved ({len(difference.operators):,})"
-        )
+        title = f"operators whose share moved ({len(difference.operators):,})"
+        print_table(OPERATORS_MOVED, difference.operators[:top], sys.stdout, title)
     if not changed:
         return
     print()
-    rows = changed[:top]
-    print_table(_columns(rows), sys.stdout, f"signatures that differ ({len(changed):,} in all)")
-
-
-def _columns(rows: list[Row]) -> list[TableColumn]:
-    from opgrip.traces.analysis.differences.compare import values_text
-
-    return [
-        TableColumn("what", [", ".join(row.kinds) for row in rows], is_number=False, least=6),
-        TableColumn("calls", [_pair(*(f"{count:,}" for count in row.counts)) for row in rows]),
-        TableColumn("share", [_pair(*(f"{share:.1%}" for share in row.shares)) for row in rows]),
-        TableColumn("median us", [_pair(*map(_time, row.median_us)) for row in rows], rank=1),
-        TableColumn("call", [printable(row.call) for row in rows], is_number=False, least=24, most=160),
-        TableColumn("values", [values_text(row) for row in rows], is_number=False, rank=2, below=True),
-    ]
-
-
-def _operator_columns(rows: list[OperatorRow]) -> list[TableColumn]:
-    return [
-        TableColumn("share of time", [_pair(*(f"{share:.1%}" for share in row.shares)) for row in rows]),
-        TableColumn("of calls", [_pair(*(f"{share:.1%}" for share in row.call_shares)) for row in rows]),
-        TableColumn("operator", [printable(row.op) for row in rows], is_number=False, least=24),
-    ]
+    print_table(COLUMNS, changed[:top], sys.stdout, f"signatures that differ ({len(changed):,} in all)")
 
 
 def _pair(one: str, other: str) -> str:
@@ -162,5 +138,25 @@ def _pair(one: str, other: str) -> str:
 def _time(time_us: float | None) -> str:
     return "-" if time_us is None else f"{time_us:,.1f}"
 
+
+def _values(row: Row) -> str:
+    from opgrip.traces.analysis.differences.compare import values_text
+
+    return values_text(row)
+
+
+COLUMNS = (
+    TableColumn("what", lambda row: ", ".join(row.kinds), least=6),
+    TableColumn("calls", lambda row: _pair(*(f"{count:,}" for count in row.counts)), ">"),
+    TableColumn("share", lambda row: _pair(*(f"{share:.1%}" for share in row.shares)), ">"),
+    TableColumn("median us", lambda row: _pair(*map(_time, row.median_us)), ">", rank=1),
+    TableColumn("call", "call", least=24, most=160),
+    TableColumn("values", _values, rank=2, below=True),
+)
+OPERATORS_MOVED = (
+    TableColumn("share of time", lambda row: _pair(*(f"{share:.1%}" for share in row.shares)), ">"),
+    TableColumn("of calls", lambda row: _pair(*(f"{share:.1%}" for share in row.call_shares)), ">"),
+    TableColumn("operator", "op", least=24),
+)
 
 verbs.register("trace diff")(Verb("what differs between two traces", EXAMPLES, prepare, run))

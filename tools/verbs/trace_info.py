@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     summaries = {by: _summary(trace, by) for by in tables}
     for by, table in summaries.items():
         title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in all)"
-        print_table(_columns(table.head(args.top), by, is_timed), sys.stdout, title)
+        columns = [column for name, column in NUMBERS.items() if name in table and (is_timed or name not in TIMES)]
+        columns += [_place_column(name) for name in TABLES[by].columns]
+        print_table(columns, list(table.head(args.top).itertuples()), sys.stdout, title)
     if args.output is not None:
         _write(summaries, args.output, args.force)
         rows = sum(map(len, summaries.values()))
@@ -149,14 +151,15 @@ TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}
 NUMBERED = ("line", "stream")
 """Columns that places are told apart by, and are numbers."""
 NUMBERS = {
-    "time_us": ("time us", 0),
-    "total_us": ("total us", 3),
-    "host_us": ("host us", 1),
-    "calls": ("calls", 1),
-    "signatures": ("signatures", 2),
-    "launches": ("launches", 1),
+    "share": TableColumn("share", "share", ".1%"),
+    "time_us": TableColumn("time us", "time_us", ",.0f"),
+    "total_us": TableColumn("total us", "total_us", ",.0f", rank=3),
+    "host_us": TableColumn("host us", "host_us", ",.0f", rank=1),
+    "calls": TableColumn("calls", "calls", ",.0f", rank=1),
+    "signatures": TableColumn("signatures", "signatures", ",.0f", rank=2),
+    "launches": TableColumn("launches", "launches", ",.0f", rank=1),
 }
-"""Columns of the tables, as far as they have them: headings with their ranks, as in `TableColumn`."""
+"""Columns of the tables, as far as they have them."""
 TIMES = ("time_us", "total_us", "host_us")
 LEAST = {
     "op": 20,
@@ -347,26 +350,17 @@ def _summary(trace: Trace, by: str) -> pd.DataFrame:
     return trace.kernels_by_operator() if by == KERNEL else trace.summary(*GROUPS[by].columns)
 
 
-def _columns(table: pd.DataFrame, by: str, is_timed: bool) -> list[TableColumn]:
-    return [
-        TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
-        *(
-            TableColumn(heading, [f"{number:,.0f}" for number in table[name]], rank=rank)
-            for name, (heading, rank) in NUMBERS.items()
-            if name in table and (is_timed or name not in TIMES)
-        ),
-        *(_place_column(name, table[name]) for name in TABLES[by].columns),
-    ]
-
-
-def _place_column(name: str, cells: Iterable[Any]) -> TableColumn:
-    """What calls are grouped by."""
+def _place_column(name: str) -> TableColumn:
+    """Return a column that calls are grouped by."""
     empty = {"module": "(root)", "function": "(none)"}.get(name, "")
-    heading = "operator" if name == "op" else name
-    import pandas as pd
 
-    texts = ["" if pd.isna(cell) else str(cell) or empty for cell in cells]
-    return TableColumn(heading, texts, is_number=name in NUMBERED, least=LEAST[name])
+    def text(row: Any) -> str:
+        import pandas as pd
+
+        cell = getattr(row, name)
+        return "" if pd.isna(cell) else str(cell) or empty
+
+    return TableColumn("operator" if name == "op" else name, text, ">" if name in NUMBERED else "", least=LEAST[name])
 
 
 verbs.register("trace info")(Verb("show what a trace holds", EXAMPLES, prepare, run))

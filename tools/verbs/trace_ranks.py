@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import add_debug, add_reading, positive, printable
+from opgrip.cli.command import add_debug, add_reading, positive
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
@@ -66,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(waits.as_json(), indent=1))
         return 0
-    print_table(_rank_columns(waits.ranks), sys.stdout, f"ranks ({len(waits.ranks)} in all)")
+    _print_table(RANKS, waits.ranks, f"ranks ({len(waits.ranks)} in all)")
     pairs, places = waits.pairs.head(args.top), waits.places.head(args.top)
-    print_table(_pair_columns(pairs), sys.stdout, f"who waits for whom ({len(waits.pairs)} pairs in all)")
-    print_table(_place_columns(places), sys.stdout, f"collectives by waiting time ({len(waits.places)} places in all)")
+    _print_table(PAIRS, pairs, f"who waits for whom ({len(waits.pairs)} pairs in all)")
+    _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} places in all)")
     if unknown := int(waits.ranks["unknown"].sum()):
         print_line(
             f"{counted(unknown, 'call')} of collectives without a known end: their results were not taken", sys.stdout
@@ -87,53 +88,42 @@ def _write(waits: Waits, path: Path, force: bool) -> None:
             file.write(f"{json.dumps(waits.as_json(), indent=1)}\n".encode())
 
 
-def _rank_columns(table: pd.DataFrame) -> list[TableColumn]:
-    return [
-        _whole(table, "rank"),
-        _whole(table, "calls", rank=6),
-        _ms(table, "span_ms", "span ms"),
-        _ms(table, "compute_ms", "compute ms"),
-        _whole(table, "collectives", rank=5),
-        _ms(table, "collective_ms", "collective ms"),
-        _ms(table, "waiting_ms", "waiting ms"),
-        TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
-        _whole(table, "last", "came last", rank=4),
-        _ms(table, "caused_ms", "others wait for it ms", rank=3),
-    ]
+def _print_table(columns: Sequence[TableColumn], table: pd.DataFrame, title: str) -> None:
+    print_table(columns, list(table.itertuples()), sys.stdout, title)
 
 
-def _pair_columns(table: pd.DataFrame) -> list[TableColumn]:
-    return [
-        _whole(table, "rank"),
-        _whole(table, "waits_for", "waits for"),
-        _whole(table, "collectives"),
-        _ms(table, "waiting_ms", "waiting ms"),
-    ]
+def _place(row: Any) -> str:
+    return f"{row.function} {row.file}:{row.line}".strip() if row.file else ""
 
 
-def _place_columns(table: pd.DataFrame) -> list[TableColumn]:
-    places = [
-        f"{printable(function)} {printable(file)}:{line}".strip() if file else ""
-        for function, file, line in zip(table["function"], table["file"], table["line"], strict=True)
-    ]
-    return [
-        _ms(table, "waiting_ms", "waiting ms"),
-        _ms(table, "longest_ms", "longest ms", rank=5),
-        _whole(table, "collectives"),
-        _whole(table, "slowest", "mostly for rank"),
-        TableColumn("collective", list(table["kind"]), is_number=False),
-        TableColumn("group", [printable(group) for group in table["group"]], is_number=False, rank=6),
-        _whole(table, "size_bytes", "bytes", rank=4),
-        TableColumn("place", places, is_number=False, rank=3),
-    ]
-
-
-def _whole(table: pd.DataFrame, name: str, heading: str = "", rank: int = 0) -> TableColumn:
-    return TableColumn(heading or name, [f"{value:,}" for value in table[name]], rank=rank)
-
-
-def _ms(table: pd.DataFrame, name: str, heading: str, rank: int = 0) -> TableColumn:
-    return TableColumn(heading, [f"{value:,.2f}" for value in table[name]], rank=rank)
+RANKS = (
+    TableColumn("rank", "rank", ",d"),
+    TableColumn("calls", "calls", ",d", rank=6),
+    TableColumn("span ms", "span_ms", ",.2f"),
+    TableColumn("compute ms", "compute_ms", ",.2f"),
+    TableColumn("collectives", "collectives", ",d", rank=5),
+    TableColumn("collective ms", "collective_ms", ",.2f"),
+    TableColumn("waiting ms", "waiting_ms", ",.2f"),
+    TableColumn("share", "share", ".1%"),
+    TableColumn("came last", "last", ",d", rank=4),
+    TableColumn("others wait for it ms", "caused_ms", ",.2f", rank=3),
+)
+PAIRS = (
+    TableColumn("rank", "rank", ",d"),
+    TableColumn("waits for", "waits_for", ",d"),
+    TableColumn("collectives", "collectives", ",d"),
+    TableColumn("waiting ms", "waiting_ms", ",.2f"),
+)
+PLACES = (
+    TableColumn("waiting ms", "waiting_ms", ",.2f"),
+    TableColumn("longest ms", "longest_ms", ",.2f", rank=5),
+    TableColumn("collectives", "collectives", ",d"),
+    TableColumn("mostly for rank", "slowest", ",d"),
+    TableColumn("collective", "kind"),
+    TableColumn("group", "group", rank=6),
+    TableColumn("bytes", "size_bytes", ",d", rank=4),
+    TableColumn("place", _place, rank=3),
+)
 
 
 verbs.register("trace ranks")(Verb("tell which ranks wait for which", EXAMPLES, prepare, run))

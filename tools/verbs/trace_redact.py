@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,13 +118,12 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
     rows += [
         (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())
     ]
+    headings = ("where", "what", "different", "why it stays")
     columns = [
-        TableColumn("where", [printable(row[0]) for row in rows], is_number=False),
-        TableColumn("what", [row[1] for row in rows], is_number=False),
-        TableColumn("different", [f"{row[2]:,}" for row in rows]),
-        TableColumn("why it stays", [row[3] for row in rows], is_number=False, least=24),
+        TableColumn(heading, itemgetter(place), ",d" if heading == "different" else "", least=24)
+        for place, heading in enumerate(headings)
     ]
-    print_table(columns, sys.stderr, "what is left")
+    print_table(columns, rows, sys.stderr, "what is left")
     names_of = counted(len(redacted.report.salted), "salted name")
     reporter.say(f"{counted(redacted.calls, 'call')}, {names_of}, to {args.output}")
 

@@ -21,9 +21,27 @@ examples:
   opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe: name, library, family, and numbers
 """
 NAMES = "a name, model, library or family, with wildcards"
-TEXTS = (("name", 30, 0), ("library", 12, 3), ("family", 12, 2))
 NUMBERS = ("calls", "signatures", "operators", "longtail", "size_bytes")
-"""Of a recording, in the order of the columns."""
+"""Fields of a recording, in the order of the columns."""
+
+
+def _number(name: str, heading: str = "", rank: int = 0, unit: int = 1) -> TableColumn:
+    def value(trace: ZooTrace) -> float | None:
+        return None if trace.recording is None else getattr(trace.recording, name) / unit
+
+    return TableColumn(heading or name, value, ",.0f", rank)
+
+
+COLUMNS = (
+    TableColumn("name", "name", least=30),
+    TableColumn("library", "library", least=12, rank=3),
+    TableColumn("family", "family", least=12, rank=2),
+    _number("calls"),
+    _number("signatures", rank=1),
+    _number("operators", rank=2),
+    _number("longtail", rank=3),
+    _number("size_bytes", "kB", rank=4, unit=1000),
+)
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -41,21 +59,11 @@ def run(args: argparse.Namespace) -> int:
     if args.distinct:
         print(_distinct(traces))
         return 0
-    is_terminal = sys.stdout.isatty()
-    rows = [(trace.name, trace.library, trace.family, *_numbers(trace, is_terminal)) for trace in traces]
-    if not is_terminal:
-        sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
+    if not sys.stdout.isatty():
+        for trace in traces:
+            print(trace.name, trace.library, trace.family, *_numbers(trace), sep="\t")
         return 0
-    cells = list(zip(*rows, strict=True))
-    columns = [
-        TableColumn(name, list(texts), is_number=False, least=least, rank=rank)
-        for (name, least, rank), texts in zip(TEXTS, cells, strict=False)
-    ]
-    columns += [
-        TableColumn(name.replace("size_bytes", "kB"), list(texts), rank=rank)
-        for rank, (name, texts) in enumerate(zip(NUMBERS, cells[len(TEXTS) :], strict=True))
-    ]
-    print_table(columns, sys.stdout)
+    print_table(COLUMNS, traces, sys.stdout)
     print(summary(traces))
     return 0
 
@@ -70,14 +78,8 @@ def _distinct(traces: Sequence[ZooTrace]) -> str:
     )
 
 
-def _numbers(trace: ZooTrace, is_terminal: bool) -> list[str]:
-    """Of its recording: with commas and the size in kB for a terminal, else plain and in bytes."""
-    if trace.recording is None:
-        return ["-"] * len(NUMBERS)
-    numbers = [int(getattr(trace.recording, name)) for name in NUMBERS]
-    if not is_terminal:
-        return list(map(str, numbers))
-    return [*(f"{number:,}" for number in numbers[:-1]), f"{numbers[-1] / 1e3:,.0f}"]
+def _numbers(trace: ZooTrace) -> list[object]:
+    return ["-" if trace.recording is None else getattr(trace.recording, name) for name in NUMBERS]
 
 
 def summary(traces: Sequence[ZooTrace]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,51 +107,34 @@ def _write_parquet(table: pd.DataFrame, file: IO[bytes]) -> None:
     parquet.write_table(arrow.Table.from_pandas(table, preserve_index=False), file, compression="zstd")
 
 
-def _count(value: Any) -> str:
-    return f"{int(value):,}"
-
-
-def _percent(value: Any) -> str:
-    return f"{value:.2%}"
-
-
-def _ms(value: Any) -> str:
-    return f"{value / 1e3:,.1f}"
-
-
-def _us(value: Any) -> str:
-    return f"{value:,.1f}"
-
-
-NUMBERS: dict[str, tuple[str, Callable[[Any], str], int]] = {
-    "share": ("share", _percent, 0),
-    "models": ("models", _count, 0),
-    "traces": ("traces", _count, 2),
-    "count": ("calls", _count, 1),
-    "calls": ("calls", _count, 1),
-    "operators": ("operators", _count, 1),
-    "signatures": ("signatures", _count, 1),
-    "own_operators": ("its own", _count, 1),
-    "alike": ("alike", _percent, 1),
-    "median_us": ("median us", _us, 2),
-    "time_us": ("ms", _ms, 3),
-    "elements_p10": ("p10 elements", _count, 4),
-    "elements_p50": ("median", _count, 3),
-    "elements_p90": ("p90", _count, 4),
+NUMBERS = {
+    "share": TableColumn("share", "share", ".2%"),
+    "models": TableColumn("models", "models", ",d"),
+    "traces": TableColumn("traces", "traces", ",d", rank=2),
+    "count": TableColumn("calls", "count", ",d", rank=1),
+    "calls": TableColumn("calls", "calls", ",d", rank=1),
+    "operators": TableColumn("operators", "operators", ",d", rank=1),
+    "signatures": TableColumn("signatures", "signatures", ",d", rank=1),
+    "own_operators": TableColumn("its own", "own_operators", ",d", rank=1),
+    "alike": TableColumn("alike", "alike", ".2%", rank=1),
+    "median_us": TableColumn("median us", "median_us", ",.1f", rank=2),
+    "time_us": TableColumn("ms", lambda row: row.time_us / 1e3, ",.1f", rank=3),
+    "elements_p10": TableColumn("p10 elements", lambda row: int(row.elements_p10), ",d", rank=4),
+    "elements_p50": TableColumn("median", lambda row: int(row.elements_p50), ",d", rank=3),
+    "elements_p90": TableColumn("p90", lambda row: int(row.elements_p90), ",d", rank=4),
 }
-"""Columns of numbers: heading, form and rank."""
-TEXTS: dict[str, tuple[str, int, bool]] = {
-    "op": ("operator", 0, False),
-    "call": ("call", 0, False),
-    "trace": ("trace", 0, False),
-    "model": ("model", 0, False),
-    "family": ("family", 0, False),
-    "dtypes": ("dtypes", 0, False),
-    "shapes": ("shapes", 0, False),
-    "usual_dtypes": ("usual dtypes", 3, False),
-    "usual_shapes": ("usual shapes", 0, True),
+TEXTS = {
+    "op": TableColumn("operator", "op", least=24),
+    "call": TableColumn("call", "call", least=24),
+    "trace": TableColumn("trace", "trace", least=24),
+    "model": TableColumn("model", "model", least=24),
+    "family": TableColumn("family", "family", least=24),
+    "dtypes": TableColumn("dtypes", "dtypes", least=24),
+    "shapes": TableColumn("shapes", "shapes", least=24),
+    "usual_dtypes": TableColumn("usual dtypes", "usual_dtypes", least=24, rank=3),
+    "usual_shapes": TableColumn("usual shapes", "usual_shapes", below=True),
 }
-"""Columns of text: heading, rank, and whether it may go below."""
+"""Columns by the name in the table; those of text follow those of numbers."""
 
 
 def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> None:
@@ -164,7 +147,8 @@ def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> 
             common, alone = len(summary.common(source)), len(summary.unique(source))
             print_line(f"of {len(table):,} rows, all models have {common:,}, and one alone has {alone:,}", file)
         print()
-        print_table(columns_of(table.head(top)), file, f"by {summary.by} ({len(table):,} in all)")
+        rows = list(table.head(top).itertuples())
+        print_table(columns_of(table), rows, file, f"by {summary.by} ({len(table):,} in all)")
 
 
 def _print_totals(corpus: Corpus, source: str, file: IO[str]) -> None:
@@ -181,15 +165,8 @@ def _print_totals(corpus: Corpus, source: str, file: IO[str]) -> None:
 
 def columns_of(table: pd.DataFrame) -> list[TableColumn]:
     """The columns that a terminal shows of a table."""
-    columns = [
-        TableColumn(heading, [form(cell) for cell in table[name]], rank=rank)
-        for name, (heading, form, rank) in NUMBERS.items()
-        if name in table and pd.api.types.is_numeric_dtype(table[name])
-    ]
-    for name, (heading, rank, below) in TEXTS.items():
-        # a call begins with its operator
-        is_told = name == "op" and "call" in table
-        if name in table and not is_told and not pd.api.types.is_numeric_dtype(table[name]):
-            cells = [printable(cell) for cell in table[name]]
-            columns.append(TableColumn(heading, cells, is_number=False, rank=rank, least=24, below=below))
-    return columns
+    is_number = {name: pd.api.types.is_numeric_dtype(table[name]) for name in table}
+    columns = [column for name, column in NUMBERS.items() if is_number.get(name)]
+    # a call begins with its operator
+    texts = {name: column for name, column in TEXTS.items() if not (name == "op" and "call" in table)}
+    return columns + [column for name, column in texts.items() if is_number.get(name) is False]

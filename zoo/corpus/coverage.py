@@ -8,7 +8,6 @@ from typing import IO
 import pandas as pd
 
 from opgrip.capture.models.operators.registered import is_composite, is_public, name_of, registered_operators
-from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.operators.traits import family_of
@@ -96,25 +95,14 @@ def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
         f"{covered:,} of {len(public):,} public operators of torch are in the corpus, and {others:,} others", file
     )
     print()
-    summary = summarize_coverage(table)
-    columns = [
-        _numbers("operators", summary["operators"]),
-        _numbers("covered", summary["covered"]),
-        _shares("share", summary["share"]),
-        _texts("category", summary["category"]),
-        _texts("missing", summary["missing"], below=True),
-    ]
-    print_table(columns, file, "by category")
+    rows = list(summarize_coverage(table).itertuples())
+    print_table(COLUMNS, rows, file, "by category")
 
 
-def _numbers(heading: str, cells: pd.Series) -> TableColumn:
-    return TableColumn(heading, [f"{int(cell):,}" for cell in cells], rank=1)
-
-
-def _shares(heading: str, cells: pd.Series) -> TableColumn:
-    return TableColumn(heading, [f"{cell:.2%}" for cell in cells])
-
-
-def _texts(heading: str, cells: pd.Series, below: bool = False) -> TableColumn:
-    texts = [printable(cell) for cell in cells]
-    return TableColumn(heading, texts, is_number=False, least=16, below=below, most=200 if not below else 2000)
+COLUMNS = (
+    TableColumn("operators", "operators", ",d", rank=1),
+    TableColumn("covered", "covered", ",d", rank=1),
+    TableColumn("share", "share", ".2%"),
+    TableColumn("category", "category", most=200),
+    TableColumn("missing", "missing", below=True, most=2000),
+)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 from typing import IO, Any
 
-from opgrip.cli.command import printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.scoring.case_times import Times
@@ -80,15 +79,14 @@ def print_check(checks: Sequence[Check], file: IO[str]) -> None:
     """Print a line a model, one for each of its traces below it, and how many are held."""
     models = _by_model(checks)
     rows = [item for total, own in models for item in (total, *own)]
-    names = [printable(f"  {item.trace}" if item.trace else item.model) for item in rows]
     columns = [
-        TableColumn("model, traces", names, is_number=False),
-        TableColumn("real ms", [f"{item.real_us / 1e3:,.2f}" for item in rows]),
-        TableColumn("predicted ms", [f"{item.predicted_us / 1e3:,.2f}" for item in rows]),
-        TableColumn("error", [f"{item.error:+.1%}" for item in rows]),
+        TableColumn("model, traces", lambda item: f"  {item.trace}" if item.trace else item.model),
+        TableColumn("real ms", lambda item: item.real_us / 1e3, ",.2f"),
+        TableColumn("predicted ms", lambda item: item.predicted_us / 1e3, ",.2f"),
+        TableColumn("error", "error", "+.1%"),
     ]
     if rows:
-        print_table(columns, file, styles=[None if item.trace else "bold" for item in rows])
+        print_table(columns, rows, file, style=lambda item: None if item.trace else "bold")
     for name, items in (("models", [total for total, _ in models]), ("traces", checks)):
         held = sum(item.is_held for item in items)
         print_line(f"{held} of {len(items)} {name} are predicted within {HELD:.0%}", file)

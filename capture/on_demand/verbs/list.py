@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from opgrip.capture.on_demand.client import Process, processes
-from opgrip.cli.command import printable
 from opgrip.display.tables import TableColumn, print_table
 
 DESCRIPTION = "Show the processes of this machine that can be asked to record."
@@ -27,14 +26,14 @@ def run(args: argparse.Namespace) -> int:
         print("no process can be asked to record; start one with opcapture --on-demand -- SCRIPT", file=sys.stderr)
         return 0
     columns = [
-        TableColumn("pid", [str(item.pid) for item in items]),
-        TableColumn("name", [printable(item.name) for item in items], is_number=False, least=8),
-        TableColumn("state", [_state(item) for item in items], is_number=False),
-        TableColumn("rank", ["" if item.rank is None else str(item.rank) for item in items]),
-        TableColumn("recordings", [str(item.about.get("recordings", "")) for item in items]),
-        TableColumn("command", [printable(item.about.get("command", "")) for item in items], is_number=False, least=16),
+        TableColumn("pid", "pid", "d"),
+        TableColumn("name", "name", least=8),
+        TableColumn("state", _state),
+        TableColumn("rank", lambda item: "" if item.rank is None else item.rank, ">"),
+        TableColumn("recordings", lambda item: item.about.get("recordings", ""), ">"),
+        TableColumn("command", lambda item: item.about.get("command", "")),
     ]
-    print_table(columns, sys.stdout)
+    print_table(columns, items, sys.stdout)
     return 0
 
 

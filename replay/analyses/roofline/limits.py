@@ -205,16 +205,16 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
         print("no row has a limit: nothing was timed, or it is not known what the calls move", file=file)
         return
     columns = [
-        TableColumn("share", [f"{item.share:.1%}" for item in entries], rank=2),
-        TableColumn("operator", [item.operator for item in entries], is_number=False, least=20),
-        TableColumn("calls", [f"{item.calls:,}" for item in entries], rank=3),
-        TableColumn("time us", [f"{item.us:,.0f}" for item in entries], rank=1),
-        TableColumn("limit us", [f"{item.limit_us:,.0f}" for item in entries], rank=1),
-        TableColumn("of limit", [f"{item.of_limit:.2f}" for item in entries]),
-        TableColumn("bound", [item.bound for item in entries], is_number=False),
-        TableColumn("gain", [f"{item.gain:.1%}" for item in entries]),
+        TableColumn("share", "share", ".1%", rank=2),
+        TableColumn("operator", "operator", least=20),
+        TableColumn("calls", "calls", ",d", rank=3),
+        TableColumn("time us", "us", ",.0f", rank=1),
+        TableColumn("limit us", "limit_us", ",.0f", rank=1),
+        TableColumn("of limit", "of_limit", ".2f"),
+        TableColumn("bound", "bound"),
+        TableColumn("gain", "gain", ".1%"),
     ]
-    print_table(columns, file, "how near the machine's limit")
+    print_table(columns, entries, file, "how near the machine's limit")
     us, limit = sum(item.us for item in entries), sum(item.limit_us for item in entries)
     bounds = Counter[str]()
     for item in entries:

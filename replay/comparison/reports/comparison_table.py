@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log
 from typing import IO
 
@@ -50,8 +50,8 @@ def print_comparison(
         _print_groups(comparison, by, file)
     rows = list(rows_of(comparison)) if all_rows else shown_rows(comparison)
     if rows:
-        columns = [column for column in columns_of(rows) if column.heading != BECAUSE]
-        print_table(columns, file, styles=[STYLES.get(row.verdict) for row in rows])
+        columns = [column for column in COLUMNS if column.heading != BECAUSE]
+        print_table(columns, rows, file, style=lambda row: STYLES.get(row.verdict))
     # below the table, where a narrow terminal has room for them
     for line in _reasons(rows):
         print_line(line, file)
@@ -72,33 +72,6 @@ def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
     return changed or largest[:LARGEST]
 
 
-def columns_of(rows: Sequence[ComparisonColumns]) -> list[TableColumn]:
-    """The columns of a table of rows."""
-
-    def column(
-        heading: str, cell: Callable[[ComparisonColumns], str], is_number: bool = True, rank: int = 0
-    ) -> TableColumn:
-        return TableColumn(heading, list(map(cell, rows)), is_number, rank, below=heading == "shapes")
-
-    columns = [
-        column("verdict", lambda row: row.verdict, is_number=False),
-        column("operator", lambda row: row.op, is_number=False),
-        column("mode", lambda row: row.mode, is_number=False, rank=3),
-        column("shapes", lambda row: row.shapes, is_number=False),
-        column("count", lambda row: f"{row.count:,}", rank=4),
-        column("base us", lambda row: _time(row.base_us)),
-        column("new us", lambda row: _time(row.new_us)),
-        column("ratio", lambda row: _ratio(row.ratio)),
-        column(INTERVAL, lambda row: interval_text(row.low, row.high) if row.low and row.high else "-", rank=1),
-        column("more runs", lambda row: str(row.more_runs or "-"), rank=2),
-    ]
-    if any(row.variant for row in rows):
-        columns.insert(3, column("variant", lambda row: row.variant or "-", is_number=False))
-    if any(row.reason for row in rows):
-        columns.append(column(BECAUSE, lambda row: row.reason or "", is_number=False, rank=5))
-    return columns
-
-
 def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:
     """Why rows are not timed, or sure, a line for each reason."""
     operators: dict[tuple[str, str], list[str]] = {}
@@ -112,22 +85,34 @@ def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:
 
 
 def _print_groups(comparison: Comparison, by: str, file: IO[str]) -> None:
-    totals = comparison.totals(by)
     columns = [
-        TableColumn("verdict", [total.judgement.verdict.value for total in totals], is_number=False),
-        TableColumn(by, [total.name for total in totals], is_number=False),
-        TableColumn("cases", [f"{total.cases:,}" for total in totals], rank=3),
-        TableColumn("base ms", [f"{total.base_us / 1e3:,.2f}" for total in totals]),
-        TableColumn("new ms", [f"{total.new_us / 1e3:,.2f}" for total in totals]),
-        TableColumn("ratio", [_ratio(total.judgement.ratio) for total in totals]),
-        TableColumn(INTERVAL, [interval_text(total.judgement.low, total.judgement.high) for total in totals], rank=1),
+        TableColumn("verdict", lambda total: total.judgement.verdict.value),
+        TableColumn(by, "name"),
+        TableColumn("cases", "cases", ",d", rank=3),
+        TableColumn("base ms", lambda total: total.base_us / 1e3, ",.2f"),
+        TableColumn("new ms", lambda total: total.new_us / 1e3, ",.2f"),
+        TableColumn("ratio", lambda total: total.judgement.ratio, ".3f"),
+        TableColumn(INTERVAL, lambda total: interval_text(total.judgement.low, total.judgement.high), ">", rank=1),
     ]
-    print_table(columns, file, styles=[STYLES.get(total.judgement.verdict.value) for total in totals])
+    print_table(columns, comparison.totals(by), file, style=lambda total: STYLES.get(total.judgement.verdict.value))
 
 
-def _time(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+def _time(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+COLUMNS = (
+    TableColumn("verdict", "verdict"),
+    TableColumn("operator", "op", least=24),
+    TableColumn("mode", "mode", rank=3),
+    TableColumn("variant", lambda row: row.variant or None, when=lambda row: row.variant),
+    TableColumn("shapes", "shapes", below=True),
+    TableColumn("count", "count", ",d", rank=4),
+    TableColumn("base us", lambda row: _time(row.base_us), ">"),
+    TableColumn("new us", lambda row: _time(row.new_us), ">"),
+    TableColumn("ratio", "ratio", ".3f"),
+    TableColumn(INTERVAL, lambda row: interval_text(row.low, row.high) if row.low and row.high else None, ">", rank=1),
+    TableColumn("more runs", lambda row: row.more_runs or None, ">", rank=2),
+    TableColumn(BECAUSE, lambda row: row.reason or "", rank=5, when=lambda row: row.reason),
+)
+"""Columns of a table of rows."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from opgrip.cli.command import printable
 from opgrip.cli.output_files import quoted, whole_file
 from opgrip.cli.terminal import shorten
+from opgrip.display.tables import TableColumn, literal, markdown_table
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import Comparison
 from opgrip.replay.comparison.differences import interval_text
@@ -28,9 +29,8 @@ from opgrip.replay.comparison.reports.comparison_rows import (
     summary,
     total_line,
 )
-from opgrip.replay.comparison.reports.comparison_table import columns_of, shown_rows
+from opgrip.replay.comparison.reports.comparison_table import COLUMNS, shown_rows
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
-from opgrip.replay.reports.results_table import literal
 from opgrip.replay.results.results import Result
 
 Gates = Sequence[Gate]
@@ -84,10 +84,8 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
     ]
     rows = shown_rows(comparison)
     if rows:
-        columns = columns_of(rows[:ROWS])
-        lines += ["", f"| | {' | '.join(column.heading for column in columns)} |", f"|{' --- |' * (len(columns) + 1)}"]
-        for row, cells in zip(rows, zip(*(column.cells for column in columns), strict=True), strict=False):
-            lines.append(f"| {MARKS.get(row.verdict, '')} | {' | '.join(map(_cell, cells))} |")
+        mark = TableColumn("", lambda row: MARKS.get(row.verdict, ""))
+        lines += ["", *markdown_table([mark, *COLUMNS], rows[:ROWS])]
         if len(rows) > ROWS:
             lines.append(f"\n{len(rows) - ROWS:,} more rows")
     return "\n".join(lines) + "\n"

@@ -17,19 +17,6 @@ from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
 from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction
 
-NUMBERS = {
-    "saves ms": 0,
-    "share": 1,
-    "calls": 1,
-    "ops/call": 1,
-    "ops ms": 2,
-    "between ms": 2,
-    "host ms": 2,
-    "backward": 4,
-    "in+out MB": 3,
-    "fused ms": 3,
-}
-"""Columns of numbers with their ranks, as in `TableColumn`; the function and the command that grips it follow."""
 WRITTEN = (".json", ".csv")
 MOST_OMITTED = 5
 """Functions that are named although they are not recommended."""
@@ -53,40 +40,40 @@ def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
     if longtail.device_launches:
         print_line(f"{DEVICE_TIME}: {longtail.device_launches:,} of them; host ms is the host's time beside it", file)
     shown = ranked[:top]
-    cells = zip(*(_cells(item, longtail.wall_ns) for item in shown), strict=True) if shown else [()] * len(NUMBERS)
-    columns = [
-        TableColumn(name, list(column), rank=rank)
-        for (name, rank), column in zip(NUMBERS.items(), cells, strict=True)
-        if name != "host ms" or longtail.device_launches
-    ]
-    commands = [item.command for item in shown]
-    columns += [
-        TableColumn("function", [item.name for item in shown], is_number=False, least=24),
-        # to be pasted into a shell
-        TableColumn("grip it with", commands, is_number=False, least=60, below=True, joint=" \\", most=1000),
-    ]
-    print_table(columns, file)
+    rows = [(item, longtail.wall_ns) for item in shown]
+    columns = [column for column in COLUMNS if column.heading != "host ms" or longtail.device_launches]
+    print_table(columns, rows, file)
     if longtail.omitted:
         names = [f"{pattern} ({reason})" for pattern, reason in longtail.omitted.items()]
         more = f" and {len(names) - MOST_OMITTED} more" if len(names) > MOST_OMITTED else ""
         print_line(f"left out, as not worth gripping: {', '.join(names[:MOST_OMITTED])}{more}", file)
 
 
-def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
+def _launches(item: LongTailFunction) -> str:
     calls = max(item.calls, 1)
     backward = f"+{item.backward_launches / calls:.0f}" if item.backward_launches else ""
-    return (
-        f"{item.saving_ns / 1e6:,.2f}",
-        f"{item.saving_ns / max(wall_ns, 1):.2%}",
-        f"{item.calls:,}",
-        f"{item.launches / calls:.0f}{backward}",
-        f"{item.operator_ns / 1e6:,.2f}",
-        f"{item.between_ns / 1e6:,.2f}",
-        f"{item.host_ns / 1e6:,.2f}",
-        f"{item.backward_ns / max(item.wall_ns, 1):.0%}",
-        f"{item.bytes / 1e6:,.2f}",
-        f"{item.fused_ns / 1e6:,.3f}",
-    )
+    return f"{item.launches / calls:.0f}{backward}"
+
+
+def _ms(heading: str, name: str, rank: int, form: str = ",.2f") -> TableColumn:
+    return TableColumn(heading, lambda row: getattr(row[0], name) / 1e6, form, rank)
+
+
+COLUMNS = (
+    _ms("saves ms", "saving_ns", 0),
+    TableColumn("share", lambda row: row[0].saving_ns / max(row[1], 1), ".2%", rank=1),
+    TableColumn("calls", lambda row: row[0].calls, ",d", rank=1),
+    TableColumn("ops/call", lambda row: _launches(row[0]), ">", rank=1),
+    _ms("ops ms", "operator_ns", 2),
+    _ms("between ms", "between_ns", 2),
+    _ms("host ms", "host_ns", 2),
+    TableColumn("backward", lambda row: row[0].backward_ns / max(row[0].wall_ns, 1), ".0%", rank=4),
+    _ms("in+out MB", "bytes", 3),
+    _ms("fused ms", "fused_ns", 3, ",.3f"),
+    TableColumn("function", lambda row: row[0].name, least=24),
+    TableColumn("grip it with", lambda row: row[0].command, below=True, is_command=True, most=1000),
+)
+"""Columns of rows of a function and the time of the whole traces."""
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
