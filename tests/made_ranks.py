@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from opgrip.traces.codec.call_blocks import CallBlock, encode_block
+from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import End, Header, Scope, Signature, Thread
@@ -72,7 +72,7 @@ def made_rank(
             block = CallBlock(
                 0, numbers, np.zeros_like(numbers), starts[part], durations[part], tensors, storages, newest
             )
-            writer.write_lines(encode_block(block))
+            writer.write(block)
             newest = max(newest, int(storages.max()))
         writer.write(End(len(starts), 2, int(starts[-1] - starts[0])))
     return path

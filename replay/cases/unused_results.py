@@ -16,7 +16,7 @@ import pandas as pd
 
 from opgrip.replay.cases.cases import Case
 from opgrip.traces import Trace
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.operator_arguments import interface_of, schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature

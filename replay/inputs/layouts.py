@@ -14,7 +14,6 @@ import torch
 
 from opgrip.replay.inputs.filling import draw
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.schema.tensor_forms import compressed_grid
 from opgrip.traces.schema.tensor_specs import (
     PACKED,
     QUANTIZED,
@@ -24,6 +23,7 @@ from opgrip.traces.schema.tensor_specs import (
     PerChannel,
     PerTensor,
     TensorSpec,
+    compressed_grid,
 )
 from opgrip.traces.values import Drawable
 

@@ -20,7 +20,7 @@ from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.cells import checked_cell, quoted
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.sequences.ranks.columns import RankColumns, SequenceColumns
-from opgrip.traces.codec.json_values import check_finite
+from opgrip.traces.schema.json_values import check_finite
 from opgrip.traces.schema.limits import check_nesting
 
 LARGEST_BYTES = 1 << 30

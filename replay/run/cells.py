@@ -13,7 +13,7 @@ from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.repeats import BehaviourColumns
 from opgrip.replay.results.results import STATUSES, Result
 from opgrip.replay.run.energy import EnergyColumns
-from opgrip.traces.codec.json_values import LIMIT
+from opgrip.traces.schema.json_values import LIMIT
 
 LARGEST = 1e150
 """Of a number: the square of one is still a number."""

@@ -37,7 +37,7 @@ from opgrip.replay.sequences.ranks.running import why_not
 from opgrip.replay.sequences.ranks.step import Stamps
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.lazy_fields import is_made

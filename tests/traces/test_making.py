@@ -78,7 +78,7 @@ def test_things_that_stand_inside_of_themselves_are_made() -> None:
 
 def test_modules_of_torch_need_no_leave() -> None:
     weight = ObjectSpec("torch.nn.parameter:Parameter", {}, torch.ones(2, 3, requires_grad=True) * 1)
-    spec = ModuleSpec("torch.nn.modules.linear:Linear", {"weight": weight, "bias": None}, fields={"in_features": 3})
+    spec = ModuleSpec("torch.nn.modules.linear:Linear", {"weight": weight, "bias": None}, {}, {}, {"in_features": 3})
     linear = make_arguments(spec, {})
     assert linear(torch.ones(3)).tolist() == [3, 3]
     assert linear.weight.requires_grad

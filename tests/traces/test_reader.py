@@ -172,7 +172,7 @@ def test_calls_that_took_longer_in_all_than_can_be_counted_are_damage(tmp_path: 
 
 @pytest.mark.parametrize("record", [End(0, 0, -1), Effects(0, 0, -1)])
 def test_other_times_below_zero_are_damage(record: Record) -> None:
-    with pytest.raises(FormatError, match="less than none"):
+    with pytest.raises(FormatError, match="expected an integer from 0 on, got '-1'"):
         from_json(to_json(record))
 
 

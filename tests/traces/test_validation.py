@@ -128,7 +128,7 @@ def _enter_as_another_operator(lines: list[Line]) -> None:
         (_repeat_end, "total", "a record behind the end"),
         (_lengthen_call, "time", "the end of another that began before it"),
         (_hide_calls, "total", "and the records before have"),
-        (_forget_kind, "form", "it has no 'kind'"),
+        (_forget_kind, "form", "missing field 'kind'"),
         (_break_schema, "schema", "dropped[0].count"),
         (_enter_another_signature, "reference", "it entered signature 0, and describes signature 59"),
         (

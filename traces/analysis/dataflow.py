@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
 from opgrip.traces.schema.operator_arguments import written
 from opgrip.traces.schema.records import NO_STORAGE, Signature

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from opgrip.errors import UserError
 from opgrip.traces.analysis.ranks.alignment import measure_clocks, rank_of
-from opgrip.traces.codec.call_blocks import CallBlock, encode_block
-from opgrip.traces.codec.json_values import LATEST_NS
+from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.io.reader import TraceReader, read_header
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.records import (
     NO_STORAGE,
     Context,
@@ -281,7 +281,7 @@ class _Join:
             storages=storages,
             newest=self._newest,
         )
-        self.writer.write_lines(encode_block(moved))
+        self.writer.write(moved)
         self._newest = max(self._newest, int(storages.max(initial=NO_STORAGE)))
         self._counts["calls"] += len(block)
 

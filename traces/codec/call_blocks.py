@@ -1,27 +1,33 @@
-"""Blocks of calls as columns of numpy, to and from the lines of the file."""
+"""Blocks of calls as columns of numpy, and their lines in the file.
+
+A long trace consists of blocks. So columns are decoded from the text of JSON by numpy, not by way of Python's integers,
+which takes less than half of the time. What this does not take, such as a line with a fault, is read again as any JSON.
+"""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import TypeAlias
+from itertools import accumulate, pairwise
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.traces.codec.integer_text import Integers, parse_integers
-from opgrip.traces.codec.json_values import LATEST_NS, LIMIT
+from opgrip.errors import FormatError
+from opgrip.traces.schema.json_values import LATEST_NS, LIMIT, Count, Int64, Json, convert
 from opgrip.traces.schema.records import NO_STORAGE, Calls
+
+Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+NONE: Integers = np.empty(0, dtype=np.int64)
 
 FAR = 999
 """Storages that are older than so many are written by their number."""
 
 
 def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
-    """Numbers of storages as a block holds them, so that a loop's rounds read the same.
+    """Return numbers of storages as a block holds them, so that a loop's rounds read the same.
 
     A positive code is that much more than the largest number so far; 0 to `1 - FAR` is that much less than it; `-FAR`
     is `NO_STORAGE`; a lower code c is the number `-FAR - 1 - c`.
@@ -36,7 +42,7 @@ def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> 
 
 
 def decode_storages(codes: list[int], newest: int) -> list[int]:
-    """The numbers that `encode_storages` was given."""
+    """Return the numbers that `encode_storages` was given."""
     numbers = []
     for code in codes:
         if code > 0:
@@ -47,39 +53,6 @@ def decode_storages(codes: list[int], newest: int) -> list[int]:
         else:
             numbers.append(NO_STORAGE if code == -FAR else -FAR - 1 - code)
     return numbers
-
-
-def decode_codes(codes: Integers, largest: Integers) -> Integers:
-    """The same of arrays, (N,).
-
-    Parameters
-    ----------
-    largest : the largest number so far, each time with that of the code
-    """
-    numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
-    numbers[codes == -FAR] = NO_STORAGE
-    return numbers
-
-
-NONE: Integers = np.empty(0, dtype=np.int64)
-Fields: TypeAlias = dict[str, bytes]
-"""The text of each field of a line; of columns without their brackets."""
-_COLUMNS = ("signature", "scope", "after_ns", "duration_ns")
-_OPTIONAL_COLUMNS = ("tensors", "storages", "device_ns", "streams")
-_NUMBERS = ("thread", "start_ns", "newest")
-_PAIRS = ("page_faults", "perturbed", "slow_memory")
-_NAMES = {name.encode(): name for names in (_COLUMNS, _OPTIONAL_COLUMNS, _NUMBERS, _PAIRS) for name in names}
-_ARRAYS = ("signature", "scope", "start_ns", "duration_ns", *_OPTIONAL_COLUMNS)
-_NEEDED = {"thread", "start_ns", *_COLUMNS}
-_PREFIX = b'{"type":"calls",'
-_ENDS = (b",", b"}")
-"""What follows the value of a field, and of the last one."""
-_NUMBER = re.compile(rb"-?(?:0|[1-9]\d{0,17})")
-_LIST_OF_PAIRS = re.compile(rb"\[(?:\[\d{1,9},\d{1,15}\](?:,\[\d{1,9},\d{1,15}\])*)?\]")
-
-
-def _none() -> Integers:
-    return NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +72,12 @@ class CallBlock:
     scope: Integers
     start_ns: Integers
     duration_ns: Integers
-    tensors: Integers = field(default_factory=_none)
-    storages: Integers = field(default_factory=_none)
+    tensors: Integers = field(default_factory=lambda: NONE)
+    storages: Integers = field(default_factory=lambda: NONE)
     newest: int = NO_STORAGE
-    device_ns: Integers = field(default_factory=_none)
+    device_ns: Integers = field(default_factory=lambda: NONE)
     page_faults: list[tuple[int, int]] = field(default_factory=list)
-    streams: Integers = field(default_factory=_none)
+    streams: Integers = field(default_factory=lambda: NONE)
     perturbed: list[tuple[int, int]] = field(default_factory=list)
     slow_memory: list[tuple[int, int]] = field(default_factory=list)
 
@@ -113,7 +86,7 @@ class CallBlock:
 
 
 def block_of(record: Calls) -> CallBlock:
-    """A record of calls as columns."""
+    """Return a record of calls as columns."""
 
     def column(numbers: list[int]) -> Integers:
         return np.asarray(numbers, dtype=np.int64)
@@ -136,7 +109,7 @@ def block_of(record: Calls) -> CallBlock:
 
 
 def record_of(block: CallBlock) -> Calls:
-    """Columns as a record of calls."""
+    """Return columns as a record of calls."""
     return Calls(
         *(block.thread, block.signature.tolist(), block.scope.tolist(), block.start_ns.tolist()),
         *(block.duration_ns.tolist(), block.tensors.tolist(), block.storages.tolist(), block.newest),
@@ -146,7 +119,7 @@ def record_of(block: CallBlock) -> Calls:
 
 
 def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Of each call of a block, whether it was perturbed.
+    """Return a mask of the calls of a block that were perturbed.
 
     Parameters
     ----------
@@ -155,7 +128,7 @@ def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[t
     """
     if not runs:
         return np.zeros(calls, dtype=np.bool_)
-    # at their ends alone: the runs of a stranger's file may all lie over each other
+    # only at their ends: the runs of an untrusted file may all overlap
     changes = np.zeros(calls + 1, dtype=np.int64)
     for place, count in runs:
         changes[place] += 1
@@ -164,208 +137,171 @@ def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[t
 
 
 def exact_sum(column: Integers) -> int:
-    """The sum of a column, which can be more than 64 bits hold."""
-    return int(column.sum()) if _farthest(column, 0) < LIMIT else sum(column.tolist())
+    """Return the sum of a column, which can have more than 64 bits."""
+    return int(column.sum()) if _largest(column) * len(column) < LIMIT else sum(column.tolist())
 
 
-def parse_block(line: bytes) -> CallBlock | None:
-    """The block of a line that is written as captures write it; None for any other line, and for one with a fault.
-
-    What this gives is what `calls_from_json` makes of the line, and what it does not take is for that to read, or to
-    say what is wrong with it.
-    """
-    fields = block_fields(line)
-    blocks = None if fields is None else parse_blocks([fields])
-    return None if blocks is None else blocks[0]
+Pairs: TypeAlias = list[tuple[Count, Count]]
+"""Places in a block, each with a number."""
+Column = TypeVar("Column")
 
 
-def block_fields(line: bytes) -> Fields | None:
-    """The text of each field of a block; None where the line is not one that a capture writes."""
-    if not line.startswith(_PREFIX):
-        return None
-    parts = line.split(b'"')
-    if (
-        not len(parts) % 2
-        or parts[4] != b","
-        or any(part.endswith(b"}") for part in parts[:-1])
-        or not parts[-1].endswith(b"}")
-    ):
-        return None
-    fields: Fields = {}
-    for quoted, between in zip(parts[5::2], parts[6::2], strict=True):
-        name = _NAMES.get(quoted)
-        if name is None or name in fields or not between.startswith(b":") or not between.endswith(_ENDS):
-            return None
-        value = between[1:-1]
-        if name in _NUMBERS:
-            if not _NUMBER.fullmatch(value):
-                return None
-        elif name in _PAIRS:
-            if not _LIST_OF_PAIRS.fullmatch(value):
-                return None
-        elif not value.startswith(b"[") or not value.endswith(b"]"):
-            return None
-        else:
-            value = value[1:-1]
-        fields[name] = value
-    return fields if fields.keys() >= _NEEDED else None
-
-
-def parse_blocks(lines: Sequence[Fields]) -> list[CallBlock] | None:
-    """The blocks of lines, all decoded at once; None where there is a fault in any of them."""
-    columns = _parse_columns(lines)
-    if columns is None:
-        return None
-    calls = columns.counts["signature"]
-    if not all(calls) or not _go_together(columns.counts):
-        return None
-    starts = _starts([int(fields["start_ns"]) for fields in lines], columns)
-    newest = [int(fields.get("newest", NO_STORAGE)) for fields in lines]
-    storages = _storages(newest, columns)
-    pairs = {name: [_pairs(fields.get(name)) for fields in lines] for name in _PAIRS}
-    if starts is None or storages is None:
-        return None
-    if any(place >= end for lists in pairs.values() for own, end in zip(lists, calls, strict=True) for place, _ in own):
-        return None
-    parts = columns.split | {
-        "start_ns": _split(starts, calls),
-        "storages": _split(storages, columns.counts["storages"]),
-    }
-    return [
-        CallBlock(
-            thread=int(fields["thread"]),
-            newest=newest[place],
-            page_faults=pairs["page_faults"][place],
-            perturbed=pairs["perturbed"][place],
-            slow_memory=pairs["slow_memory"][place],
-            **{name: parts[name][place] for name in _ARRAYS},
-        )
-        for place, fields in enumerate(lines)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Columns of some lines, one line after the other.
+class CallsForm(msgspec.Struct, Generic[Column], tag_field="type", tag="calls", forbid_unknown_fields=True):
+    """The JSON object of a block of calls.
 
     Attributes
     ----------
-    whole : each column of all lines; of those that no line has, an empty one
-    counts : by column, the numbers of each line
+    start_ns : start of the first call, since the start of the capture
+    after_ns : start of each call after that of the one before it; 0 for the first
+    storages : the memory of the calls' tensors, in the codes of `encode_storages`
     """
 
-    whole: dict[str, Integers]
-    counts: dict[str, list[int]]
+    thread: Int64
+    start_ns: Int64
+    signature: Column
+    scope: Column
+    after_ns: Column
+    duration_ns: Column
+    tensors: Column = None  # type: ignore[assignment]
+    newest: Int64 = NO_STORAGE
+    storages: Column = None  # type: ignore[assignment]
+    device_ns: Column = None  # type: ignore[assignment]
+    page_faults: Pairs = []
+    streams: Column = None  # type: ignore[assignment]
+    perturbed: Pairs = []
+    slow_memory: Pairs = []
 
-    @property
-    def split(self) -> dict[str, list[Integers]]:
-        """By column, that of each line."""
-        return {name: _split(column, self.counts[name]) for name, column in self.whole.items()}
+
+_COLUMNS = ("signature", "scope", "after_ns", "duration_ns", "tensors", "storages", "device_ns", "streams")
+_decoder = msgspec.json.Decoder(CallsForm[msgspec.Raw])
+_PREFIX = b'{"type":"calls",'
 
 
-def _parse_columns(lines: Sequence[Fields]) -> _Columns | None:
-    texts: list[bytes] = []
-    counts: dict[str, list[int]] = {}
-    for name in (*_COLUMNS, *_OPTIONAL_COLUMNS):
-        of_lines = [fields.get(name, b"") for fields in lines]
-        counts[name] = [text.count(b",") + 1 if text else 0 for text in of_lines]
-        texts += filter(None, of_lines)
-    numbers = parse_integers(b",".join(texts)) if texts else NONE
-    if numbers is None:
+def json_keys_of_calls() -> set[str]:
+    """Return the keys of the JSON object of a block."""
+    return set(CallsForm.__struct_encode_fields__)
+
+
+def parse_block(line: bytes) -> CallBlock | None:
+    """Return the block of a line that is written as captures write it; None for any other line or one with a fault.
+
+    This returns what `calls_from_json` makes of the line, which is to read the others or to report their fault.
+    """
+    if not line.startswith(_PREFIX):
         return None
-    ends = [*accumulate(map(sum, counts.values()))]
-    whole = {name: numbers[end - sum(counts[name]) : end] for name, end in zip(counts, ends, strict=True)}
-    return _Columns(whole, counts)
-
-
-def _go_together(counts: Mapping[str, list[int]]) -> bool:
-    """Whether the columns of each line are as long as each other, as far as it has them."""
-    calls = counts["signature"]
-    if any(counts[name] != calls for name in _COLUMNS):
-        return False
-    optional = (zip(counts[name], calls, strict=True) for name in ("tensors", "device_ns", "streams"))
-    return all(count in (0, number) for pairs in optional for count, number in pairs)
-
-
-def _starts(first_ns: Sequence[int], columns: _Columns) -> Integers | None:
-    """When calls started; None where one is too far away or ends before it starts."""
-    after, durations = columns.whole["after_ns"], columns.whole["duration_ns"]
-    if _farthest(after, max(map(abs, first_ns))) > LATEST_NS or durations.min() < 0:
+    try:
+        form = _decoder.decode(line)
+        return _block(form, *_parse_columns([bytes(getattr(form, name) or b"[]")[1:-1] for name in _COLUMNS]))
+    except (ValueError, FormatError):
         return None
-    starts = _sums(after, columns.counts["after_ns"], first_ns)
-    return starts if int((starts + durations).max()) <= LATEST_NS else None
 
 
-def _storages(newest: Sequence[int], columns: _Columns) -> Integers | None:
-    """The memory of calls' tensors; None where there is not as much of it as there are tensors."""
-    codes, tensors = columns.whole["storages"], columns.whole["tensors"]
-    if _farthest(codes, max(map(abs, newest))) > LATEST_NS or (len(tensors) and tensors.min() < 0):
-        return None
-    # sums that are larger than any number of storages could pass for a small one
-    if _farthest(tensors, 0) >= LIMIT:
-        return None
-    if len(tensors):
-        ends = np.cumsum(columns.counts["tensors"])
-        until = np.concatenate([[0], np.cumsum(tensors)])
-        own = until[ends] - until[ends - columns.counts["tensors"]]
-        has_tensors = np.asarray(columns.counts["tensors"]) > 0
-        if np.any(has_tensors & (own != columns.counts["storages"])):
-            return None
-    return decode_codes(codes, _sums(np.maximum(codes, 0), columns.counts["storages"], newest))
+def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
+    """Return the integers of lists in JSON, all decoded at once, and the largest of their absolute values.
 
-
-def _sums(steps: Integers, counts: Sequence[int], firsts: Sequence[int]) -> Integers:
-    """In each line, the sums of its first number and its steps so far."""
-    sums: Integers = np.cumsum(steps)
-    ends = np.cumsum(counts)
-    # what the lines before add
-    before = np.concatenate([[0], sums])[ends - counts]
-    sums += np.repeat(np.asarray(firsts, dtype=np.int64) - before, counts)
-    return sums
-
-
-def _split(column: Integers, counts: Sequence[int]) -> list[Integers]:
+    msgspec has checked that they are valid JSON.
+    """
+    joined = b",".join(filter(None, texts))
+    if joined.translate(None, b"0123456789-,"):
+        raise FormatError("lists of integers that captures write otherwise")
+    numbers = np.fromstring(joined, dtype=np.int64, sep=",") if joined else NONE
+    # those of more than 64 bits become the largest or the smallest one
+    largest = _largest(numbers)
+    if largest >= LIMIT - 1:
+        raise FormatError("an integer of more than 64 bits, perhaps")
+    ends = accumulate(text.count(b",") + 1 if text else 0 for text in texts)
     # an empty part of a column would keep all of it in memory
-    return [column[end - count : end] if count else NONE for end, count in zip(accumulate(counts), counts, strict=True)]
+    return [numbers[start:end] if end > start else NONE for start, end in pairwise([0, *ends])], largest
 
 
-def _pairs(text: bytes | None) -> list[tuple[int, int]]:
-    return [] if text is None else [(place, count) for place, count in json.loads(text)]
+def _largest(numbers: Integers) -> int:
+    return max(int(numbers.max()), -int(numbers.min())) if len(numbers) else 0
 
 
-def _farthest(steps: Integers, start: int) -> int:
-    """A bound of how far from 0 one can come that goes so many steps from `start`."""
-    return max(int(steps.max()), -int(steps.min())) * len(steps) + abs(start) if len(steps) else abs(start)
+def calls_from_json(form: Mapping[str, Json]) -> Calls:
+    """Return the block of an object of JSON; raise `FormatError` if its columns do not go together."""
+    known = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
+    lists = convert(known, CallsForm[list[Int64]], "calls")
+    columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]
+    return record_of(_block(lists, columns, max(map(_largest, columns))))
 
 
-def encode_block(block: CallBlock) -> bytes:
-    """The line that `encode_line` makes of the same calls as a record."""
-    starts = block.start_ns
-    parts = [
-        f'{{"type":"calls","thread":{block.thread},"start_ns":{int(starts[0]) if len(starts) else 0}',
-        *(f'"{name}":{_text(column)}' for name, column in (("signature", block.signature), ("scope", block.scope))),
-        f'"after_ns":{_text(np.diff(starts, prepend=starts[:1]))}',
-        f'"duration_ns":{_text(block.duration_ns)}',
-        f'"tensors":{_text(block.tensors)}',
-        f'"newest":{block.newest}',
-        f'"storages":{_plain(encode_storages(block.storages, block.newest))}',
-    ]
-    if len(block.device_ns):
-        parts.append(f'"device_ns":{_text(block.device_ns)}')
-    if block.page_faults:
-        parts.append(f'"page_faults":{_plain([list(pair) for pair in block.page_faults])}')
-    if block.streams.any():
-        parts.append(f'"streams":{_text(block.streams)}')
-    if block.perturbed:
-        parts.append(f'"perturbed":{_plain([list(pair) for pair in block.perturbed])}')
-    if block.slow_memory:
-        parts.append(f'"slow_memory":{_plain([list(pair) for pair in block.slow_memory])}')
-    return f"{','.join(parts)}}}\n".encode()
+def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> CallBlock:
+    signature, scope, after, durations, tensors, codes, device_ns, streams = columns
+    calls = len(signature)
+    if not len(scope) == len(after) == len(durations) == calls:
+        raise FormatError("a block of calls whose columns differ in length")
+    if any(len(column) not in (0, calls) for column in (tensors, device_ns, streams)):
+        raise FormatError("a block of calls whose columns differ in length")
+    # no sum of some of these integers can be larger
+    if largest * (calls + len(codes) + 1) + abs(form.start_ns) + abs(form.newest) <= LATEST_NS:
+        starts, storages = np.cumsum(after) + form.start_ns, _decode_codes(codes, form.newest)
+    else:
+        starts = _exact_column(list(accumulate(after.tolist(), initial=form.start_ns))[1:])
+        storages = _exact_column(decode_storages(codes.tolist(), form.newest))
+    check_times(starts, durations)
+    check_tensors(tensors, storages)
+    for pairs in (form.page_faults, form.perturbed, form.slow_memory):
+        check_places(pairs, calls)
+    return CallBlock(
+        *(form.thread, signature, scope, starts, durations, tensors, storages, form.newest, device_ns),
+        *(form.page_faults, streams, form.perturbed, form.slow_memory),
+    )
 
 
-def _text(column: NDArray[np.int64]) -> str:
-    return _plain(column.tolist())
+def _exact_column(numbers: list[int]) -> Integers:
+    if min(numbers, default=0) < -LIMIT or max(numbers, default=0) >= LIMIT:
+        raise FormatError("a sum of more than 64 bits")
+    return np.asarray(numbers, dtype=np.int64)
 
 
-def _plain(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+def _decode_codes(codes: Integers, newest: int) -> Integers:
+    """Return what `decode_storages` does, as a column."""
+    largest = np.cumsum(np.maximum(codes, 0)) + newest
+    numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
+    numbers[codes == -FAR] = NO_STORAGE
+    return numbers
+
+
+def check_times(starts: Integers, durations: Integers) -> None:
+    """Raise `FormatError` for calls that end before they start, or so far away that times between them overflow."""
+    if not len(starts):
+        return
+    if durations.min() < 0:
+        raise FormatError("calls with a negative duration")
+    # arranged so that no difference overflows
+    if starts.min() < -LATEST_NS or starts.max() > LATEST_NS or (durations - LATEST_NS > -starts).any():
+        raise FormatError(f"calls that are more than {LATEST_NS} ns away from the start of the capture")
+
+
+def check_tensors(tensors: Integers, storages: Integers) -> None:
+    """Raise `FormatError` if there are not as many storages as tensors."""
+    if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
+        raise FormatError("a block of calls whose storages are not those of its calls")
+
+
+def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
+    """Raise `FormatError` for a place that is not in a block."""
+    if any(place >= calls for place, _ in pairs):
+        raise FormatError("a place of a call that is not in its block")
+
+
+def calls_to_json(record: Calls) -> dict[str, Json]:
+    """Return the JSON object of a block of calls."""
+    starts = record.start_ns
+    form: dict[str, Json] = {
+        "type": "calls",
+        "thread": record.thread,
+        "start_ns": starts[0] if starts else 0,
+        "signature": record.signature,
+        "scope": record.scope,
+        "after_ns": [0, *(later - earlier for earlier, later in pairwise(starts))] if starts else [],
+        "duration_ns": record.duration_ns,
+        "tensors": record.tensors,
+        "newest": record.newest,
+        "storages": encode_storages(record.storages, record.newest),
+    }
+    optional = {name: getattr(record, name) for name in ("device_ns", "page_faults", "perturbed", "slow_memory")}
+    if any(record.streams):
+        optional["streams"] = record.streams
+    return form | {name: values for name, values in optional.items() if values}

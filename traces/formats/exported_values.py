@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_name
+from opgrip.traces.schema.json_values import LIMIT, device_name
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 
 MOST_CHARACTERS = 2000
 MOST_SIZE = 1 << 62

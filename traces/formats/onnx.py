@@ -23,8 +23,9 @@ from opgrip.traces.formats.overloads import NoOverload, bind
 from opgrip.traces.formats.protobuf_files import has_more_fields
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Record, Scope
-from opgrip.traces.schema.tensor_specs import DTYPES, LIMIT, plain_name
+from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
 OPEN_BATCH, OPEN_SIZE = 1, 64

@@ -24,8 +24,8 @@ from opgrip.traces.formats.configurations.plan import Case, Entry, UnreadableCas
 from opgrip.traces.formats.configurations.value_choices import Choices
 from opgrip.traces.formats.param_writing import calls_of, write
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.schema.json_values import device_name
 from opgrip.traces.schema.records import Record, Scope
-from opgrip.traces.schema.tensor_specs import device_name
 
 NAME = "param"
 MOST_CASES = 20_000

@@ -17,16 +17,23 @@ import numpy as np
 
 from opgrip.cli.plural import counted
 from opgrip.errors import one_line
-from opgrip.traces.codec.call_blocks import NONE, CallBlock, decode_storages
-from opgrip.traces.codec.call_forms import FAR_AWAY, NEGATIVE, counts_by_place
-from opgrip.traces.codec.integer_text import Integers
-from opgrip.traces.codec.json_values import LATEST_NS, integer, integers
+from opgrip.traces.codec.call_blocks import (
+    NONE,
+    CallBlock,
+    Integers,
+    Pairs,
+    check_places,
+    check_tensors,
+    check_times,
+    decode_storages,
+)
 from opgrip.traces.codec.record_forms import from_json
 from opgrip.traces.formats.parquet_files import MAGIC, MARK, ParquetFile, footer_of, open_parquet
 from opgrip.traces.formats.parquet_table import ALONE, NUMBERS, RECORDS, STORAGES, ParquetTable
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.arguments import FormatError
+from opgrip.traces.schema.json_values import convert, integer, integers
 from opgrip.traces.schema.records import NO_STORAGE, Header, Record
 from opgrip.traces.table.step_starts import find_step_starts
 
@@ -166,7 +173,7 @@ class _Block:
             raise self.file.damage("a call without a time")
         rest = self.rest
         start_ns, duration_ns = self._column("start_ns"), self._column("duration_ns")
-        _check_times(start_ns, duration_ns)
+        check_times(start_ns, duration_ns)
         tensors, storages = self._storages()
         streams = self._column("stream")
         return CallBlock(
@@ -179,11 +186,16 @@ class _Block:
             storages,
             integer(rest.get("newest", NO_STORAGE)),
             self._column("device_ns", null=-1) if rest.get("device_ns") is True else NONE,
-            counts_by_place(rest, "page_faults", self.count),
+            self._pairs("page_faults"),
             streams if streams.any() else NONE,
-            counts_by_place(rest, "perturbed", self.count),
-            counts_by_place(rest, "slow_memory", self.count),
+            self._pairs("perturbed"),
+            self._pairs("slow_memory"),
         )
+
+    def _pairs(self, name: str) -> list[tuple[int, int]]:
+        pairs: list[tuple[int, int]] = convert(self.rest.get(name, []), Pairs, name)
+        check_places(pairs, self.count)
+        return pairs
 
     def _column(self, name: str, null: int | None = None) -> Integers:
         pieces = [piece.column(name) for piece in self.pieces]
@@ -199,11 +211,13 @@ class _Block:
         if isinstance(tensors, list):
             # of a file of an earlier version
             newest = integer(self.rest.get("newest", NO_STORAGE))
-            storages = integers(decode_storages(integers(self.rest.get("storages", [])), newest))
+            codes = integers(self.rest.get("storages", []))
+            storages = np.array(integers(decode_storages(codes, newest)), dtype=np.int64)
             counts = np.array(integers(tensors), dtype=np.int64)
-            if len(counts) and (len(counts) != self.count or counts.min() < 0 or sum(tensors) != len(storages)):
-                raise FormatError("a block of calls whose storages are not those of its calls")
-            return counts, np.array(storages, dtype=np.int64)
+            if len(counts) not in (0, self.count):
+                raise FormatError("a block of calls whose columns differ in length")
+            check_tensors(counts, storages)
+            return counts, storages
         if tensors is not True:
             return NONE, NONE
         lists = [piece.column(STORAGES) for piece in self.pieces if STORAGES in piece.schema.names]
@@ -212,14 +226,6 @@ class _Block:
             raise FormatError("calls whose storages are missing")
         counts = np.concatenate([piece.value_lengths().to_numpy(zero_copy_only=False) for piece in lists])
         return counts.astype(np.int64), np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in numbers])
-
-
-def _check_times(start_ns: Integers, duration_ns: Integers) -> None:
-    if duration_ns.min() < 0:
-        raise FormatError(NEGATIVE)
-    # arranged so that no difference goes beyond 64 bits
-    if start_ns.min() < -LATEST_NS or start_ns.max() > LATEST_NS or (duration_ns - LATEST_NS > -start_ns).any():
-        raise FormatError(FAR_AWAY)
 
 
 def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]:

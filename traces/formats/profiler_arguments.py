@@ -20,7 +20,8 @@ from opgrip.traces.formats.nodes.node import (
 )
 from opgrip.traces.formats.overloads import Bound, NoOverload, bind, op_of, schemas_of
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.schema.tensor_specs import LIMIT, contiguous
+from opgrip.traces.schema.json_values import LIMIT
+from opgrip.traces.schema.tensor_specs import contiguous
 
 DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
 """Element types by their C++ names; those of quantized ones are not among them, since their scales are not told."""

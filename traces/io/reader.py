@@ -8,36 +8,27 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from opgrip.cli.case_slices import Cut
 from opgrip.cli.compressed_files import Damage
 from opgrip.errors import UserError
-from opgrip.traces.codec.call_blocks import (
-    CallBlock,
-    Fields,
-    block_fields,
-    block_of,
-    exact_sum,
-    parse_block,
-    parse_blocks,
-    record_of,
-)
-from opgrip.traces.codec.json_values import LIMIT
+from opgrip.traces.codec.call_blocks import CallBlock, block_of, exact_sum, parse_block, record_of
 from opgrip.traces.codec.record_forms import from_json, unknown_fields
 from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats
 from opgrip.traces.io.shipped_traces import read_trace_chunks, trace_file
 from opgrip.traces.schema.arguments import FormatError
+from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.limits import UNKNOWN_NAMES, Meter, check_nesting
 from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape that is half of a pair."""
-BATCH_BYTES = 1 << 17
-"""Of lines with calls that are decoded at once: as much as the nearest caches of a processor hold."""
 
 
 class TraceReader:
@@ -198,38 +189,10 @@ class TraceReader:
             yield last
 
     def _records(self, lines: Iterator[bytes]) -> Iterator[Record | CallBlock | None]:
-        """The record of each line, None of a type that is passed over; neighbouring blocks are decoded at once."""
-        batch: list[tuple[bytes, Fields]] = []
-        size = 0
-        damage: Damage | None = None
-        while True:
-            try:
-                line = next(lines, None)
-            except Damage as error:
-                # what stands before it is whole
-                line, damage = None, error
-            fields = block_fields(line) if line is not None and self.records else None
-            if line is not None and fields is not None:
-                batch.append((line, fields))
-                size += len(line)
-            if batch and (fields is None or size > BATCH_BYTES):
-                yield from self._blocks(batch)
-                batch, size = [], 0
-            if damage is not None:
-                raise damage
-            if line is None:
-                return
-            if fields is None:
-                yield self._record(line)
-
-    def _blocks(self, batch: Sequence[tuple[bytes, Fields]]) -> Iterator[Record | CallBlock | None]:
-        lines = [line for line, _ in batch]
-        blocks = parse_blocks([fields for _, fields in batch])
-        if blocks is not None:
-            yield from blocks
-            return
+        """Yield the record of each line, None for one of a type that is passed over."""
         for line in lines:
-            block = parse_block(line)
+            # the first record is the header
+            block = parse_block(line) if self.records else None
             yield self._record(line) if block is None else block
 
     def _record(self, line: bytes) -> Record | CallBlock | None:
@@ -326,9 +289,9 @@ def refuse_constant(name: str) -> None:
 
 
 def _parse(line: bytes) -> Any:
-    """What a line holds; halves of surrogate pairs that stand alone are marks of what no table can hold."""
-    form = json.loads(line, parse_constant=refuse_constant)
+    """Return what a line holds; halves of surrogate pairs become marks of characters that no table can hold."""
     if _SURROGATE.search(line) is None:
-        return form
+        return msgspec.json.decode(line)
+    form = json.loads(line, parse_constant=refuse_constant)
     text = json.dumps(form, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return json.loads(text)

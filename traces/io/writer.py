@@ -9,14 +9,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, cast
 
+import msgspec
+
 from opgrip.cli.compressed_files import ByteSink, compress_to
 from opgrip.cli.output_files import abandon, create, discard, give_name
+from opgrip.traces.codec.call_blocks import CallBlock, record_of
 from opgrip.traces.codec.record_forms import to_json
-from opgrip.traces.schema.records import Header, Record
+from opgrip.traces.schema.records import Calls, Header, Record
 
 
-def encode_line(record: Record) -> bytes:
-    """A record as it stands in the file."""
+def encode_line(record: Record | CallBlock) -> bytes:
+    """Return the line of a record in the file."""
+    if isinstance(record, CallBlock):
+        record = record_of(record)
+    if isinstance(record, Calls):
+        return msgspec.json.encode(to_json(record)) + b"\n"
     line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     # lone surrogates, which file names can hold, are escaped: the file stays UTF-8
     return line.encode("utf-8", "backslashreplace") + b"\n"
@@ -64,7 +71,7 @@ class TraceWriter:
         path = None if self._file is None else Path(self._file.name)
         return path if path is not None and path.exists() else None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Record | CallBlock) -> None:
         """Add a record."""
         self.write_lines(encode_line(record))
 

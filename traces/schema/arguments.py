@@ -7,28 +7,52 @@ that names its kind.
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 
 from opgrip.errors import FormatError
+from opgrip.traces.schema.json_values import (
+    AnyValue,
+    Argument,
+    Count,
+    DeviceName,
+    Int64,
+    Json,
+    convert,
+    key_of,
+    readers,
+    writers,
+)
 from opgrip.traces.schema.limits import check_hashes
 from opgrip.traces.schema.privacy import Public, coarse, hashed
-from opgrip.traces.schema.python_objects import children, object_decoders, object_encoders, with_children
-from opgrip.traces.schema.tensor_forms import tensor_form, tensor_of
+from opgrip.traces.schema.python_objects import (
+    ArraySpec,
+    ModuleSpec,
+    NamedSpec,
+    ObjectSpec,
+    SameSpec,
+    ScalarSpec,
+    SharedSpec,
+    children,
+    with_children,
+)
 from opgrip.traces.schema.tensor_specs import (
     DTYPES,
     LAYOUTS,
+    MADE_OF,
     MEMORY_FORMATS,
-    Json,
+    AnyMadeOf,
+    AnyPart,
     TensorSpec,
-    device_name,
     map_values,
     plain_name,
-    sizes,
+    read_tensor,
     value_numbers,
 )
 
@@ -57,7 +81,7 @@ __all__ = [
 class GeneratorSpec:
     """A random number generator argument: its device and the seed that it was started from."""
 
-    device: Annotated[str, hashed("device")]
+    device: Annotated[DeviceName, hashed("device")]
     seed: Annotated[int, coarse("seed")]
 
 
@@ -74,7 +98,7 @@ class GroupSpec:
 
     name: Annotated[str, hashed("text")]
     backend: Annotated[str, hashed("backend")]
-    ranks: Public[tuple[int, ...]]
+    ranks: Public[tuple[Count, ...]]
     rank: Public[int]
 
 
@@ -93,7 +117,7 @@ class Opaque:
 
 
 def encode(value: object) -> Json:
-    """The JSON form of an argument.
+    """Return the JSON form of an argument.
 
     Raises
     ------
@@ -103,14 +127,16 @@ def encode(value: object) -> Json:
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": str(value)}
-    encoder = _ENCODERS.get(type(value))
-    if encoder is None:
+    if type(value) is list:
+        return [encode(item) for item in value]
+    kind = _KIND_BY_TYPE.get(type(value))
+    if kind is None:
         raise TypeError(f"{type(value).__name__} is not an argument that a trace can hold")
-    return encoder(value)
+    return {kind: KINDS[kind].write(value)}
 
 
 def decode(form: Json) -> Any:
-    """The argument that `encode` gave this form.
+    """Return the argument that `encode` gave this form.
 
     Raises
     ------
@@ -121,17 +147,71 @@ def decode(form: Json) -> Any:
     if isinstance(form, list):
         return [decode(item) for item in form]
     if not isinstance(form, dict) or len(form) != 1:
-        raise FormatError(f"{str(form)[:60]} is not an argument")
-    (kind, body), *_ = form.items()
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        raise FormatError(f"an argument of unknown kind {str(kind)[:60]!r}")
+        raise FormatError(f"expected an argument, got {str(form)[:60]!r}")
+    ((name, body),) = form.items()
+    kind = KINDS.get(name)
+    if kind is None:
+        raise FormatError(f"unknown kind of argument: {str(name)[:60]!r}")
     try:
-        return decoder(body)
+        return kind.read(body if kind.form is None else convert(body, kind.form, name))
     except FormatError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        raise FormatError(f"a {kind} argument that cannot be read ({error})") from error
+        raise FormatError(f"cannot read an argument of kind {name} ({error})") from error
+
+
+def fields_form(value: Any) -> dict[str, Json]:
+    """Return the JSON object of a dataclass; fields that have their default are left out if they are not `ALWAYS`."""
+    form = {}
+    for name, key, default, write in _writers(type(value)):  # type: ignore[arg-type]
+        item = getattr(value, name)
+        if item is not default and item != default:
+            form[key] = item if write is None or item is None else write(item)
+    return form
+
+
+Write = Callable[[Any], Json]
+
+
+@lru_cache(maxsize=256)
+def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
+    """Return name, JSON key, default and writer of each field; the default is `MISSING` if it is always written."""
+    hints = get_type_hints(kind)
+    writers = []
+    for field in fields(kind):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = MISSING if field.metadata.get("always") else default
+        writers.append((field.name, key_of(field), default, _writer(hints[field.name])))
+    return writers
+
+
+def _writer(hint: Any) -> Write | None:
+    """Return what makes the JSON form of values of a type; None if they are JSON already."""
+    if hint in (torch.dtype, torch.layout):
+        return plain_name
+    if is_dataclass(hint):
+        return fields_form
+    if isinstance(hint, AnyValue):
+        return lambda value: writers[hint](value)
+    inner = [argument for argument in get_args(hint) if argument not in (type(None), ...)]
+    write = _writer(inner[-1]) if inner else None
+    origin = get_origin(hint)
+    if origin is dict:
+        return None if write is None else lambda value: {key: write(item) for key, item in value.items()}
+    if origin in (list, tuple):
+        return list if write is None else lambda value: [write(item) for item in value]
+    # of several types that are not None, none needs a writer
+    return write if len(inner) == 1 else None
+
+
+def _parts_form(value: Any) -> Json:
+    """Return the form of a tensor that is part of another, or of what a tensor is made of, by its kind."""
+    name = _NAME_OF_PARTS.get(type(value))
+    return fields_form(value) if name is None else {name: fields_form(value)}
+
+
+_NAME_OF_PARTS = {kind: name for name, kind in MADE_OF.items()}
+writers |= {Argument: encode, AnyMadeOf: _parts_form, AnyPart: _parts_form}
 
 
 def leaves(value: object) -> Iterator[object]:
@@ -171,81 +251,119 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
     return map_leaves(numbered, tree)
 
 
-def _decode_tensor(body: Mapping[str, Json]) -> TensorSpec | Opaque:
-    if body["dtype"] not in DTYPES:
+class Kind(NamedTuple):
+    """A kind of argument whose JSON form is an object of one key, the name of the kind.
+
+    Attributes
+    ----------
+    form : type of the body, which `convert` checks; None if `read` does that
+    read, write : make the argument of a converted body, and the body of an argument
+    """
+
+    type: type
+    form: Any
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Json]
+
+
+def _fields_of(kind: type) -> Kind:
+    """Return a kind whose body has the fields of a dataclass."""
+    return Kind(kind, kind, lambda value: value, fields_form)
+
+
+def _only_field_of(kind: type) -> Kind:
+    """Return a kind whose body is the only field of a dataclass."""
+    ((name, hint),) = get_type_hints(kind, include_extras=True).items()
+    write = _writer(get_type_hints(kind)[name])
+    return Kind(kind, hint, kind, lambda value: write(getattr(value, name)) if write else getattr(value, name))
+
+
+def _read_tensor(body: Json) -> TensorSpec | Opaque:
+    if isinstance(body, dict) and isinstance(body.get("dtype"), str) and body["dtype"] not in DTYPES:
         return Opaque(f"{body['dtype']} tensor")
-    return tensor_of(body)
+    return read_tensor(body)
 
 
-def _decode_device(body: Json) -> torch.device | Opaque:
+def _read_device(name: str) -> torch.device | Opaque:
     try:
-        return torch.device(device_name(body))
+        return torch.device(name)
     except RuntimeError:
-        return Opaque(f"{body} device")
+        return Opaque(f"{name} device")
 
 
-def _decode_float(body: str) -> float:
-    if body not in ("nan", "inf", "-inf"):
-        raise FormatError(f"{body!r} is not one of nan, inf, -inf")
-    return float(body)
-
-
-def _decode_complex(body: list[Json]) -> complex:
-    real, imaginary = body
-    return complex(decode(real), decode(imaginary))
-
-
-def _decode_dict(body: list[Json]) -> dict[Any, Any]:
-    entries = [(decode(key), decode(item)) for key, item in body]
+def _read_dict(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
     check_hashes([key for key, _ in entries])
     return dict(entries)
 
 
-def _decode_generator(body: Mapping[str, Json]) -> GeneratorSpec:
-    return GeneratorSpec(device_name(body["device"]), int(body["seed"]))
+def _read_members(members: list[Any]) -> list[Any]:
+    check_hashes(members)
+    return members
 
 
-def _encode_group(group: GroupSpec) -> Json:
-    form = {"name": group.name, "backend": group.backend, "ranks": list(group.ranks), "rank": group.rank}
-    return {"group": form}
+def _read_array(spec: ArraySpec) -> ArraySpec:
+    if not isinstance(spec.tensor, TensorSpec):
+        raise FormatError("an array that is not a tensor")
+    return spec
 
 
-def _decode_group(body: Mapping[str, Json]) -> GroupSpec:
-    return GroupSpec(str(body["name"]), str(body["backend"]), sizes(body["ranks"]), int(body["rank"]))
+def _read_scalar(spec: ScalarSpec) -> ScalarSpec:
+    if type(spec.value) not in (bool, int, float, complex):
+        raise FormatError(f"expected a number, got {str(spec.value)[:60]!r}")
+    return spec
 
 
-_ENCODERS: dict[type, Callable[[Any], Json]] = {
-    complex: lambda value: {"complex": [encode(value.real), encode(value.imag)]},
-    list: lambda value: [encode(item) for item in value],
-    tuple: lambda value: {"tuple": [encode(item) for item in value]},
-    dict: lambda value: {"dict": [[encode(key), encode(item)] for key, item in value.items()]},
-    torch.Size: lambda value: {"size": list(value)},
-    torch.dtype: lambda value: {"dtype": plain_name(value)},
-    torch.device: lambda value: {"device": str(value)},
-    torch.layout: lambda value: {"layout": plain_name(value)},
-    torch.memory_format: lambda value: {"memory_format": plain_name(value)},
-    TensorSpec: lambda value: {"tensor": tensor_form(value)},
-    GeneratorSpec: lambda value: {"generator": {"device": value.device, "seed": value.seed}},
-    GroupSpec: _encode_group,
-    ReductionSpec: lambda value: {"reduction": value.name},
-    Opaque: lambda value: {"opaque": value.type_name},
-    **object_encoders(encode),
+def _encode_all(values: Iterable[Any]) -> list[Json]:
+    return [encode(value) for value in values]
+
+
+_ARRAY = _only_field_of(ArraySpec)
+KINDS: dict[str, Kind] = {
+    "float": Kind(float, Literal["nan", "inf", "-inf"], float, str),
+    "complex": Kind(
+        complex,
+        tuple[Argument, Argument],
+        lambda body: complex(*body),
+        lambda value: _encode_all((value.real, value.imag)),
+    ),
+    "tuple": Kind(tuple, tuple[Argument, ...], tuple, _encode_all),
+    "dict": Kind(
+        dict, list[tuple[Argument, Argument]], _read_dict, lambda value: [_encode_all(item) for item in value.items()]
+    ),
+    "size": Kind(torch.Size, tuple[Count, ...], torch.Size, list),
+    "dtype": Kind(torch.dtype, str, lambda name: DTYPES.get(name) or Opaque(f"{name} dtype"), plain_name),
+    "device": Kind(torch.device, DeviceName, _read_device, str),
+    "layout": Kind(torch.layout, str, lambda name: LAYOUTS[name], plain_name),
+    "memory_format": Kind(torch.memory_format, str, lambda name: MEMORY_FORMATS[name], plain_name),
+    "tensor": Kind(TensorSpec, None, _read_tensor, fields_form),
+    "generator": _fields_of(GeneratorSpec),
+    "group": _fields_of(GroupSpec),
+    "reduction": _only_field_of(ReductionSpec),
+    "opaque": _only_field_of(Opaque),
+    "object": _fields_of(ObjectSpec),
+    "module": _fields_of(ModuleSpec),
+    "numpy": _ARRAY._replace(read=lambda body: _read_array(ArraySpec(body))),
+    "numpy_scalar": _fields_of(ScalarSpec)._replace(read=_read_scalar),
+    "named": _only_field_of(NamedSpec),
+    "shared": _fields_of(SharedSpec),
+    "same": _only_field_of(SameSpec),
+    "set": Kind(set, list[Argument], lambda body: set(_read_members(body)), _encode_all),
+    "frozenset": Kind(frozenset, list[Argument], lambda body: frozenset(_read_members(body)), _encode_all),
+    "slice": Kind(
+        slice,
+        tuple[int | None, int | None, int | None],
+        lambda body: slice(*body),
+        lambda value: _encode_all((value.start, value.stop, value.step)),
+    ),
+    "range": Kind(
+        range,
+        tuple[Int64, Int64, Int64],
+        lambda body: range(*body),
+        lambda value: [value.start, value.stop, value.step],
+    ),
+    "bytes": Kind(bytes, bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
+    "ellipsis": Kind(type(...), bool, lambda body: ..., lambda value: True),
 }
-
-_DECODERS: dict[str, Callable[[Any], Any]] = {
-    "float": _decode_float,
-    "complex": _decode_complex,
-    "tuple": lambda body: tuple(decode(item) for item in body),
-    "dict": _decode_dict,
-    "size": lambda body: torch.Size(sizes(body)),
-    "dtype": lambda body: DTYPES.get(body) or Opaque(f"{body} dtype"),
-    "device": _decode_device,
-    "layout": lambda body: LAYOUTS[body],
-    "memory_format": lambda body: MEMORY_FORMATS[body],
-    "tensor": _decode_tensor,
-    "generator": _decode_generator,
-    "group": _decode_group,
-    "reduction": lambda body: ReductionSpec(str(body)),
-    "opaque": lambda body: Opaque(str(body)),
-    **object_decoders(decode),
-}
+"""Kinds of arguments that JSON has no form of its own for, by name."""
+_KIND_BY_TYPE = {kind.type: name for name, kind in KINDS.items()}
+readers[Argument] = decode

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from msgspec import Meta
+
+from opgrip.traces.schema.arguments import Opaque
+from opgrip.traces.schema.json_values import ALWAYS, ID, AnyValue, Argument, Count, Int64, Name, Share, TensorKey
 from opgrip.traces.schema.privacy import (
     ACCELERATOR,
     CONTEXT_SETTINGS,
@@ -64,13 +67,13 @@ class Signature:
     raised : the error that the first call ended in, in one line; None where it returned
     """
 
-    number: Public[int]
-    kind: Annotated[str, public("kind")]
-    op: Annotated[str, hashed("operator")]
-    args: Annotated[tuple[Any, ...], NESTED]
-    kwargs: Annotated[dict[str, Any], NESTED]
-    outputs: Annotated[Any, NESTED] = Opaque("not recorded")  # noqa: RUF009 - frozen
-    raised: Annotated[str | None, hashed("error")] = None
+    number: Public[Count] = field(metadata=ID)
+    kind: Annotated[str, Meta(pattern=f"^({'|'.join(KINDS)})\\Z"), public("kind")]
+    op: Annotated[Name, hashed("operator")]
+    args: Annotated[tuple[Argument, ...], NESTED]
+    kwargs: Annotated[dict[Name, Argument], NESTED] = field(default_factory=dict)
+    outputs: Annotated[Argument, NESTED] = field(default=Opaque("not recorded"), metadata=ALWAYS)
+    raised: Annotated[Name | None, hashed("error")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,11 @@ class Observed:
         in this memory, as another thread may have called meanwhile; None where it took no tensor
     """
 
-    signature: Public[int]
-    values: Annotated[list[int | None], NESTED]
-    outputs: Annotated[Any, NESTED]
-    since_ns: Public[int | None] = None
-    storage: Public[int | None] = None
+    signature: Public[Int64]
+    values: Annotated[list[Int64 | None], NESTED]
+    outputs: Annotated[Argument, NESTED]
+    since_ns: Public[Int64 | None] = None
+    storage: Public[Int64 | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +120,17 @@ class Scope:
     forward : number of the scope of the forward calls that caused these calls of a backward pass
     """
 
-    number: Public[int]
-    module: Annotated[str, hashed("module")]
-    module_type: Annotated[str, hashed("class")]
-    phase: Annotated[str, public("phase")]
-    inside: Annotated[str | None, hashed("operator")] = None
-    function: Annotated[str, hashed("function")] = ""
-    file: Annotated[str, hashed("file")] = ""
-    line: Annotated[int, hashed("line")] = 0
-    callers: Annotated[tuple[str, ...], hashed("caller")] = ()
-    context: Public[int | None] = None
-    forward: Public[int | None] = None
+    number: Public[Count] = field(metadata=ID)
+    module: Annotated[Name, hashed("module")]
+    module_type: Annotated[Name, hashed("class")]
+    phase: Annotated[Name, public("phase")]
+    inside: Annotated[Name | None, hashed("operator")] = None
+    function: Annotated[Name, hashed("function")] = ""
+    file: Annotated[Name, hashed("file")] = ""
+    line: Annotated[Int64, hashed("line")] = 0
+    callers: Annotated[tuple[Name, ...], hashed("caller")] = ()
+    context: Public[Int64 | None] = None
+    forward: Public[Int64 | None] = None
     gripped: Public[bool] = False
 
 
@@ -144,19 +147,19 @@ class Effects:
     random_state : torch's CPU generator before the call, (N,) uint8, where the call drew from it
     """
 
-    signature: Public[int]
-    operators: Public[int]
-    operator_ns: Public[int]
-    after: Annotated[tuple[tuple[Any, ...], dict[str, Any]] | None, NESTED] = None
-    random_state: Annotated[TensorSpec | None, DROPPED] = None
+    signature: Public[Int64]
+    operators: Public[Int64]
+    operator_ns: Public[Count]
+    after: Annotated[Argument, NESTED] = None
+    random_state: Annotated[Argument, DROPPED] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """Settings that change how operators run: gradient and inference mode, autocast, threads and the like."""
 
-    number: Public[int]
-    settings: Annotated[dict[str, Any], table(CONTEXT_SETTINGS)]
+    number: Public[Count] = field(metadata=ID)
+    settings: Annotated[dict[str, bool | int | float | str | None], table(CONTEXT_SETTINGS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +171,9 @@ class Values:
     tensor : key of the values themselves in the file beside the trace, None where they were not kept
     """
 
-    number: Annotated[int, NESTED]
+    number: Annotated[Count, NESTED] = field(metadata=ID)
     model: Annotated[ValueModel, NESTED]
-    tensor: Annotated[str | None, DROPPED] = None
+    tensor: Annotated[TensorKey | None, DROPPED] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +185,9 @@ class Thread:
     process : number of its process, in a trace that was merged from those of several; None in others
     """
 
-    number: Public[int]
-    name: Annotated[str, hashed("thread")]
-    process: Public[int | None] = None
+    number: Public[Count] = field(metadata=ID)
+    name: Annotated[Name, hashed("thread")]
+    process: Public[Int64 | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,19 +214,19 @@ class Calls:
         machine, and an estimate of how much longer; they are among those that are perturbed
     """
 
-    thread: Public[int]
-    signature: Public[list[int]]
-    scope: Public[list[int]]
-    start_ns: Public[list[int]]
-    duration_ns: Public[list[int]]
-    tensors: Public[list[int]] = field(default_factory=list)
-    storages: Public[list[int]] = field(default_factory=list)
-    newest: Public[int] = -1
-    device_ns: Public[list[int]] = field(default_factory=list)
-    page_faults: Public[list[tuple[int, int]]] = field(default_factory=list)
-    streams: Public[list[int]] = field(default_factory=list)
-    perturbed: Public[list[tuple[int, int]]] = field(default_factory=list)
-    slow_memory: Public[list[tuple[int, int]]] = field(default_factory=list)
+    thread: Public[Int64]
+    signature: Public[list[Int64]]
+    scope: Public[list[Int64]]
+    start_ns: Public[list[Int64]]
+    duration_ns: Public[list[Int64]]
+    tensors: Public[list[Int64]] = field(default_factory=list)
+    storages: Public[list[Int64]] = field(default_factory=list)
+    newest: Public[Int64] = -1
+    device_ns: Public[list[Int64]] = field(default_factory=list)
+    page_faults: Public[list[tuple[Count, Count]]] = field(default_factory=list)
+    streams: Public[list[Int64]] = field(default_factory=list)
+    perturbed: Public[list[tuple[Count, Count]]] = field(default_factory=list)
+    slow_memory: Public[list[tuple[Count, Count]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +239,9 @@ class DeviceTimes:
     device_ns : of this call and those that follow it, as `Calls` has it
     """
 
-    thread: Public[int]
-    first: Public[int]
-    device_ns: Public[list[int]]
+    thread: Public[Int64]
+    first: Public[Count]
+    device_ns: Public[list[Int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +254,18 @@ class Kernels:
     launches, device_ns : how often each ran, and for how long in all
     """
 
-    signature: Public[int]
-    names: Annotated[list[str], hashed("kernel")]
-    launches: Public[list[int]]
-    device_ns: Public[list[int]]
+    signature: Public[Int64]
+    names: Annotated[list[Name], hashed("kernel")]
+    launches: Public[list[Count]]
+    device_ns: Public[list[Count]]
+
+
+if TYPE_CHECKING:
+    OpenedSignature: TypeAlias = Signature
+else:
+
+    class OpenedSignature(metaclass=AnyValue):
+        """A signature within a record: keys of dataclasses are renamed one object at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,20 +279,20 @@ class Entered:
     opened : what was known of the signature, where none had
     """
 
-    thread: Public[int]
-    start_ns: Public[int]
-    scope: Public[int]
-    signature: Public[int]
-    opened: Annotated[Signature | None, NESTED] = None
+    thread: Public[Int64]
+    start_ns: Public[Int64]
+    scope: Public[Int64]
+    signature: Public[Int64]
+    opened: Annotated[OpenedSignature | None, NESTED] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """What could not be recorded, by operator and reason."""
 
-    op: Annotated[str, hashed("operator")]
-    reason: Annotated[str, hashed("reason")]
-    count: Public[int]
+    op: Annotated[Name, hashed("operator")]
+    reason: Annotated[Name, hashed("reason")]
+    count: Public[Int64]
 
 
 def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
@@ -314,19 +325,19 @@ class End:
         showed that and the header does not say how many steps there are
     """
 
-    calls: Public[int]
-    signatures: Public[int]
-    duration_ns: Public[int]
-    dropped: Annotated[list[Dropped], NESTED] = field(default_factory=list)
-    passed_by: Annotated[list[Dropped], NESTED] = field(default_factory=list)
-    without_values: Annotated[list[Dropped], NESTED] = field(default_factory=list)
-    stopped: Annotated[str | None, hashed("limit")] = None
-    devices: Annotated[dict[str, str], table(DEVICE_NAMES)] = field(default_factory=dict)
-    accelerator: Annotated[dict[str, Any], table(ACCELERATOR)] = field(default_factory=dict)
-    before: Public[int | None] = None
-    thinned: Annotated[dict[str, int], table(THINNED_COUNTS)] = field(default_factory=dict)
-    contended: Public[float] = 0.0
-    step_starts_ns: Public[list[int]] = field(default_factory=list)
+    calls: Public[Int64]
+    signatures: Public[Int64]
+    duration_ns: Public[Count]
+    dropped: Annotated[list[Dropped], NESTED] = field(default_factory=list, metadata=ALWAYS)
+    passed_by: Annotated[list[Dropped], NESTED] = field(default_factory=list, metadata=ALWAYS)
+    without_values: Annotated[list[Dropped], NESTED] = field(default_factory=list, metadata=ALWAYS)
+    stopped: Annotated[Name | None, hashed("limit")] = None
+    devices: Annotated[dict[Name, Name], table(DEVICE_NAMES)] = field(default_factory=dict)
+    accelerator: Annotated[dict[Name, Any], table(ACCELERATOR)] = field(default_factory=dict)
+    before: Public[Int64 | None] = None
+    thinned: Annotated[dict[Name, Int64], table(THINNED_COUNTS)] = field(default_factory=dict)
+    contended: Public[Share] = 0.0
+    step_starts_ns: Public[list[Count]] = field(default_factory=list)
 
 
 Record: TypeAlias = (

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.errors import UserError
-from opgrip.traces.codec.call_blocks import CallBlock, perturbed_flags
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
 from opgrip.traces.schema.records import DeviceTimes
 
 

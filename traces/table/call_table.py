@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.codec.call_blocks import CallBlock, perturbed_flags
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
 from opgrip.traces.schema.records import FUNCTION, Kernels, Scope, Signature, Thread
 from opgrip.traces.table.accelerators import device_of
 from opgrip.traces.table.call_source import by_call, concatenated, or_all

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.codec.call_blocks import CallBlock, perturbed_flags
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
 from opgrip.traces.table.call_source import by_call, or_all
 from opgrip.traces.table.call_table import Names, named_columns
 from opgrip.traces.table.weighted_quantiles import COUNT, unperturbed_ns

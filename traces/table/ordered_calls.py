@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.traces.codec.call_blocks import CallBlock
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import CallBlock, Integers
 from opgrip.traces.table.call_source import CallSource, selected
 from opgrip.traces.table.call_table import concatenated_columns
 

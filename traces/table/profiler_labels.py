@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.cli.plural import STEP
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.records import FUNCTION, Signature
 
 MARKS = "profiler."

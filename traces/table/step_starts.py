@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.traces.codec.call_blocks import CallBlock, block_of
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import CallBlock, Integers, block_of
 from opgrip.traces.schema.records import Calls, End, Entered, Header, Record, Signature, Thread
 from opgrip.traces.table.call_source import NumberSet
 from opgrip.traces.table.profiler_labels import is_mark

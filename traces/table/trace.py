@@ -16,8 +16,7 @@ from opgrip.cli.plural import counted
 from opgrip.display.figure_style import in_style
 from opgrip.display.html_fragments import as_html
 from opgrip.errors import UserError
-from opgrip.traces.codec.call_blocks import CallBlock
-from opgrip.traces.codec.integer_text import Integers
+from opgrip.traces.codec.call_blocks import CallBlock, Integers
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import files_beside
 from opgrip.traces.schema.records import (

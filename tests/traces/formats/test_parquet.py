@@ -205,7 +205,7 @@ def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.
         ({"records": "nonsense"}, "cannot be read"),
         ({"start_ns": None}, "without a time"),
         ({"signature": None}, "whole number"),
-        ({"duration_ns": -5}, "less than no time"),
+        ({"duration_ns": -5}, "negative duration"),
     ],
 )
 def test_columns_that_do_not_go_together_are_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:

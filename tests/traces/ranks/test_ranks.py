@@ -19,7 +19,7 @@ from opgrip.traces.analysis.ranks.alignment import thinned
 from opgrip.traces.analysis.ranks.operators import collective_of
 from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
 from opgrip.traces.analysis.ranks.waits import find_waits
-from opgrip.traces.codec.call_blocks import CallBlock, block_of, encode_block
+from opgrip.traces.codec.call_blocks import CallBlock, block_of
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Signature
@@ -230,7 +230,7 @@ def test_a_block_of_columns_is_written_as_its_record_is(data: st.DataObject) -> 
         *(tensors, storages, data.draw(st.integers(-1, 5_000)), data.draw(st.just([]) | st.just(column(integers)))),
         *(pairs, data.draw(st.just([]) | st.just(column(st.integers(0, 2)))), pairs[:1]),
     )
-    assert encode_block(block_of(record)) == encode_line(record)
+    assert encode_line(block_of(record)) == encode_line(record)
 
 
 def test_processes_that_a_trace_makes_up_are_no_ranks(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from opgrip.cli.output_files import whole_file
 from opgrip.errors import UserError
 from opgrip.traces.analysis.call_outline import call_outline
 from opgrip.traces.codec.case_identity import key_of_case
-from opgrip.traces.codec.json_values import check_finite, elapsed_ns, integer, text
 from opgrip.traces.schema.arguments import FormatError, TensorSpec, tensors
+from opgrip.traces.schema.json_values import check_finite, elapsed_ns, integer, text
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.profiler_labels import STEP_LABEL, own_calls
 from opgrip.traces.table.step_starts import reported_starts

@@ -21,8 +21,8 @@ from opgrip.traces.analysis.ranks.meetings import Meetings, match
 from opgrip.traces.analysis.ranks.operators import FROM_ROOT, TO_ROOT
 from opgrip.traces.analysis.ranks.scan import UNKNOWN, Events, Scan, SignatureKinds
 from opgrip.traces.codec.call_blocks import CallBlock
-from opgrip.traces.codec.json_values import LATEST_NS
 from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.records import Signature
 
 Integers = NDArray[np.int64]

@@ -9,7 +9,7 @@ from opgrip.errors import UserError
 from opgrip.traces.analysis.redaction.policy import Policy
 from opgrip.traces.analysis.redaction.redaction import Redaction
 from opgrip.traces.analysis.redaction.report import Report
-from opgrip.traces.codec.call_blocks import CallBlock, encode_block
+from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
@@ -72,7 +72,7 @@ def redact(
         for record in reader.columns():
             if isinstance(record, CallBlock):
                 assert writer is not None
-                writer.write_lines(encode_block(record))
+                writer.write(record)
                 calls += len(record)
                 continue
             if isinstance(record, Header):

@@ -27,7 +27,8 @@ from opgrip.traces.formats.nodes.node import (
 )
 from opgrip.traces.formats.schema_text import pieces
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, map_leaves
-from opgrip.traces.schema.tensor_specs import DTYPES, LIMIT, contiguous, device_name, plain_name, sizes
+from opgrip.traces.schema.json_values import LIMIT, device_name, sizes
+from opgrip.traces.schema.tensor_specs import DTYPES, contiguous, plain_name
 
 NO_STRIDES = "strides: files before schema 1.1.1 have none but those of views, so other tensors are contiguous"
 PLACEHOLDER = re.compile(r"<(\w+)>")

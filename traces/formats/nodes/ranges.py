@@ -9,8 +9,8 @@ import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.limits import check_nesting
-from opgrip.traces.schema.tensor_specs import LIMIT
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.exact import Exact

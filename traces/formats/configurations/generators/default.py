@@ -17,8 +17,9 @@ import torch
 from opgrip.errors import FormatError
 from opgrip.traces.formats.configurations.generators.generator import Arguments, Draw, generators
 from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.json_values import device_name
 from opgrip.traces.schema.limits import NAME_LENGTH
-from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous, device_name
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.floats import Floats

@@ -1,0 +1,183 @@
+"""Values of JSON: the types that declarations of records use, and how untrusted values are converted to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, is_dataclass
+from functools import lru_cache
+from sys import float_info
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from opgrip.errors import FormatError
+from opgrip.traces.schema.limits import NAME_LENGTH
+
+Json: TypeAlias = Any
+
+LIMIT = 1 << 63
+"""Bound of the integers in a trace."""
+LATEST_NS = 1 << 62
+"""Bound of when calls start and end: differences of two such times fit in 64 bits."""
+
+Int64: TypeAlias = Annotated[int, Meta(ge=-LIMIT, le=LIMIT - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=LIMIT - 1)]
+"""An integer from 0 on: a count, a number of a record, a size or a duration in ns."""
+Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+TensorKey: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
+"""The key of a tensor in a file of whole values."""
+DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z")]
+"""A device's name, not checked against this torch: a trace of a device that this machine lacks still loads."""
+
+
+class AnyValue(type):
+    """Metaclass of types whose values are converted by a function in `readers`, to values of any type."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+if TYPE_CHECKING:
+    Argument: TypeAlias = Any
+else:
+
+    class Argument(metaclass=AnyValue):
+        """A value that an operator takes; `arguments.encode` makes its JSON form."""
+
+
+ID: Mapping[str, str] = {"key": "id"}
+CLASS: Mapping[str, str] = {"key": "class"}
+"""Metadata of a field whose key in JSON is not its name."""
+ALWAYS: Mapping[str, bool] = {"always": True}
+"""Metadata of a field that is written even where it has its default."""
+
+readers: dict[Any, Callable[[Any], Any]] = {}
+"""Functions that read types which msgspec does not know, such as `torch.dtype`, by type."""
+writers: dict[Any, Callable[[Any], Any]] = {}
+"""Functions that write types of the metaclass `AnyValue`, by type."""
+
+_PLAIN_TYPES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_MESSAGE = re.compile(r"(?s)(.*?)(?: - at `(?:key in )?\$(.*?)`)?$")
+_EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)")
+
+
+def convert(value: Json, kind: Any, place: str = "") -> Any:
+    """Return the value of a type from what `msgspec.json.decode` or `json.loads` made of it.
+
+    Dataclasses are made from objects by the keys that their fields have in JSON; other keys are passed over.
+
+    Raises
+    ------
+    FormatError : for a value that the type does not allow, such as "expected a 64-bit integer, got 'x'"
+    """
+    body = rename_keys(value, kind) if isinstance(value, dict) else value
+    try:
+        return msgspec.convert(body, kind, dec_hook=_read)
+    except msgspec.ValidationError as error:
+        raise FormatError(_plain_message(str(error), value, place)) from error
+
+
+def _read(kind: Any, value: Json) -> Any:
+    return readers[kind](value)
+
+
+def _plain_message(message: str, value: Json, place: str) -> str:
+    """Return msgspec's message in plain English, with the offending value where its path leads to one."""
+    text, path = _MESSAGE.fullmatch(message).groups()  # type: ignore[union-attr]
+    steps = re.findall(r"[^.\[\]]+", path or "")
+    for step in steps:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+    if expected := _EXPECTED.fullmatch(text):
+        names, bound = expected.groups()
+        if str(LIMIT - 1) in bound or str(LIMIT) in bound or names == "int":
+            plain = "a 64-bit integer" if ">= 0" not in bound else "an integer from 0 on"
+        else:
+            plain = " or ".join(_PLAIN_TYPES.get(name, name) for name in names.split(" | "))
+            plain += bound.replace(", got", "; its length is")
+        text = f"expected {plain}, got {str(value)[:60]!r}"
+    else:
+        text = text.replace("Object missing required field `", "missing field `").replace("`", "'")
+    where = ".".join(filter(None, (place, *steps)))
+    return f"{where}: {text}" if where else text
+
+
+@lru_cache(maxsize=256)
+def json_keys(kind: Any) -> dict[str, str]:
+    """Return the field names of a dataclass by their keys in JSON; an empty mapping for another type."""
+    return {key_of(field): field.name for field in fields(kind)} if is_dataclass(kind) else {}
+
+
+def key_of(field: Field[Any]) -> str:
+    """Return the key that a field of a dataclass has in JSON."""
+    return str(field.metadata.get("key", field.name))
+
+
+@lru_cache(maxsize=256)
+def _has_other_keys(kind: Any) -> bool:
+    return any(key != name for key, name in json_keys(kind).items())
+
+
+def rename_keys(form: Mapping[str, Json], kind: Any) -> Mapping[str, Json]:
+    """Return an object of JSON by the names of a dataclass's fields."""
+    if not _has_other_keys(kind):
+        return form
+    names = json_keys(kind)
+    return {names[key]: item for key, item in form.items() if key in names}
+
+
+def check_finite(tree: Json) -> None:
+    """Raise `FormatError` for integers that are too large for a float: no file can hold, and no code use them."""
+    level = [tree]
+    while level:
+        item = level.pop()
+        if isinstance(item, dict | list):
+            level += item.values() if isinstance(item, dict) else item
+        elif isinstance(item, int | float) and not -float_info.max <= item <= float_info.max:
+            raise FormatError("a number that no float holds")
+
+
+def integer(value: Json) -> int:
+    """Return a 64-bit integer, or raise `FormatError`."""
+    if type(value) is not int or not -LIMIT <= value < LIMIT:
+        raise FormatError(f"expected a 64-bit integer, got {str(value)[:60]!r}")
+    return value
+
+
+def elapsed_ns(value: Json) -> int:
+    """Return a duration in ns, which is an integer from 0 on, or raise `FormatError`."""
+    return int(convert(value, Count))
+
+
+def integers(value: Json) -> list[int]:
+    """Return a list of 64-bit integers, or raise `FormatError`."""
+    return list(convert(value, list[Int64]))
+
+
+def text(value: Json) -> str:
+    """Return a string that is short enough for a name, or raise `FormatError`."""
+    return str(convert(value, Name))
+
+
+def sizes(value: Json) -> tuple[int, ...]:
+    """Return a list of sizes as a tuple, or raise `FormatError`."""
+    result: tuple[int, ...] = convert(value, tuple[Count, ...])
+    return result
+
+
+def device_name(value: Json) -> str:
+    """Return the name of a device, or raise `FormatError`."""
+    return str(convert(value, DeviceName))
