@@ -1,4 +1,4 @@
-"""Makes of a call what runs it under a mode, and keeps what compilers made for a later run."""
+"""Make the program that runs a call under a mode, and keep what compilers made for later runs."""
 
 from __future__ import annotations
 
@@ -31,53 +31,41 @@ from opgrip.traces.schema.arguments import leaves, numbers_of, with_numbers
 
 
 class ProgramSettings(Protocol):
-    """What programs are made by."""
-
     @property
-    def device(self) -> str:
-        """Where they run."""
+    def device(self) -> str: ...
 
     @property
     def store(self) -> str | None:
-        """Folder for what compilers made; None to keep nothing."""
+        """Folder for compiled programs, or None."""
 
     @property
-    def tuning(self) -> Tuning:
-        """How long a compiler may search."""
+    def tuning(self) -> Tuning: ...
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of floating-point tensors; None for the recorded one."""
+        """Dtype to cast floating-point tensors to, or None."""
 
     @property
-    def by_clock_of_device(self) -> bool:
-        """Whether they are timed by the device's own clock, on torch's streams."""
+    def by_clock_of_device(self) -> bool: ...
 
-    def wants_grad(self, case: Case) -> bool:
-        """Whether a case's calls make a graph."""
+    def wants_grad(self, case: Case) -> bool: ...
 
-    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
-        """The settings of torch that a case runs under."""
+    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]: ...
 
 
 PARTIAL = ".partial-"
-"""Beginning of the names of folders that are not whole yet; the number of their process follows."""
+"""Prefix of folders that are not complete; the process number follows."""
 
 
 def make_program(
     operator: Operator, examples: Sequence[Arguments], way: Way, settings: ProgramSettings, key: str | None, grad: bool
 ) -> Program:
-    """A call under a mode.
+    """Make the program of a call under a mode.
 
-    Parameters
-    ----------
-    examples : arguments of the call, and of others of its signature, which the mode may write into
-    key : of what is kept of it for a later run; None to keep nothing
-    grad : whether gradients of its results are asked for
-
-    Raises
-    ------
-    Unsupported : where the mode does not run on the device, or its compiler refuses the call
+    examples : arguments of the call and of others of its signature, which the mode may write into
+    key : of what is kept for a later run; None to keep nothing
+    grad : whether gradients of its results are needed
+    Raises `Unsupported` if the mode does not run on the device, or its compiler refuses the call.
     """
     mode, argument = find_mode(way.mode)
     kind = torch.device(settings.device).type
@@ -115,10 +103,7 @@ def make_program(
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, Results]:
-    """What one run gives: as the program gives it, and as tensors of torch.
-
-    The tensors are those that the program gave or wrote into, not copies.
-    """
+    """Run once; return the result as the program gives it, and as tensors of torch, which are not copied."""
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
@@ -127,7 +112,7 @@ def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """A program as a function that takes a call's arguments, and writes into them where the call does."""
+    """Return a program as a function of a call's arguments, which writes into them where the call does."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _, results = run_program(program, (args, kwargs), mutates)
@@ -141,7 +126,7 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 @contextmanager
 def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
-    """The folder of that key. What is in it when the block has ended well is there in a later run, or all that was."""
+    """Yield a folder of this key. Its files are kept for a later run if the block ends without an error."""
     if store is None or key is None:
         yield None
         return
@@ -161,7 +146,7 @@ def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
 
 
 def remove_partial(store: str | None) -> None:
-    """Remove the folders of processes that have ended before what they made was whole."""
+    """Remove the folders that ended processes left incomplete."""
     for partial in () if store is None else Path(store).glob(f"*/{PARTIAL}*"):
         pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
         try:
@@ -173,7 +158,7 @@ def remove_partial(store: str | None) -> None:
 
 
 def key_of(case: Case, way: Way, settings: ProgramSettings) -> str | None:
-    """What programs that can stand for each other have in common; None where that cannot be told."""
+    """Return the key of interchangeable programs; None if unknown."""
     if settings.store is None or way.mode == EAGER:
         return None
     mode, _ = find_mode(way.mode)
@@ -208,7 +193,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def check_gradients(operator: Operator, arguments: Arguments) -> None:
-    """Raise `Unsupported` where a call has no gradients."""
+    """Raise `Unsupported` if a call has no gradients."""
     if operator.mutates:
         raise Unsupported("a call that writes into its arguments has no backward of its own")
     args, kwargs = arguments
@@ -222,14 +207,13 @@ def check_gradients(operator: Operator, arguments: Arguments) -> None:
 
 
 def _why_none_wants(arguments: Arguments) -> str:
-    """Return why no argument wants a gradient."""
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(list(arguments))):
         return "none of its arguments required a gradient"
     return "not differentiable: none of its arguments is a floating-point tensor"
 
 
 def with_backward(program: Program) -> Function:
-    """A function that runs a program forward and gives the gradients of the arguments that want one."""
+    """Return a function that runs a program forward and returns the gradients."""
     enter = graph_of(program)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -239,7 +223,7 @@ def with_backward(program: Program) -> Function:
 
 
 def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
-    """What makes of a call's arguments those of `gradients`: it runs the program forward."""
+    """Return what runs the program forward and makes the arguments of `gradients`."""
 
     def enter(arguments: Arguments) -> Arguments:
         _, results = run_program(program, arguments, mutates=False)
@@ -250,16 +234,14 @@ def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
 
 
 def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
-    """The gradients of the tensors that want one; None for those that have none."""
+    """Return the gradients of the tensors that require one; None for those without."""
     return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
-    """The gradients of a call as a graph of operators without autograd, and what it takes: saved tensors, and ones.
+    """Return the gradients of a call as a graph of operators without autograd, and its inputs: saved tensors and ones.
 
-    Raises
-    ------
-    Unsupported : where AOTAutograd makes no such graph
+    Raises `Unsupported` if AOTAutograd makes no such graph.
     """
     call = TensorCall(Task(operator.function, *arguments))
 
@@ -283,10 +265,10 @@ def _with_graph(outputs: Any) -> list[torch.Tensor]:
 
 
 def _incoming(output: torch.Tensor) -> torch.Tensor:
-    """Return the gradient that comes into a result: powers of two that vary along each dimension.
+    """Return the gradient of a result: powers of two that vary along each dimension.
 
-    Of ones, the gradients of softmax and of norms are zero whatever computes them. Powers of two add up exactly, in any
-    order, as ones do.
+    With ones, the gradients of softmax and of norms are zero, whatever computes them. Powers of two add up exactly in
+    any order, as ones do.
     """
     gradient = torch.ones_like(output)
     if output.layout is torch.strided and not output.is_nested:

@@ -1,4 +1,4 @@
-"""What is added to rows. An analysis is a file or folder here, or an entry point `opgrip.analyses` of a package."""
+"""Analyses that add to rows. An analysis is a file or folder here, or an entry point `opgrip.analyses`."""
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses, in_order
 

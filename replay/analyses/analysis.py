@@ -1,4 +1,4 @@
-"""What an analysis is: it adds to the rows of a replay what it finds out of them, or by running their cases again."""
+"""The interface of an analysis: it adds to the rows of a replay, from them or by running their cases again."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 class Session:
     """The replay that an analysis adds to.
 
-    Attributes
-    ----------
-    output : the file that the results go to; None where they go to none
-    may_replace : whether what is written may exist already
-    resume : go on with what an interrupted run left beside the output
-    may_fork : whether this process has run nothing of torch yet, and forks of it can
+    output : file of the results, or None
+    may_replace : whether existing files may be replaced
+    resume : continue what an interrupted run left
+    may_fork : whether this process has not run torch yet and can be forked
     """
 
     job: Job
@@ -42,17 +40,15 @@ class Session:
 
     @property
     def timeout_s(self) -> float:
-        """Of one run."""
         return self.job.plan.limits.timeout
 
     @property
     def device(self) -> str:
-        """That the cases run on."""
         return self.loaded.settings.device
 
     @property
     def base(self) -> Path:
-        """The output, or a file of the trace's name where there is none."""
+        """The output, or a file named after the trace."""
         if self.output is not None:
             return self.output
         # it loads torch, and this file is loaded to show the help
@@ -62,26 +58,21 @@ class Session:
         return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
-        """Tell that the rows' cases run once more, while the block runs."""
+        """Report that the rows' cases run once more while the block runs."""
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def check_one_cache(self, profiler: str) -> None:
-        """Raise `UserError` where rows differ in what caches hold, which a profiler's ranges do not tell."""
+        """Raise `UserError` if rows differ in cache state, which a profiler's ranges do not show."""
         if len(self.job.plan.timing.caches) > 1:
             raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
 
     def check_one_device(self, profiler: str) -> None:
-        """Raise `UserError` where the cases are spread over devices, of whose processes a profiler's report has one."""
+        """Raise `UserError` if cases are spread over devices: a profiler's report covers one process."""
         if self.job.plan.inputs.is_spread:
             raise UserError(f"{profiler} watches one device", "name one with --device")
 
     def beside(self, suffix: str) -> Path:
-        """`base` with another suffix.
-
-        Raises
-        ------
-        UserError : where it exists and must not
-        """
+        """Return `base` with another suffix; raise `UserError` if it exists and must not."""
         path = self.base.with_suffix(suffix)
         check_writable(path, self.may_replace)
         return path
@@ -89,24 +80,20 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of an analysis that is there wherever it has something to say."""
+    """Options of an analysis that needs none."""
 
 
 class Analysis:
-    """One analysis of a replay. It is made before any case runs, so that what it lacks is said first.
+    """One analysis of a replay, made before any case runs, so that what it lacks is reported first.
 
-    A class below this one stands in a file or folder here, or in a module that an entry point `opgrip.analyses` names,
-    and enters itself by `@analyses.register(NAME)`.
-
-    Attributes
-    ----------
-    options : the class of its options
-    columns : the class of its columns; None where it adds none
-    counts_work : whether it needs to know what the operators of units and samples do
-    place : among the analyses, which run by it: those that fork this process first, those that run torch in it last
-    prints_partial : whether it can print what it has of the rows of an interrupted replay too
-    saw_all : whether it saw all that it should, so that there is nothing to go on with
-    header : what files say besides where the rows come from
+    A subclass is in a file or folder here, or in a module that an entry point `opgrip.analyses` names, and registers
+    itself by `@analyses.register(NAME)`.
+    columns : class of its columns, or None
+    counts_work : whether it needs the work of operators in subgraphs and samples
+    place : analyses run in this order: those that fork this process first, those that run torch in it last
+    prints_partial : whether it can print for an interrupted replay
+    saw_all : False if there is something left for `--resume`
+    header : additions to the header of result files
     """
 
     options: ClassVar[type]
@@ -122,36 +109,33 @@ class Analysis:
 
     @classmethod
     def is_requested(cls, options: Any) -> bool:
-        """Whether the options ask for it; raises `UserError` where they do not go together."""
+        """Return True if the options ask for it; raise `UserError` if they contradict each other."""
         raise NotImplementedError
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """The rows with what it adds to them, as they are where that is nothing; raises `UserError` where it fails."""
+        """Return the rows with additions; raise `UserError` if it fails."""
         return list(rows)
 
     def finish(self) -> None:
-        """Remove what it kept to go on with: the results are written, and it saw all."""
+        """Remove what it kept for resuming, once the results are written."""
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print what it has for people besides its columns of the table."""
+        """Print what it has besides its columns."""
 
 
 class UnaskedAnalysis(Analysis):
-    """One that only prints, of whatever rows there are, and needs no option."""
+    """An analysis that only prints and needs no option."""
 
     options = NoOptions
     prints_partial = True
 
     @classmethod
     def is_requested(cls, options: Any) -> bool:
-        """Always."""
         return True
 
 
 analyses: Registry[type[Analysis]] = Registry("opgrip.replay.analyses", "opgrip.analyses")
-"""Analyses by name."""
 
 
 def in_order() -> list[type[Analysis]]:
-    """The analyses in the order in which they run."""
     return sorted(analyses.values(), key=lambda analysis: analysis.place)

@@ -63,20 +63,20 @@ class NsysColumns(Columns):
 
 @dataclass(slots=True)
 class Run:
-    """A timed run of a row, or a phase around one, and the work on devices that was launched in it."""
+    """A timed run of a row, or a phase around one, with the device work launched in it."""
 
     span: Span
     work: list[Work] = field(default_factory=list)
 
 
 DELAY_KERNEL = "spin_kernel"
-"""Of torch, which keeps the device busy before a run that its own clock times."""
+"""Kernel of torch that keeps the device busy before a run that its own clock times."""
 Runs = dict[Key, list[Run]]
-"""What a profiler saw of the timed runs of each row."""
+"""Timed runs by row."""
 
 
 def joined(report: Report) -> tuple[Runs, int]:
-    """What was seen of each row; and how much of the work on devices was launched in no range of ours."""
+    """Return the runs of each row, and how much device work was launched outside our ranges."""
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[Run]] = defaultdict(list)
     for span in report.spans:
@@ -102,7 +102,7 @@ def joined(report: Report) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[Report]) -> tuple[Runs, int]:
-    """The same of several reports, in each of which time begins anew."""
+    """Return the same for several reports, each with its own time base."""
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
     for report in reports:
@@ -114,12 +114,7 @@ def joined_alone(reports: Iterable[Report]) -> tuple[Runs, int]:
 
 
 def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[Run]]) -> Result:
-    """A row with what the profiler saw of it.
-
-    Parameters
-    ----------
-    own : the row of the run that was profiled
-    """
+    """Return a row with the columns of the profiler. `own` is the row of the profiled run."""
     runs = runs_by_row.get(key_of(row))
     if runs is None:
         return row
@@ -150,7 +145,7 @@ def _with_work(row: NsysColumns, runs: Sequence[Run]) -> NsysColumns:
 
 
 def _idle_ns(work: Sequence[Work]) -> int:
-    """Time between the first work of a run and the end of its last, in which the device did nothing of it."""
+    """Return the time between a run's first and last device work in which the device was idle."""
     idle, busy_until = 0, None
     for item in sorted(work, key=lambda item: item.start_ns):
         if busy_until is not None:
@@ -164,13 +159,13 @@ PLACES = (
     "/opt/nvidia/nsight-systems/*/bin/nsys",
     "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
 )
-"""Where installers put it, beside the folders of PATH."""
+"""Where installers put it, besides PATH."""
 REPORT = ".nsys-rep"
 ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
 ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
-"""Only what the worker runs between cudaProfilerStart and cudaProfilerStop is recorded."""
+"""Record only between cudaProfilerStart and cudaProfilerStop."""
 BY_NODE = "--cuda-graph-trace=node"
-"""Kernels of CUDA graphs one by one; without it a graph is one piece of work where the driver is 11.7 or later."""
+"""Trace kernels of CUDA graphs; without it a graph is one piece of work from driver 11.7 on."""
 ON_CPU = ("--trace=nvtx",)
 FLAGS = Flags(
     "--output",
@@ -178,7 +173,7 @@ FLAGS = Flags(
     {"-o": "--output", "-t": "--trace", "-s": "--sample", "-f": "--force-overwrite", "-c": "--capture-range"},
 )
 PASSES = 2
-"""The second is for rows of which the first has nothing."""
+"""The second pass is for rows that the first one missed."""
 
 
 @titled("profilers")
@@ -226,12 +221,9 @@ class NsysOptions:
 class Nsys:
     """How nsys is run.
 
-    Attributes
-    ----------
-    binary : its path
-    report : where the report goes, to be opened in its window
-    arguments : that it is given besides ours
-    warmup, iterations : runs of each row, of which those after the warm-up are seen
+    report : where the report goes
+    arguments : further arguments of the user
+    warmup, iterations : runs of each row, and how many of them are profiled
     """
 
     binary: str
@@ -263,11 +255,9 @@ class NsysAnalysis(Analysis):
 
     @classmethod
     def is_requested(cls, options: NsysOptions) -> bool:
-        """Where `--nsys` is given."""
         return options.nsys
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """The rows with the columns of `NsysColumns`."""
         session = self.session
         with session.running(rows, "nsys"):
             return profile_rows(session.job, rows, self._nsys, session.timeout_s, session.reporter.say, session.device)
@@ -276,16 +266,10 @@ class NsysAnalysis(Analysis):
 def profile_rows(
     job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None], device: str
 ) -> list[Result]:
-    """The rows with what nsys sees when their cases run once more.
+    """Run the rows' cases once more under nsys, and return the rows with its columns.
 
-    Parameters
-    ----------
-    say : is told what does not concern a single row
-    device : that the cases run on
-
-    Raises
-    ------
-    UserError : where nsys fails
+    say : reports what does not concern a single row
+    Raises `UserError` if nsys fails.
     """
     effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
@@ -323,13 +307,12 @@ def _run(nsys: Nsys, folder: Path, command: Sequence[str], device: str) -> None:
 
 
 def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
-    """Those of the GPU that this version has."""
     done = run_program([nsys.binary, "profile", "--help"])
     return (*ON_GPU, BY_NODE) if BY_NODE.partition("=")[0] in done.stdout + done.stderr else ON_GPU
 
 
 def _reports_in(folder: Path) -> list[Path]:
-    """The reports of a run in their order: `report`, or `report.1` to `report.12`, one for each part of the cases."""
+    """Return the reports in order: `report`, or `report.1` to `report.12`, one for each part of the cases."""
     return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 
 
@@ -343,7 +326,7 @@ def _exported(nsys: Nsys, report: Path) -> Report:
 
 
 def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
-    """Give the reports the user's name, the second and later ones a number too; say how many there are."""
+    """Move the reports to the user's name, numbered from the second on, and report how many there are."""
     reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):
         path = output if not place else output.with_suffix(f".{place + 1}{output.suffix}")

@@ -17,7 +17,7 @@ from opgrip.errors import UserError
 from opgrip.replay.timing.ranges import DOMAIN
 
 CATEGORY, RANGE, NAMED_DOMAIN = 33, 60, 75
-"""Values of `eventType` in the table of NVTX events: a category's name, a start/end range, a domain's name."""
+"""Values of `eventType` in the table of NVTX events: category name, start/end range, domain name."""
 EVENTS, STRINGS, CALLS = "NVTX_EVENTS", "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSETS, GRAPHS = "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -25,7 +25,7 @@ GRAPH_NAME = "CUDA graph"
 
 
 class Kind(Enum):
-    """What a device did, by the table that has it."""
+    """Kind of device work, by table."""
 
     KERNEL = KERNELS
     COPY = COPIES
@@ -35,14 +35,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of ours.
+    """One of our ranges.
 
-    Attributes
-    ----------
     message : operator or phase
-    category : mode, and what else tells the rows of a case apart
-    start_ns, end_ns : since the report began
-    process : its number in the system
+    category : mode and other words that distinguish the rows of a case
+    start_ns, end_ns : since the start of the report
     """
 
     case: int
@@ -55,12 +52,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a device did at once: a kernel, a copy, a memset, or a CUDA graph that was traced as a whole.
+    """A kernel, copy, memset, or CUDA graph traced as a whole.
 
-    Attributes
-    ----------
-    name : of the kernel
-    launched_ns : when the program asked for it, in the time of `Span`
+    launched_ns : when the program launched it, on the clock of `Span`
     copied_bytes : of a copy
     """
 
@@ -75,19 +69,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a report has of a replay."""
-
     spans: Sequence[Span]
     work: Sequence[Work]
 
 
 def read_report(path: Path) -> Report:
-    """The ranges and the work on devices in a report.
-
-    Raises
-    ------
-    UserError : where it is no report, or has no ranges of ours
-    """
+    """Return ranges and device work of a report; raise `UserError` if it is not a report or has no ranges of ours."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -153,12 +140,12 @@ def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:
 
 
 def _process(number: int | None) -> int:
-    """A process's number, of which thread numbers hold the lower 24 bits in their upper half."""
+    """Return the process number, whose lower 24 bits are in the upper half of thread numbers."""
     return -1 if number is None else (number >> 24) & 0xFFFFFF
 
 
 class _Row:
-    """A row whose columns are None where this version of nsys has none of the name."""
+    """A row whose missing columns are None: versions of nsys differ."""
 
     def __init__(self, row: sqlite3.Row) -> None:
         self._row, self._names = row, set(row.keys())

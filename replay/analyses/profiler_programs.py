@@ -24,38 +24,31 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.job import Job
 
 Key = tuple[int, str]
-"""A case, and the words that tell its row from its others."""
+"""Case number and the words that distinguish its row."""
 
 
 def key_of(row: Result) -> Key:
-    """The key of a row's ranges."""
     point = Point(row.threads, row.batch_scale, row.streams)
     return row.case, Way(0, row.values, row.direction, row.mode, point).label
 
 
 def why_unseen(own: Result | None) -> str:
-    """Why a profiler saw nothing of a row, whose run under it gave this; None where there was none."""
+    """Return why a profiler has nothing of a row, given the row of the profiled run."""
     if own is None:
         return "it was not run again"
     return own.error or f"it was {own.status} and is not in the report"
 
 
 LAST_LINES = 6
-"""Lines of a profiler that failed: the first of them says why, the others how it is used."""
+"""Last lines of a failed profiler: the first gives the reason, the others usage."""
 
 
 def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:
-    """The path of a profiler.
+    """Return the path of a profiler; raise `UserError` if there is none.
 
-    Parameters
-    ----------
-    product : what is to be installed
-    places : globs where installers put it, beside the folders of PATH
-    named : by the user, with the option `--NAME-bin`
-
-    Raises
-    ------
-    UserError : where there is none
+    product : what to install
+    places : globs of installers' folders, besides PATH
+    named : the path in the option `--NAME-bin`
     """
     if named is not None:
         binary = shutil.which(named)
@@ -73,12 +66,10 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """How a profiler's options are spelt.
+    """Spelling of a profiler's options.
 
-    Attributes
-    ----------
     output : the option that names the report, which only opgrip sets
-    joined : the option whose value is a list that may be added to
+    joined : the option whose value is a list that may be extended
     short : long names by short ones
     repeatable : options that may be given several times
     """
@@ -89,11 +80,8 @@ class Flags:
     repeatable: Collection[str] = ()
 
     def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-        """Yield each option's long name, its value and its words; a word that is no option has no name.
-
-        Parameters
-        ----------
-        valued : long names of options whose value may be a word of its own
+        """Yield each option's long name, value and words; other words have no name. `valued` options may have their
+        value in a word of its own.
         """
         remaining = deque(words)
         while remaining:
@@ -111,11 +99,8 @@ class Flags:
 
 
 def arguments_in(path: Path, flags: Flags) -> list[str]:
-    """Read a file of a profiler's arguments as a shell reads them; the rest of a line after # is a comment.
-
-    Raises
-    ------
-    UserError : if it cannot be read, or names the report, which opgrip has to find
+    """Read a file of a profiler's arguments as a shell does, with # comments; raise `UserError` if it cannot be read or
+    names the report.
     """
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
@@ -127,13 +112,7 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return our arguments and the user's, each option once: lists are joined, else the user's value counts.
-
-    Parameters
-    ----------
-    own : ours, as `--name=value`
-    others : the user's, in any form
-    """
+    """Return our arguments and the user's, each option once: lists are joined, else the user's value counts."""
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
     kept: list[str] = []
@@ -156,12 +135,7 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a profiler to its end, which itself runs Python.
-
-    Raises
-    ------
-    OSError : where it cannot be started
-    """
+    """Run a profiler, which itself runs Python, to its end; raise `OSError` if it cannot start."""
     return subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
@@ -175,7 +149,7 @@ def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last lines that a program printed, or its exit status if it printed nothing."""
+    """Return the last lines that a program printed, or its exit status."""
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     return "; ".join(lines[-LAST_LINES:]) or f"status {done.returncode}"
 

@@ -1,4 +1,4 @@
-"""Speed-ups over all cases: between modes, and between values of --values, --threads and --cache."""
+"""Speed-ups between modes, and between values of --values, --threads, --cache and other sweeps."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from opgrip.replay.analyses.analysis import Analysis, Session, UnaskedAnalysis, 
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"
-"""What the columns of `SPEED_UP_COLUMNS` mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """How much faster rows are than the rows that they are compared with.
+    """Speed-up of rows over the rows that they are compared with.
 
-    Attributes
-    ----------
     cases : ok rows that have a ratio
-    mean : geometric mean of their speed-ups, each case once
-    low, high : 10th and 90th percentile of the speed-ups over the cases; of a single case, over its paired runs
-    weighted : the mean with each case as often as it was called
+    mean : geometric mean, each case once
+    low, high : 10th and 90th percentile over the cases; of a single case, over its paired runs
+    weighted : the mean weighted by number of calls
     faster, slower : cases whose median and at least nine of ten paired runs are faster, or slower
     """
 
@@ -43,7 +40,6 @@ class SpeedUp:
 
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
-    """Return the speed-up over rows with a ratio; None if there are none."""
     import numpy as np
 
     compared = [row for row in rows if row.status == OK and row.speed_up]
@@ -94,26 +90,20 @@ DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
     "threads": lambda row: row.threads,
     "cache": lambda row: row.cache,
 }
-"""What cases are run with, each by the name of its column."""
 
 
 @analyses.register("points")
 class PointsAnalysis(UnaskedAnalysis):
-    """A line for each point beside the first."""
-
     place = 45
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print the lines."""
         print_points(rows, self.session.job.plan.modes.reference, file)
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print a table for each dimension with several points, the others being at their first.
+    """Print a table for each dimension with several values, with the others at their first.
 
-    Parameters
-    ----------
-    reference : the mode whose rows are compared with those of its own first point
+    reference : the mode whose rows are compared with those of its own first value
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name, point_of in DIMENSIONS.items():
@@ -134,23 +124,18 @@ STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, CONTENDED)
 
 @analyses.register("modes")
 class ModesAnalysis(UnaskedAnalysis):
-    """A line for each mode beside the reference."""
-
     place = 40
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print the lines."""
         print_modes(rows, self.session.job.plan.modes.reference, file)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A mode beside the reference, over the cases that are ok under both.
+    """A mode compared with the reference, over the cases that are ok under both.
 
-    Attributes
-    ----------
     statuses : rows by status
-    speed_up : None where no case is ok under both
+    speed_up : None if no case is ok under both
     first_s : sum of the first calls' times
     """
 
@@ -161,13 +146,11 @@ class Summary:
 
 
 def summarize_modes(results: Sequence[Result], reference: str) -> list[Summary]:
-    """One summary for each mode that is not the reference, in the order in which they were run."""
     modes = dict.fromkeys(result.mode for result in results)
     return [_summary(mode, [row for row in results if row.mode == mode]) for mode in modes if mode != reference]
 
 
 def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print the summaries, where there are any."""
     summaries = summarize_modes(results, reference)
     if not summaries:
         return
@@ -204,14 +187,12 @@ def _summary(mode: str, rows: Sequence[Result]) -> Summary:
 
 
 WORTH = 1.05
-"""A step is worth while where it makes an operator so many times quicker."""
+"""Least speed-up of a step that is worth while."""
 
 
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """Whether the points of a sweep are held against each other."""
-
     sweep: bool = option(
         False,
         "print how times scale with --threads and the like",
@@ -222,8 +203,6 @@ class SweepOptions:
 
 @analyses.register("sweep")
 class SweepAnalysis(Analysis):
-    """A table for each dimension that has several points."""
-
     options = SweepOptions
     place = 50
     prints_partial = True
@@ -235,24 +214,19 @@ class SweepAnalysis(Analysis):
 
     @classmethod
     def is_requested(cls, options: SweepOptions) -> bool:
-        """Where `--sweep` is given."""
         return options.sweep
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print the tables."""
         print_sweep(rows, file)
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """An operator over the points of one dimension, the others being at their first.
+    """Scaling of an operator over the values of one dimension.
 
-    Attributes
-    ----------
-    operator, mode : of the rows; all cases of the operator that are ok at all points, each as often as it was called
-    points : of the dimension, as they were asked for
-    gains : work in a time over that of the first point: 1 there, and the number of threads at best
-    turning : the last point that is worth while
+    operator, mode : of the rows; all cases that are ok at all values, weighted by calls
+    gains : throughput relative to the first value
+    turning : last value that is worth while
     """
 
     operator: str
@@ -270,7 +244,7 @@ SWEPT: dict[str, Callable[[Result], int | None]] = {
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
-    """One for each operator and mode, by falling share of time at the first point; none where that is the only one."""
+    """Return one entry per operator and mode, by falling share of time at the first value; empty for a single value."""
     point_of = SWEPT[dimension]
     points = tuple(dict.fromkeys(point for row in results if (point := point_of(row)) is not None))
     if len(points) < 2:
@@ -289,7 +263,6 @@ def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
 
 
 def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
-    """Print a table for each dimension that has several points."""
     for dimension in SWEPT:
         curves = scalings(results, dimension)
         if not curves:
@@ -316,7 +289,7 @@ def _name(row: Result) -> str:
 
 
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
-    """Time for the same work at each point, in us; None where no case is ok at all of them."""
+    """Return the time for the same work at each value in us; None if no case is ok at all of them."""
     point_of = SWEPT[dimension]
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
     for row in rows:

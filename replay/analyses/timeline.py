@@ -1,4 +1,4 @@
-"""What torch's own profiler sees of a replay, as one timeline for Perfetto or chrome://tracing."""
+"""What torch's own profiler records of a replay, as one timeline for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opgrip.replay.results.results import RAN, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
 
 RUNS = 3
-"""Of each row, where their number is not given."""
+"""Runs of each row by default."""
 SUFFIX = ".timeline.json.gz"
 
 
@@ -38,7 +38,7 @@ class TimelineOptions:
 
 @analyses.register("timeline")
 class TimelineAnalysis(Analysis):
-    """A timeline beside the rows, which get nothing."""
+    """A timeline beside the rows, which get no columns."""
 
     options = TimelineOptions
     place = 10
@@ -50,16 +50,10 @@ class TimelineAnalysis(Analysis):
 
     @classmethod
     def is_requested(cls, options: TimelineOptions) -> bool:
-        """Where `--profile` is given."""
         return options.profile
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """The same rows, once their cases have run under torch's profiler.
-
-        Raises
-        ------
-        UserError : where it saw nothing
-        """
+        """Run the rows' cases under torch's profiler; raise `UserError` if it saw nothing."""
         from opgrip.replay.workers.supervisor import supervise
 
         session, say = self.session, self.session.reporter.say
@@ -88,7 +82,7 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Chrome traces of one machine as one: their times count from the same moment."""
+    """Merge Chrome traces of one machine: their times count from the same moment."""
     whole: dict[str, Any] = {}
     for timeline in timelines:
         if not whole:

@@ -1,1 +1,1 @@
-"""What there is to run, from whatever it comes, and what a trace says of its surroundings."""
+"""Cases: what to replay, and what a trace says about the calls around each case."""

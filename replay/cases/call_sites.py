@@ -27,14 +27,10 @@ Amount = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """Calls of one case that one source line made in one module and phase.
+    """Calls of one case from one source line in one module and phase.
 
-    Attributes
-    ----------
-    module : path of the module; empty outside all modules
     line : `file:line function`; empty if unknown
-    count : number of calls
-    captured_us : sum of their times in the program
+    captured_us : sum of the calls' times in the program
     """
 
     module: str
@@ -47,8 +43,6 @@ class CallSite:
 def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, tuple[CallSite, ...]]:
     """Return the call sites of each group of calls, most calls first.
 
-    Parameters
-    ----------
     calls : rows of `Trace.calls` or `Trace.distinct_calls`, with `count`
     groups : group number of each row
     """
@@ -91,7 +85,6 @@ def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
 
 
 def _fold(totals: Mapping[Where, Amount], kept: int, where: Callable[[str, str], Where]) -> dict[Where, Amount]:
-    """Add up all but the sites with the most calls."""
     ordered = sorted(totals.items(), key=lambda item: -item[1][0])
     folded = dict(ordered[: max(kept, 0)])
     for (module, phase, _), amount in ordered[max(kept, 0) :]:
@@ -117,12 +110,6 @@ def to_text(sites: Iterable[CallSite]) -> str:
 
 
 def from_text(text: str) -> tuple[CallSite, ...]:
-    """Return the call sites in a text of `to_text`, most calls first.
-
-    Raises
-    ------
-    ValueError : for another text
-    """
     try:
         sites = [
             CallSite(str(module), str(phase), str(line), int(count), float(time_us))

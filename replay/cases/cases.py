@@ -1,4 +1,4 @@
-"""Cases: the things to replay, made of a trace's signatures."""
+"""Cases: the things to replay, made from a trace's signatures."""
 
 from __future__ import annotations
 
@@ -39,39 +39,33 @@ from opgrip.traces.values import Drawable
 from opgrip.traces.zoo.distilled import chosen_numbers
 
 MOST_VARIANTS = 8
-"""Calls of a signature, beside the first, whose values are drawn too."""
+"""Input sets of a case, besides the first one."""
 
 ALL_EXCLUDED = ("--exclude-op leaves no case", "exclude fewer")
 NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
 NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
-"""What is wrong with a selection, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One signature and how often it was called.
 
-    Attributes
-    ----------
-    values : the value models that the signature's tensors refer to, or the values themselves
-    count : calls that were selected
-    captured_us : median time of those calls in the program: of the device where they worked on one, else of the host
-    captured_total_us : sum of their times
-    captured_host_us : median duration on the host, where `captured_us` is of a device
-    captured_spread : interquartile range of those calls' times, as a share of their median
-    perturbed : how many of those calls ran right after the capture's own work, and count as the others
-    share : of the selected calls' time, each of them taken to last `captured_us`, 0 to 1
-    context : the settings that most of those calls ran under
-    phase : the one that most of those calls were in
-    variants : the signature with the values and results of others of its calls, where the trace has them
-    behaviours : which calls the signature stands for, and each of the variants; empty where all are as frequent
-    fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
-    operator : what it calls, where that is not the operator that the signature names
-    reference : what its results are compared with, under every mode; None for its own under the reference mode
-    unused : places of its results that the program does not use: see `with_unused`
-    part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
-    call_sites : where those calls were made
-    load : makes the case whole in the process that runs it; None if it is whole
+    values : value models of the signature's tensors, or the values themselves
+    captured_us : median time of the calls in the program, on the device if they worked on one
+    captured_host_us : median time on the host, if `captured_us` is of a device
+    captured_spread : interquartile range of the calls' times, relative to their median
+    perturbed : number of calls that ran right after the capture's own work; they count like the others
+    share : share of the selected calls' time if each takes `captured_us`
+    context : settings that most calls ran under
+    phase : phase that most calls ran in
+    variants : the signature with the values and results of others of its calls
+    behaviours : the timing cluster of the signature and of each input set; empty if all are as frequent
+    fresh : share of calls whose results were on new pages; None if unknown or irrelevant
+    operator : what the case calls, if the signature does not name it
+    reference : what to compare results with under every mode; None for the case itself under the reference mode
+    unused : indices of results that the program does not use, see `with_unused`
+    part_of : number of the trace's signature, if the case is one timing cluster of it
+    load : completes the case in the process that runs it; None if it is complete
     """
 
     signature: Signature
@@ -97,22 +91,21 @@ class Case:
 
     @property
     def number(self) -> int:
-        """Its own: the signature's number, or one that no signature of the trace has."""
+        """Number of the case: that of its signature, or for a timing cluster one that no signature has."""
         return self.signature.number
 
     @property
     def trace_number(self) -> int:
-        """The number that calls in the trace refer to its signature by."""
+        """Number by which the trace's calls refer to the signature."""
         return self.number if self.part_of is None else self.part_of
 
     @property
     def op(self) -> str:
-        """The operator's name."""
         return self.signature.op
 
     @property
     def key(self) -> str:
-        """What it is called by whatever trace it is in; see `key_of_case` and, with `--split`, `key_of_part`."""
+        """Identity of the case in any trace."""
         key = key_of_case(self.signature, self.context)
         return key if self.part_of is None else key_of_part(key, *(item.place for item in self.behaviours))
 
@@ -120,19 +113,13 @@ class Case:
 def make_cases(
     trace: Trace, selection: Selection = Selection(), with_surroundings: bool = False, in_order: bool = False
 ) -> list[Case]:
-    """One case a signature, by falling share of time.
+    """Return one case per signature, by falling share of time.
 
-    Calls that an extension function made inside are its own: replaying the function runs them. A gripped function is
-    there as the calls that it made. Of a distilled trace, what stands around the chosen cases is none.
-
-    Parameters
-    ----------
-    with_surroundings : make cases of what stands around them too
-    in_order : of a trace without times, keep the order of its signatures
-
-    Raises
-    ------
-    UserError : where a pattern selects nothing
+    Calls inside an extension function are part of that function; a gripped function is represented by the calls that it
+    made. Preceding calls of a distilled trace are left out.
+    with_surroundings : make cases of a distilled trace's preceding calls too
+    in_order : without times, keep the order of the signatures
+    Raises `UserError` if a pattern selects nothing.
     """
     looked_at = calls_looked_at(trace)
     placed = placed_calls(trace, looked_at)
@@ -183,11 +170,8 @@ def make_cases(
 
 
 def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
-    """Calls that are alike as one row, but those of some signatures, each of which has its own under its own index.
-
-    Parameters
-    ----------
-    looked_at : calls of these signatures; where these are not all, each counts for several
+    """Return one row for equal calls, but one row per call for the signatures in `looked_at`, under the call's own
+    index. If `looked_at` is a sample, each of its calls counts for several.
     """
     if looked_at.empty:
         return distinct
@@ -204,13 +188,11 @@ def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a case is of: a signature, or the calls of one that behave alike.
+    """What becomes a case: a signature, or one timing cluster of it.
 
-    Attributes
-    ----------
-    number : of the signature in the trace
-    signature : with the case's number
-    calls : their indices; None for all of the signature
+    number : number of the signature in the trace
+    signature : with the number of the case
+    calls : indices of its calls; None for all calls of the signature
     """
 
     number: int
@@ -221,7 +203,6 @@ class _Kind:
 
 
 def _kinds(trace: Trace, placed: Mapping[int, PlacedCalls], selected: pd.Index[int], split: bool) -> Iterator[_Kind]:
-    """What the selected calls make cases of, and signatures without such."""
     numbers = count(max((signature.number for signature in trace.signatures), default=0) + 1)
     for signature in trace.signatures:
         number = signature.number
@@ -244,7 +225,6 @@ def _kinds(trace: Trace, placed: Mapping[int, PlacedCalls], selected: pd.Index[i
 
 
 def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[int]:
-    """Of each call, the number of its case."""
     numbers = calls["signature"].copy()
     for kind in kinds:
         if kind.calls is not None:
@@ -253,7 +233,6 @@ def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[
 
 
 def _selected(calls: pd.DataFrame, trace: Trace, selection: Selection) -> pd.DataFrame:
-    """Those of some calls that match all patterns; an error in words where none does."""
     calls = _matching(calls, "op", selection.op, "--op")
     calls = _matching(calls, "module", selection.module, "--module")
     if calls.empty:
@@ -280,12 +259,7 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
 
 
 def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
-    """The calls of a trace's table that ran within the labels that are selected.
-
-    Raises
-    ------
-    UserError : where the program has no such label
-    """
+    """Return the calls within the selected labels; raise `UserError` if the program has no such label."""
     patterns = selection.label
     if not patterns:
         return trace.calls.index
@@ -296,12 +270,12 @@ def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name matches one of some patterns, as shells match file names; no patterns are met by all."""
+    """Return True if a name matches one of the shell patterns, or if there are none."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
-    """That patterns select none of the names that calls have, with those of them that come nearest."""
+    """Return the error that no name matches, with the nearest names."""
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 
@@ -316,14 +290,14 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
-    """By signature, the settings that most of its calls ran under."""
+    """Return the most frequent settings by signature."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     contexts = _most_frequent(calls, calls["scope"].map(context_of))
     return {signature: trace.contexts.get(int(number), {}) for signature, number in contexts.items()}
 
 
 def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any]:
-    """By signature, what most of its calls have, of those of which it is known; of as many, the one met first."""
+    """Return the most frequent known value by signature; of equally frequent ones, the first."""
     pairs = pd.DataFrame({"signature": calls["signature"], "value": values, COUNT: counts_of(calls)}).dropna()
     counts = pairs.groupby(["signature", "value"], sort=False, observed=True)[COUNT].sum()
     most = counts.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")
@@ -332,7 +306,7 @@ def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """What the calls of a signature took; the attributes are those of a case."""
+    """Times of a signature's calls; see `Case`."""
 
     count: int
     median_us: float
@@ -343,7 +317,6 @@ class _Captured:
 
 
 def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kind]) -> dict[int, _Captured]:
-    """By the number of a case, which each call has."""
     behaviours = [item for kind in kinds for item in kind.behaviours]
     calm, counts = calm_times(calls), calls[COUNT]
     of_case = calls.groupby(numbers)
@@ -376,7 +349,7 @@ def _weights(captured: Mapping[int, _Captured], signatures: Mapping[int, Signatu
 
 
 def _times_of(calls: pd.DataFrame, calm: pd.Series[float], behaviours: Iterable[Behaviour]) -> pd.Series[float]:
-    """What each call counts with in ns: one that was perturbed with what those take that behave as it does."""
+    """Return the time of each call in ns. A perturbed call gets the time of its timing cluster."""
     times = calls["time_ns"].astype(float)
     for behaviour in behaviours:
         own = calm[behaviour.calls]
@@ -390,13 +363,11 @@ def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[A
 
 
 def _variants(signature: Signature, observed: Sequence[Observed]) -> tuple[Signature, ...]:
-    """A signature as its later calls had it."""
     variants = (variant_of(signature, other) for other in observed[:MOST_VARIANTS])
     return tuple(variant for variant in variants if variant is not None)
 
 
 def values_of(signatures: Sequence[Signature], values: Mapping[int, Drawable]) -> dict[int, Drawable]:
-    """What the tensors among signatures' arguments are drawn from, by number."""
     used = {}
     for spec in (spec for signature in signatures for spec in tensors([signature.args, signature.kwargs])):
         for number in value_numbers(spec):

@@ -13,13 +13,13 @@ from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Signature
 
 FLOPS_PER_BYTE = 10
-"""Floating-point operations that a machine does while it moves a byte: accelerators and processors do 5 to 200."""
+"""Floating-point operations that a machine does while it moves a byte. Accelerators and CPUs do 5 to 200."""
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return what a call costs, in bytes moved: those of its data, and what its arithmetic takes meanwhile.
+    """Return the estimated cost of a call: bytes moved, plus the time of its arithmetic in the same unit.
 
-    The operator does not run: its formulas get tensors of the recorded shapes that have no memory.
+    The operator is not run; its formulas get tensors on the meta device.
     """
     if is_view(signature):
         return 1.0

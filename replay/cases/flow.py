@@ -1,4 +1,4 @@
-"""The calls of a trace in their order, each with the memory that it takes and gives, as a replay of all needs them."""
+"""The calls of a trace in order, with the storages that they take and give and the new pages that they use."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ from opgrip.traces.table.weighted_quantiles import COUNT
 
 @dataclass(frozen=True, slots=True)
 class FlowingCall:
-    """One call, with numbers of memory.
+    """One call, with storage numbers.
 
-    Attributes
-    ----------
-    captured_ns : of the device where it worked on one, else of the host
-    captured_host_ns : of the host; of both, what a call takes that the capture did not perturb
-    takes : memory of each tensor among its arguments, `NO_STORAGE` where that is not known
-    gives : of each among its results
-    over : what no later call mentions
-    settings : that it ran under; one object for all calls that ran under equal ones
+    captured_ns : time on the device if the call worked on one, else on the host
+    captured_host_ns : time on the host; both without the capture's perturbation
+    takes, gives : storage of each tensor argument and result; `NO_STORAGE` if unknown
+    over : storages that no later call uses
+    settings : the same object for calls with equal settings
     """
 
     signature: int
@@ -45,13 +42,10 @@ class FlowingCall:
 
 @dataclass(slots=True)
 class Need:
-    """What the tensors in some memory tell of it.
+    """What is known about a storage.
 
-    Attributes
-    ----------
-    device : as recorded
-    bytes : from its start to the end of the last tensor that a call took in it; of those given, where none was taken
-    views : tensors that were taken in it, the first one and those that reach further than all before
+    bytes : end of the last tensor that a call took in it; of results, if none was taken
+    views : tensors taken in it that extend its range
     """
 
     device: str
@@ -60,7 +54,6 @@ class Need:
     _low: int = 0
 
     def take(self, spec: TensorSpec) -> None:
-        """Take note of an argument."""
         start = spec.offset * spec.dtype.itemsize
         if not self.views:
             self._low, self.bytes = start, 0
@@ -69,22 +62,19 @@ class Need:
             self._low, self.bytes = min(start, self._low), max(spec.extent, self.bytes)
 
     def give(self, spec: TensorSpec) -> None:
-        """Take note of a result."""
         if not self.views:
             self.bytes = max(spec.extent, self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A trace's calls, and the memory between them.
+    """A trace's calls, and the storages between them.
 
-    Attributes
-    ----------
-    needs : by number of memory
-    outside : the memory that was there before the first call; `outside_bytes` of it
-    peak_bytes : the most memory that was alive at once beside that
+    needs : by storage number
+    outside : storages that existed before the first call, with `outside_bytes`
+    peak_bytes : most memory alive at once, without `outside`
     wall_ns : from the start of the first call to the end of the last
-    critical_path : places among `calls` of the chain, each after the one before it, that took longest
+    critical_path : indices into `calls` of the longest dependent chain
     """
 
     calls: list[FlowingCall]
@@ -99,7 +89,7 @@ class Flow:
 
 
 def make_flow(trace: Trace) -> Flow:
-    """The calls that a program made itself; those that an extension function made inside are its own."""
+    """Return the flow of the calls that a program made itself; calls inside an extension function are part of it."""
     graph = make_graph(trace)
     signatures = {signature.number: signature for signature in trace.signatures}
     interfaces = {number: interface_of(signature) for number, signature in signatures.items()}
@@ -116,7 +106,7 @@ def make_flow(trace: Trace) -> Flow:
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Whether a tensor can be a view of memory, as those with a layout or class of their own cannot."""
+    """Return True if a tensor can be a strided view of plain memory."""
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls is None and spec.layout is torch.strided and spec.stride is not None and not odd
 
@@ -153,7 +143,7 @@ def _note(needs: dict[int, Need], interface: Interface, takes: tuple[int, ...], 
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
-    """By number of a context, its settings; equal ones are the same object. Under None, no settings."""
+    """Return settings by context number; equal settings are the same object. Key None has no settings."""
     distinct: dict[str, Mapping[str, Any]] = {}
     settings_of_context: dict[int | None, Mapping[str, Any]] = {None: {}}
     for number, settings in trace.contexts.items():
@@ -166,17 +156,15 @@ def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
 
 
 UNWRITTEN = ("aten.empty", "aten.new_empty")
-"""Operators that write nothing into their results: whoever takes these first meets the pages."""
+"""Operators that do not write their results. The first call that takes such a result causes the page faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewMemory:
-    """Large memory that a call made on the CPU.
+    """Large memory that a call allocated on the CPU.
 
-    Attributes
-    ----------
-    sizes : in bytes, of each
-    fresh_bytes : how much the system had to give for it and for what the call needed besides
+    sizes : bytes of each block
+    fresh_bytes : bytes on new pages, for the blocks and for what else the call needed
     """
 
     sizes: tuple[int, ...]
@@ -184,7 +172,7 @@ class NewMemory:
 
 
 def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:
-    """By the places of calls in a flow, the large memory that they made; empty where page faults were not counted."""
+    """Return the large memory that calls allocated, by index in the flow; empty if page faults were not counted."""
     page = page_size(trace.header)
     if page is None:
         return {}
@@ -210,7 +198,9 @@ def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:
 
 
 def _faults(calls: pd.DataFrame) -> pd.Series[int]:
-    """Page faults of calls; of those that the capture perturbed no more, and no less, than their signature's others."""
+    """Return page faults of calls. Those of perturbed calls are clipped to the range of their signature's other
+    calls.
+    """
     counts = calls["page_faults"]
     others = counts.where(~calls["perturbed"]).groupby(calls["signature"])
     return counts.clip(others.transform("min"), others.transform("max")).astype("int64")
@@ -222,7 +212,7 @@ def _is_large(flow: Flow, number: int) -> bool:
 
 
 def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
-    """By signature with large results, the share of its calls that got them in fresh memory."""
+    """Return the share of calls with results on new pages, by signature with large results."""
     page = page_size(trace.header)
     if page is None:
         return {}

@@ -1,4 +1,4 @@
-"""Cases of Python functions, with the arguments that they are given here."""
+"""Cases of Python functions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from opgrip.traces.schema.records import FUNCTION, Signature
 from opgrip.traces.values import Drawable
 
 NOT_KNOWN = Opaque("not known")
-"""Outputs of a call that are not recorded."""
 
 FunctionArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Draws the values that a tensor has; those of another shape are repeated or cut."""
+    """Draws the values of a tensor; for another shape they are repeated or cut."""
 
     tensor: Tensor
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """The values, on the generator's device."""
         values = self.tensor.to(generator.device, dtype)
         if tuple(values.shape) == shape:
             return values
@@ -48,13 +46,10 @@ def function_case(
     number: int = 0,
     trial: Trial | None = None,
 ) -> Case:
-    """A function and its arguments as a case, which runs on copies of their tensors.
+    """Return the case of a function, which runs on copies of the tensors among its arguments.
 
-    Parameters
-    ----------
-    args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed on as they are
-    name : for its row; None for the function's own
-    number : of the case, its own among those that are replayed together
+    args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed as they are
+    name : name of the row; None for the function's own name
     trial : a run of the function on these arguments; None to make one in the process that measures the case
     """
     arguments = (tuple(args), dict(kwargs or {}))
@@ -66,12 +61,7 @@ def function_case(
 def described_case(
     operator: Operator, arguments: FunctionArguments, values: Mapping[int, Drawable], name: str, number: int
 ) -> Case:
-    """Return the case of a function and its arguments.
-
-    Parameters
-    ----------
-    values : what the tensors among the arguments are drawn from, by their place among them
-    """
+    """Return the case of a function. `values` says what to draw tensor arguments from, by index."""
     places = count()
     storages: dict[int, int] = {}
 
@@ -98,8 +88,8 @@ def described_case(
 class FunctionOperator(Operator):
     """A function that is called once, on copies, to find out whether it writes into its arguments.
 
-    That call happens when `mutates` is first read: in the process that measures the case, because a function may
-    crash, hang or exit.
+    This happens when `mutates` is first read, in the process that measures the case, because a function may crash, hang
+    or exit.
     """
 
     __slots__ = ("_arguments", "_writes")
@@ -111,7 +101,6 @@ class FunctionOperator(Operator):
 
     @property
     def mutates(self) -> bool:
-        """Whether it writes into its arguments."""
         if self._writes is None:
             self._set(_writes=try_function(self.function, self._arguments).writes)
         return bool(self._writes)
@@ -131,12 +120,9 @@ def _held(tensor: Tensor) -> Held:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of a function, on copies of its arguments.
+    """One run of a function on copies of its arguments.
 
-    Attributes
-    ----------
-    writes : whether it wrote into the tensors that it takes; True if it failed, since then nobody knows
-    results : what it returned
+    writes : True if the function wrote into its tensors, or failed
     """
 
     writes: bool
@@ -145,7 +131,7 @@ class Trial:
 
 
 def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> Trial:
-    """Run a function once, on copies of its arguments; never raises, since its row reports what it raises."""
+    """Run a function once on copies of its arguments. Errors are not raised, since the row reports them."""
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
     versions = [tensor._version for tensor in argument_tensors]
@@ -171,7 +157,7 @@ def _copied(arguments: Any) -> Any:
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; True for those that torch cannot compare."""
+    """Return True if two tensors hold the same numbers, or cannot be compared."""
     try:
         different = one != other
         if one.is_floating_point() or one.is_complex():

@@ -1,7 +1,7 @@
-"""What stands around a case's calls in the program: the calls before them, and which of their tensors were just used.
+"""The calls that precede a case's calls in the program, and which of the case's tensors they just used.
 
-A call's time is that of a processor whose caches hold what ran before it. A loop over one call alone finds its code and
-its data in the nearest cache; the program's call finds there what the calls before it left.
+A call's time depends on what ran before it. In a loop over one call, code and data are in the nearest cache; in the
+program, the cache holds what the calls before it left.
 """
 
 from __future__ import annotations
@@ -24,30 +24,27 @@ from opgrip.traces.schema.records import NO_STORAGE, Signature
 from opgrip.traces.table.profiler_labels import own_calls
 
 BEFORE = 4
-"""Calls before one that are run before it."""
+"""Number of preceding calls to run before a call."""
 FLUSHING_BYTES = 64 << 20
-"""Calls that use so much memory leave nothing in a cache of what ran before them, which then need not run again."""
+"""A call that uses this much memory evicts everything from a cache, so that earlier calls need not run."""
 MOST_PLACES = 32
-"""Calls of a case, evenly from all of them, whose surroundings are used."""
+"""Calls of a case whose preceding calls are used."""
 MOST_CALLS = 300_000
-"""Calls of a program that are looked at."""
 RECENT_BYTES = 8 << 20
-"""Memory that calls may have used since a tensor was, for it to be in a CPU's cache still."""
+"""Memory that may be used after a tensor before it leaves a CPU's cache."""
 SHARE_OF_CACHE = 0.5
-"""The same of an accelerator's last cache: of the two halves that large ones have, both may hold the same data."""
+"""The same for an accelerator, as a share of its last cache. Large caches have two halves that may hold the same
+data."""
 MOST_RECENT_BYTES = 1 << 30
-"""More than any cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A call in the program.
+    """One call in the program.
 
-    Attributes
-    ----------
-    position : in the order of its thread's calls
-    before : signatures of the calls before it, the last one last
-    recent : which of its tensors were used shortly before, by their places among the arguments' tensors
+    position : index in its thread's calls
+    before : signatures of the preceding calls, the last one last
+    recent : indices of its argument tensors that were used shortly before
     used_bytes : memory that calls used since each of these was
     """
 
@@ -57,44 +54,40 @@ class Place:
     used_bytes: tuple[int, ...] = ()
 
     def within(self, cache_bytes: int) -> Place:
-        """The place for a cache that holds so much: without the tensors that were used longer before."""
+        """Return the call site for a cache of this size: without tensors that were used longer ago."""
         recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
         return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The places of a program's calls.
+    """Preceding calls of all cases.
 
-    Attributes
-    ----------
-    places : by the number of a case
-    cases : by the number of a signature, its case with all its calls, whether that is measured or not
+    places : by case number
+    cases : by signature number, the case with all its calls, measured or not
     """
 
     places: Mapping[int, Sequence[Place]]
     cases: Mapping[int, Case]
 
     def places_of(self, case: Case, cache_bytes: int) -> list[Place]:
-        """The places of a case's calls, for a cache that holds so much."""
         return [place.within(cache_bytes) for place in self.places.get(case.number, ())]
 
     def first(self, case: Case) -> int:
-        """Where a case's first call is."""
         places = self.places.get(case.number)
         return places[0].position if places else 0
 
     def around(self, cases: Sequence[Case]) -> list[Case]:
-        """The other cases that stand before some cases."""
+        """Return the other cases that precede some cases."""
         own = {case.number for case in cases}
         before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
 
 
 def recent_bytes(device: str) -> int:
-    """Memory that calls may have used since a tensor was, for it to be in a cache of a device still.
+    """Return how much memory may be used after a tensor before it leaves the device's cache.
 
-    Asks the device, which only the process does that runs cases on it.
+    Asks the device, so only the process that runs cases on it may call this.
     """
     if torch.device(device).type == "cpu":
         return RECENT_BYTES
@@ -104,12 +97,10 @@ def recent_bytes(device: str) -> int:
 def make_surroundings(
     trace: Trace, everything: Sequence[Case] | None = None, measured: Sequence[Case] = ()
 ) -> Surroundings:
-    """The surroundings of all cases of a trace.
+    """Return the preceding calls of all cases of a trace.
 
-    Parameters
-    ----------
-    everything : these cases, where they are known already
-    measured : those that are measured: where they are of some of a signature's calls, these have their own places
+    everything : these cases, if they are known already
+    measured : cases to measure; timing clusters among them have call sites of their own
     """
     if everything is None:
         with warnings.catch_warnings():
@@ -137,7 +128,7 @@ def make_surroundings(
 
 
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
-    """The signatures of the calls before one that are run before it, as far as they leave something in a cache."""
+    """Return the signatures to run before a call, as far back as they leave something in a cache."""
     before: list[int] = []
     used = 0
     for number in reversed(order[max(0, index - BEFORE) : index].tolist()):
@@ -149,12 +140,10 @@ def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tup
 
 
 def _used_bytes(signature: Signature) -> int:
-    """The memory that a call works on: a view of it works on none."""
     return 0 if is_view(signature) else bytes_of([signature.args, signature.kwargs, signature.outputs])
 
 
 def _first_calls(trace: Trace) -> tuple[pd.DataFrame, np.ndarray]:
-    """The first calls that stand for themselves, as many as are looked at, and the storages that they count in."""
     tables: list[pd.DataFrame] = []
     pieces: list[np.ndarray] = []
     calls = storages = 0
@@ -169,7 +158,6 @@ def _first_calls(trace: Trace) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Series[int]:
-    """Of each call, the number of its case."""
     numbers = calls["signature"].copy()
     for case in measured:
         if case.part_of is not None:
@@ -179,7 +167,7 @@ def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Serie
 
 
 def _chosen(cases: np.ndarray) -> set[int]:
-    """Some calls of each case, evenly from all of its calls."""
+    """Return some calls of each case, evenly spaced over all of its calls."""
     chosen: set[int] = set()
     by_case = np.argsort(cases, kind="stable")
     _, first, count = np.unique(cases[by_case], return_index=True, return_counts=True)
@@ -197,7 +185,7 @@ def _recent(
     used_bytes: Mapping[int, int],
     chosen: set[int],
 ) -> dict[int, dict[int, int]]:
-    """By the place of each chosen call, which of its arguments' tensors were used before, and the bytes since."""
+    """Return, for each chosen call, the recently used argument tensors and the bytes used since."""
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
     last_use: dict[int, int] = {}

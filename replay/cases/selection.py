@@ -11,13 +11,12 @@ from opgrip.cli.options import CASES, RUN, option, titled
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
-"""What a case can be made of: one call, or all calls of a function or a module."""
 
 
 @titled("which cases")
 @dataclass(frozen=True, slots=True)
 class Selection(Cut):
-    """Which calls of a trace, or which samples, are the cases; patterns are as shells match file names."""
+    """Which calls of a trace, or which samples, are replayed. Patterns are shell patterns."""
 
     unit: str = option(
         CALL,
@@ -105,10 +104,8 @@ class Selection(Cut):
 
     @property
     def selects_all(self) -> bool:
-        """Whether the cases are those of all signatures of a trace."""
         patterns = self.op or self.exclude_op or self.module or self.label
         return self.unit == CALL and not patterns and not self.split and self.top is None
 
     def excludes(self, name: str) -> bool:
-        """Whether an operator, a unit or a sample is one of those that are left out."""
         return any(fnmatchcase(name, pattern) for pattern in self.exclude_op)

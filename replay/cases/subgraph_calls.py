@@ -26,12 +26,10 @@ from opgrip.traces.schema.tensor_specs import plain_name
 class Facts:
     """A signature, and what follows from it.
 
-    Attributes
-    ----------
-    writes : whether its calls may write into each of the tensors that they take
+    writes : for each tensor that a call takes, whether it may write into it
     settings : see `is_setting`
-    varies : whether what its calls give has a size that depends on values
-    refusal : why its calls cannot run, as far as that is told without looking their operator up
+    varies : True if the size of results depends on values
+    refusal : why calls cannot run, as far as is known without finding the operator
     """
 
     signature: Signature
@@ -43,17 +41,14 @@ class Facts:
 
     @property
     def takes(self) -> tuple[TensorSpec, ...]:
-        """The tensors among its arguments."""
         return self.interface.takes
 
     @property
     def gives(self) -> tuple[TensorSpec, ...]:
-        """The tensors among its first call's results."""
         return self.interface.gives
 
 
 def facts_of(signature: Signature) -> Facts:
-    """What follows from a signature."""
     argument_leaves = list(leaves([signature.args, signature.kwargs]))
     return Facts(
         signature,
@@ -66,7 +61,7 @@ def facts_of(signature: Signature) -> Facts:
 
 
 def is_setting(leaf: object) -> bool:
-    """Whether an argument depends on where and in what a call is replayed."""
+    """Return True if an argument depends on where and in which dtype a call is replayed."""
     return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
 
 
@@ -101,12 +96,9 @@ _Result: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class UnitCall:
-    """One call of a unit.
+    """One call of a subgraph.
 
-    Attributes
-    ----------
-    takes, gives : memory of each tensor among its arguments and results, counted within the unit in the order in which
-        its calls mention it; `NO_STORAGE` where it is not known
+    takes, gives : storages of its arguments and results, numbered within the subgraph in order of use
     """
 
     signature: int
@@ -116,13 +108,10 @@ class UnitCall:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Calls that a thread made one after the other in one unit.
+    """Consecutive calls of one thread in one subgraph.
 
-    Attributes
-    ----------
-    escaping_results : those that calls outside take later, each as the place of its call and its place among that one's
-    time_ns, raw_ns : sums over its calls, as the trace has them
-    perturbed : whether one of them was
+    escaping_results : results that later calls outside take, as index of the call and index of the result
+    time_ns, raw_ns : sums over its calls
     contexts : numbers of the settings that the calls ran under
     scope : number of its first call's scope
     """
@@ -139,7 +128,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A call of the trace: `number` in its table, memory as it has it."""
+    """A call of the trace. `number` is its index in the table."""
 
     number: int
     place: Place | None
@@ -156,12 +145,7 @@ class _Row:
 def make_runs(
     trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts], selected: Collection[int]
 ) -> list[Run]:
-    """The runs of all units, in the order in which each thread made them.
-
-    Parameters
-    ----------
-    selected : numbers of the calls that units are made of
-    """
+    """Return the runs of all subgraphs, in the order in which each thread made them. `selected` has call numbers."""
     threads: dict[tuple[int, int], list[_Row]] = {}
     thread_rows = list(_rows(trace, places, facts, set(selected)))
     for thread, row in thread_rows:
@@ -171,7 +155,7 @@ def make_runs(
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
-    """What two tensors in the same memory have in common that are the same."""
+    """Return what two tensors of the same storage share if they are the same tensor."""
     return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.layout, spec.conj, spec.neg)
 
 
@@ -197,9 +181,9 @@ def _rows(
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
-    """By result, the call that takes it last.
+    """Return the last call that takes each result.
 
-    Who takes memory that a call made as a tensor that no call gave takes the last result in that memory.
+    A call that takes a tensor which no call gave takes the last result in that storage.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -245,14 +229,14 @@ def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A tensor that comes from outside, by its place among them."""
+    """A tensor from outside, by index."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """A result: the call, and the place among its tensors."""
+    """A result, by call and index."""
 
     call: int
     place: int
@@ -260,7 +244,7 @@ class ResultOf:
 
 @dataclass(frozen=True, slots=True)
 class ViewOf:
-    """Another tensor in the memory of one that flows."""
+    """Another view of a result's storage."""
 
     base: ResultOf
     spec: TensorSpec
@@ -271,17 +255,13 @@ Source: TypeAlias = Outside | ResultOf | ViewOf
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A unit's calls, linked.
+    """The linked calls of a subgraph.
 
-    Attributes
-    ----------
-    outside : what comes from outside, each tensor once
-    settings : devices, floating-point dtypes and generators among the arguments, each once: what depends on where and
-        in what a unit is replayed, which its inputs know
-    sources : of each call, those of the tensors among its arguments, in their order
-    outputs : the results that the unit gives
-    mutates : whether a call may write into what comes from outside
-    reason : why the calls cannot be run as one; None where they can
+    outside : tensors from outside, each once
+    settings : devices, floating dtypes and generators among the arguments, each once, since a replay may change them
+    sources : for each call, the sources of its tensors
+    mutates : True if a call may write into a tensor from outside
+    reason : why the calls cannot run as one function; None if they can
     """
 
     calls: tuple[Facts, ...]
@@ -294,18 +274,12 @@ class Links:
 
     @property
     def results(self) -> tuple[TensorSpec, ...]:
-        """What the outputs were at the first calls."""
         return tuple(self.calls[output.call].gives[output.place] for output in self.outputs)
 
 
 def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]) -> Links:
-    """The links between calls.
-
-    Parameters
-    ----------
-    facts : of the calls' signatures, by number
-    escaping_results : those that are taken outside, as call and place; where none is, those of the last call that gives
-        any
+    """Link the calls of a subgraph. `escaping_results` are taken outside; if there are none, the last call's results
+    count.
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
@@ -324,7 +298,7 @@ def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
 
 
 class _Linker:
-    """Follows the memory through a unit's calls."""
+    """Follows storages through a subgraph's calls."""
 
     def __init__(self) -> None:
         self.mutates = False
@@ -339,12 +313,11 @@ class _Linker:
 
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
-        """Tensors from outside, those in the same memory by its number."""
+        """Return the tensors from outside, with storage numbers for those that share one."""
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
     def add(self, call: UnitCall, facts: Facts) -> tuple[Source, ...]:
-        """The sources of the next call's tensors."""
         sources = tuple(map(self._source, call.takes, facts.takes))
         for memory, writes in zip(call.takes, facts.writes, strict=True):
             self.mutates |= writes and memory not in self._base_of_memory
@@ -389,7 +362,9 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """The result that a tensor is with another size: a signature has the results of its first call alone."""
+        """Return the result that a tensor is, if only its size differs: a signature has the results of its first
+        call.
+        """
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):
                 return result
@@ -402,7 +377,6 @@ class _Linker:
 
 
 def _view(base: tuple[ResultOf, TensorSpec, str] | None, spec: TensorSpec) -> Source:
-    """A tensor in memory that a call made, which no call gave as it is."""
     if base is None:
         raise Unsupported("the trace does not tell what a call gave that a later one takes")
     result, result_spec, op = base

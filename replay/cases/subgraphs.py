@@ -55,15 +55,10 @@ from opgrip.traces.values import Drawable
 
 
 class UnitOperator(Operator):
-    """What a unit's case calls.
+    """The function of a subgraph case, made when it is first needed.
 
-    Its function is made when it is first asked for: of most units of a trace it never is. It takes the tensors from
-    outside, then the settings: devices, floating-point dtypes and generators. These are arguments, and no constants of
-    the graph, since a replay may be elsewhere or in another dtype than the program was, and maps what it passes.
-
-    Raises
-    ------
-    Unsupported : by `function`, where the calls cannot be run as one
+    It takes the tensors from outside, then devices, floating dtypes and generators. These are arguments because a
+    replay may run on another device or in another dtype. Raises `Unsupported` if the calls cannot run as one function.
     """
 
     __slots__ = ("_extensions", "_graph_module", "_links")
@@ -76,7 +71,6 @@ class UnitOperator(Operator):
 
     @property
     def function(self) -> fx.GraphModule:
-        """The graph."""
         if self._graph_module is None:
             self._set(_graph_module=make_graph_module(self._links, self._extensions))
         assert self._graph_module is not None
@@ -95,12 +89,7 @@ class UnitOperator(Operator):
 
 
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
-    """The calls in their order, on what flows between them.
-
-    Raises
-    ------
-    Unsupported : where they cannot be run as one, or an operator is not here
-    """
+    """Return the calls as a graph; raise `Unsupported` if they cannot run as one or an operator is missing."""
     if links.reason is not None:
         raise Unsupported(links.reason)
     return fx.GraphModule(torch.nn.Module(), _Builder(links, extensions).graph, "Unit")
@@ -161,7 +150,7 @@ class _Builder:
 
 
 def _paths(tree: Any) -> list[tuple[Any, ...]]:
-    """Of each tensor in a tree, the indices and keys that lead to it."""
+    """Return the indices and keys that lead to each tensor in a tree."""
     if isinstance(tree, TensorSpec):
         return [()]
     items: Any = ()
@@ -173,9 +162,9 @@ def _paths(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Place]:
-    """By number of a scope, the place of its calls; without those that the selection leaves out.
+    """Return the place of each scope's calls, without those that are not selected.
 
-    A call in a backward pass has the place of the forward call that caused it, in a phase of its own.
+    A backward call has the place of the forward call that caused it, in a phase of its own.
     """
     origin = origins(trace)
     find = partial(_module, module_types(trace)) if unit == MODULE else _function
@@ -188,22 +177,15 @@ def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Plac
 
 
 def names_of(places: Mapping[int, Place]) -> dict[int, str]:
-    """By number of a scope, the name of its unit."""
     return {number: place.name for number, place in places.items()}
 
 
 def module_types(trace: Trace) -> dict[str, str]:
-    """Return the class of each module that made calls, by its path."""
     return {scope.module: scope.module_type for scope in trace.scopes if scope.module_type}
 
 
 def unit_name(place: Place, types: Mapping[str, str]) -> str:
-    """Return the name of a unit with its class and, except for forward, its phase: `blocks.0 (Block) backward`.
-
-    Parameters
-    ----------
-    types : of `module_types`; empty if units are functions
-    """
+    """Return the name of a subgraph with its class and phase: `blocks.0 (Block) backward`."""
     kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase
     return " ".join(filter(None, (place.name, f"({kind})" if kind else "", phase)))
 
@@ -219,7 +201,7 @@ def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selec
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
-    """The outermost of the modules around a call, itself included, that a pattern matches."""
+    """Return the outermost module around a call, itself included, that matches a pattern."""
     parts = path.split(".") if path else []
     if "" in patterns or (not parts and matches("", patterns)):
         # the root matches `*` too, but only calls of its own are meant
@@ -239,7 +221,7 @@ def _function(scope: Scope, phase: str, selection: Selection) -> Place | None:
 
 
 UNIT = "unit"
-"""Kind of the signature of a unit, which no trace holds."""
+"""Kind of a subgraph's signature, which no trace holds."""
 
 
 def make_units(
@@ -248,22 +230,14 @@ def make_units(
     unit: str,
     extensions: Collection[str] = TRUSTED_EXTENSIONS,
 ) -> list[Case]:
-    """One case a unit whose calls have equal signatures and hang together equally, by falling share of time.
+    """Return one case per distinct subgraph, by falling share of time.
 
-    A unit is an uninterrupted run of calls that a thread made in one module or function, forward, backward and
-    optimizer apart. A case's function takes the tensors that come from outside, each once, and what says where and in
-    what they are; it gives a tuple of the results that later calls take, or those of its last call.
-
-    Parameters
-    ----------
-    selection : `ops` are of names of units, `modules` of module paths. With `modules`, the outermost module that a
-        pattern matches is the unit of all calls in it; with `ops`, the innermost function that one matches.
-    unit : `module` or `function`
-    extensions : modules whose functions may be called
-
-    Raises
-    ------
-    UserError : where a pattern selects nothing, or the trace does not tell what memory calls share
+    A subgraph is an uninterrupted run of calls of one thread in one module or function, with forward, backward and
+    optimizer apart. Subgraphs with equal signatures and equal dataflow are one case. Its function takes the tensors
+    from outside and the settings, and returns the results that later calls take, or those of its last call.
+    selection : `op` matches names of subgraphs, `module` paths. With `module`, the outermost matching module is the
+        subgraph of all calls in it; with `op`, the innermost matching function.
+    Raises `UserError` if a pattern selects nothing or the trace lacks storages.
     """
     calls = trace.own_calls
     if calls.empty:
@@ -331,7 +305,6 @@ def _case(
 
 
 def _call_sites(runs: Sequence[Run], scopes: Mapping[int, Scope], unit: str) -> list[CallSite]:
-    """Return the modules that runs of a unit are in; the line of a function is that of its first call."""
     sites: dict[tuple[str, str, str], list[float]] = {}
     for run in runs:
         scope = scopes[run.scope]
@@ -349,7 +322,7 @@ def _median_ns(runs: Sequence[Run]) -> float:
 
 
 def _spread(runs: Sequence[Run]) -> float | None:
-    """Interquartile range of the runs' times, as a share of their median; None for one run."""
+    """Return the interquartile range of the runs' times relative to their median; None for one run."""
     if len(runs) == 1:
         return None
     low, _, high = statistics.quantiles((run.time_ns for run in runs), n=4, method="inclusive")
@@ -362,7 +335,6 @@ def _most_frequent(numbers: Iterable[int | None]) -> int | None:
 
 
 def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserError:
-    """Which of the patterns it is that selects nothing."""
     calls = trace.own_calls
     everything = names_of(make_places(trace, unit, Selection()))
     names = calls["scope"].map(everything).rename(unit)

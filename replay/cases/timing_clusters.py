@@ -1,4 +1,4 @@
-"""Ways in which calls of one signature behave, where those of some places of a program take other times than others."""
+"""Timing clusters: calls of one signature whose times differ by call site."""
 
 from __future__ import annotations
 
@@ -15,30 +15,25 @@ from opgrip.traces.table.trace import Trace
 from opgrip.traces.table.weighted_quantiles import COUNT
 
 DIFFERENT = 1.5
-"""Calls behave in two ways where those of one place take so many times as long as those of another."""
+"""Ratio of times from which on call sites are in different clusters."""
 ANY = -1
-"""Memory of the calls in a scope whose memory comes once."""
+"""Storage number of calls whose storage does not recur."""
 MOST_CALLS = 200_000
-"""Calls of those signatures that are looked at."""
 MEMORY = "memory"
-"""Of the first tensor of each call."""
 COLUMNS = [
     *("signature", "op", "kind", "scope", "module", "function", "file", "line", "phase", "inside", "gripped"),
     *("start_ns", "duration_ns", "device_ns", "raw_ns", "time_ns", "perturbed", "page_faults", "slow_memory_ns"),
 ]
-"""What cases are made of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Some calls of a signature, alike in what they take.
+    """One timing cluster.
 
-    Attributes
-    ----------
-    signature : with the values and results of one of them
-    calls : the selected ones' indices in the trace's table; of very many, those of some pieces of the trace
-    captured_us : median time of these; of all, where none is selected
-    place : of that one: its module, function and line
+    signature : with the values and results of one of its calls
+    calls : indices of the selected calls; of a long trace, a sample
+    captured_us : their median time; of all calls if none is selected
+    place : module, function and line of that call
     """
 
     signature: Signature
@@ -49,17 +44,14 @@ class Behaviour:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCalls:
-    """The calls of a signature, some of which were looked at for their places.
+    """The calls of a signature that was observed at several call sites.
 
-    A place is a scope and the memory of the first tensor, where that comes again; else the scope alone.
-
-    Attributes
-    ----------
-    calls : those of `calls_looked_at`, by their start: also those that are not selected, as looks are at these too
-    places : of each, the number of its place
-    typical_ns : of each, what those in its place take
-    observed : what later calls of the signature met
-    rows : of each of these, its row among the calls; None where it was not looked at for its place, or has none
+    A call site here is a scope and the storage of the first tensor, if that recurs; else the scope alone.
+    calls : those of `calls_looked_at` by start time, selected or not
+    places : call site of each
+    typical_ns : typical time at the call site of each
+    observed : values and results of later calls
+    rows : index in `calls` of each observation; None if it has no call site
     """
 
     signature: Signature
@@ -70,7 +62,7 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def behaviours(self, selected: pd.Index[int]) -> list[Behaviour]:
-        """The ways in which all calls behave, the most frequent first; none where they all behave alike."""
+        """Return the timing clusters, the most frequent first; empty if there is one only."""
         groups = self._groups()
         if len(groups) < 2:
             return []
@@ -80,7 +72,7 @@ class PlacedCalls:
         return [self._behaviour(groups[index], nearest == index, selected) for index in order]
 
     def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
-        """What later calls met, without those of places that have no selected call."""
+        """Return the observations, without those at call sites that have no selected call."""
         places = set(self.places[self.calls.index.isin(selected)].tolist())
         return [
             item
@@ -89,7 +81,6 @@ class PlacedCalls:
         ]
 
     def _groups(self) -> list[list[tuple[int, Signature]]]:
-        """The calls that were looked at, alike in what they take: the row of each, and the signature as it had it."""
         examples = [
             (row, variant)
             for item, row in zip(self.observed, self.rows, strict=True)
@@ -118,10 +109,9 @@ class PlacedCalls:
 
 
 def calls_looked_at(trace: Trace) -> pd.DataFrame:
-    """The calls of the signatures that were looked at in some places, with the memory of each one's first tensor.
+    """Return the calls of signatures that were observed at several call sites, with the storage of the first tensor.
 
-    They have the index of `Trace.calls`, of which no more is made. Of a long trace, those of the beginning, where the
-    capture looked, and of pieces all along.
+    Of a long trace, the beginning, where the capture observed, and pieces all along.
     """
     numbers = list(_looked_at(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
@@ -135,7 +125,7 @@ def calls_looked_at(trace: Trace) -> pd.DataFrame:
 def _pieces(
     parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
 ) -> Iterator[pd.DataFrame]:
-    """Parts of the calls of some signatures: all where these are few, else at most a part more than so many."""
+    """Return all calls of some signatures if they are few, else evenly spaced parts of them."""
     seen = taken = 0
     for part, storages in parts:
         own = part[part["signature"].isin(numbers)]
@@ -147,12 +137,6 @@ def _pieces(
 
 
 def placed_calls(trace: Trace, calls: pd.DataFrame) -> dict[int, PlacedCalls]:
-    """The calls of each signature that was looked at in some places, by its number.
-
-    Parameters
-    ----------
-    calls : of `calls_looked_at`
-    """
     signatures, observed = {signature.number: signature for signature in trace.signatures}, _looked_at(trace)
     placed: dict[int, PlacedCalls] = {}
     for name, own in calls.groupby("signature"):
@@ -166,7 +150,6 @@ def placed_calls(trace: Trace, calls: pd.DataFrame) -> dict[int, PlacedCalls]:
 
 
 def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
-    """What later calls of those signatures met."""
     known = {signature.number for signature in trace.signatures}
     return {
         number: items
@@ -176,7 +159,7 @@ def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def variant_of(signature: Signature, observed: Observed) -> Signature | None:
-    """A signature as one of its later calls had it; None where the two do not fit."""
+    """Return a signature with the values of one of its later calls; None if the two do not fit."""
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
     args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)
@@ -184,7 +167,6 @@ def variant_of(signature: Signature, observed: Observed) -> Signature | None:
 
 
 def _rows(observed: Sequence[Observed], starts: NDArray[np.int64], memory: NDArray[np.int64]) -> Iterator[int | None]:
-    """Of each that was looked at for its place, its row among the signature's calls."""
     for item in observed:
         if item.since_ns is None:
             yield None
@@ -197,14 +179,13 @@ def _rows(observed: Sequence[Observed], starts: NDArray[np.int64], memory: NDArr
 
 
 def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The memory of each call's first tensor."""
     # a call that has none can be the last
     padded = np.append(storages, NO_STORAGE)
     return np.where(calls["tensors"] > 0, padded[calls["first_storage"].to_numpy()], NO_STORAGE)
 
 
 def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The place of each call, and what those in it take in ns."""
+    """Return the call site of each call, and the typical time there in ns."""
     first = pd.Series(memory, index=calls.index)
     raw_ns = (calls["raw_ns"] - calls["slow_memory_ns"]).astype(float)
     calm_ns = calm_times(calls)
@@ -224,5 +205,5 @@ def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.
 
 
 def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
-    """Times of calls in ns; nan of those that the capture's own work perturbed on the host."""
+    """Return times in ns, with nan for calls that the capture perturbed on the host."""
     return calls["raw_ns"].astype(float).where(~calls["perturbed"] | calls["device_ns"].notna())

@@ -25,7 +25,7 @@ from opgrip.traces.zoo.distilled import FIELD
 _REFUSED = re.compile(
     r"not differentiable with respect to argument '(\w+)'|the derivative for '(\w+)' is not implemented"
 )
-"""How torch refuses an argument that requires a gradient: in this version, and in earlier ones."""
+"""Messages of torch for an argument that it does not differentiate, in several versions."""
 
 
 def require_gradients(signature: Signature) -> Signature:
@@ -41,12 +41,10 @@ def refused_argument(error: BaseException) -> str | None:
 
 
 def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Case:
-    """Return a case whose arguments require the gradients that its calls can have.
+    """Return a case whose arguments require gradients where its calls can have them.
 
-    Parameters
-    ----------
-    is_unsaid : the source does not say which tensors require gradients, so that all of floating point do
-    refused : names of arguments that the operator takes no gradient of
+    is_unsaid : the source does not say which tensors require gradients, so all floating-point ones do
+    refused : names of arguments that the operator is not differentiable in
     """
     if not is_unsaid and not refused:
         return case
@@ -58,7 +56,6 @@ def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Cas
 
 
 def _without(signature: Signature, refused: Collection[str]) -> Signature:
-    """Return a call without gradients of some of its operator's arguments."""
     schema = schema_of(signature) if refused else None
     if schema is None:
         return signature
@@ -106,17 +103,15 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
     "mkldnn_rnn_layer": (3,),
     "_weight_norm_interface": (1,),
 }
-"""By operator, the places of results that torch returns for the operator's own backward: statistics, seeds, indices.
-
-A trace does not say which results leave the program, so any other result may be one that its caller gets.
-"""
+"""Indices of results that torch returns for the operator's own backward, by operator: statistics, seeds, indices. A
+trace does not say which results leave the program, so any other result may be used by the caller."""
 
 
 def with_unused(cases: Sequence[Case], trace: Trace) -> list[Case]:
-    """Return cases with the places of their results that the program does not use.
+    """Return cases with the indices of results that the program does not use.
 
-    The dataflow of the trace decides: what no later call takes is not used. If the trace does not hold all calls, or
-    not the memory between them, a result counts as used if the call ran with gradients.
+    A result that no later call takes is unused. If the trace lacks calls or storages, a result counts as used if the
+    call ran with gradients.
     """
     candidates = {
         case.trace_number: {*FOR_BACKWARD[packet]}
@@ -142,7 +137,6 @@ def _packet(signature: Signature) -> str:
 
 
 def _is_whole(trace: Trace) -> bool:
-    """Whether a trace holds each call that may have taken a result."""
     end = trace.end
     return end is not None and not end.dropped and end.stopped is None and FIELD not in trace.header
 
@@ -155,7 +149,7 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Return, of the signatures whose memory is known, the places of those candidates that a later call takes."""
+    """Return the candidates that a later call takes, by signature."""
     takes = {item.number: len(interface_of(item).takes) for item in trace.signatures}
     # of each result its memory, signature and place, (N, 3)
     results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, takes)])
@@ -172,7 +166,6 @@ def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int,
 
 
 def _results(trace: Trace, candidates: Mapping[int, set[int]], takes: Mapping[int, int]) -> Iterator[Integers]:
-    """Yield the memory, signature and place of the candidates among the results of calls, (N, 3)."""
     signatures = (item for item in trace.signatures if item.number in candidates)
     places = {item.number: _places(item, candidates[item.number]) for item in signatures}
     for calls, memory in trace.call_parts():
@@ -188,13 +181,11 @@ def _results(trace: Trace, candidates: Mapping[int, set[int]], takes: Mapping[in
 
 
 def _places(signature: Signature, candidates: Collection[int]) -> dict[int, int]:
-    """Return the place among all results by that among the results' tensors, of candidates that are tensors."""
     places = [place for place, leaf in enumerate(leaves(signature.outputs)) if isinstance(leaf, TensorSpec)]
     return {tensor: place for tensor, place in enumerate(places) if place in candidates}
 
 
 def _places_of_arguments(calls: pd.DataFrame, takes: Mapping[int, int]) -> Integers:
-    """Return where the memory of all calls' arguments stands among that of all tensors."""
     argument_counts = calls["signature"].map(takes).fillna(0).to_numpy(np.int64)
     counts = np.minimum(calls["tensors"].to_numpy(np.int64), argument_counts)
     before = np.cumsum(counts) - counts

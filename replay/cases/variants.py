@@ -1,4 +1,4 @@
-"""The ways in which a case is run, each a row of the results."""
+"""Variants: the run configurations of a case, each a row of the results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ FORWARD, BACKWARD = "forward", "backward"
 class Point:
     """What a case is run with.
 
-    Attributes
-    ----------
-    threads : of an operator; None for as many as the program had
-    batch : times the recorded batch
+    threads : threads of an operator; None for as many as in the program
+    batch : factor on the recorded batch size
     streams : cases that run at once, on threads or on streams of a device
     """
 
@@ -33,7 +31,7 @@ class Point:
 @titled("what they run on")
 @dataclass(frozen=True, slots=True)
 class Points:
-    """With what cases are run, a row for each combination."""
+    """What cases are run with: one row per combination."""
 
     threads: tuple[int, ...] = option(
         (),
@@ -74,7 +72,6 @@ class Points:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a user should know of them."""
         processors = len(self.pin or os.sched_getaffinity(0))
         most = max(self.threads, default=0)
         if most <= processors:
@@ -84,21 +81,17 @@ class Points:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether there are several points."""
         return any(len(points) > 1 for points in (self.threads, self.batch_scale, self.streams))
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run a case.
+    """One run configuration of a case.
 
-    Attributes
-    ----------
-    number : among all ways of the case
-    values : how they are drawn
-    direction : `forward`, or `backward` for the gradients of a call
-    mode : its name, with what follows the colon
-    cache : what caches hold before a run, where the case's ways differ in it
+    number : index among the case's variants
+    direction : `forward`, or `backward` for the gradients
+    mode : name, with the argument after a colon
+    cache : state of the caches before a run, if the variants differ in it
     """
 
     number: int
@@ -110,7 +103,7 @@ class Way:
 
     @property
     def label(self) -> str:
-        """The words that tell it from the case's other ways: `compile backward random`, `eager 2 threads`."""
+        """Words that distinguish the variant: `compile backward random`, `eager 2 threads`."""
         usual = (FORWARD, RECORDED)
         words = [self.mode, *(word for word in (self.direction, self.values) if word not in usual)]
         if self.point.threads is not None:

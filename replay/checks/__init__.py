@@ -1,4 +1,4 @@
-"""Whether what a mode gave is what the reference, eager, gave."""
+"""Compare the results of a mode with those of the reference, eager."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Operators that choose among elements, where another of equal ones is right, and what schemas say of a call."""
+"""Operators that choose among elements, for which another of several equal elements is correct."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from opgrip.replay.operators.memory import Arguments
 
 LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
-"""Operators whose results for a backward pass are empty on a CPU where there is none, and of any shape elsewhere."""
+"""Operators whose results for a backward are empty on a CPU without a backward, and of any shape elsewhere."""
 
 UNINITIALIZED = frozenset(
     {
@@ -30,18 +30,16 @@ UNINITIALIZED = frozenset(
         *("resize", "resize_", "resize_as", "resize_as_"),
     }
 )
-"""Operators whose results hold whatever the memory held."""
+"""Operators whose results are uninitialized memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
     """An operator by its parts.
 
-    Attributes
-    ----------
     packet, overload : as in `aten.sort.stable`
-    schema : torch's; None where the operator is not registered here
-    random : whether torch says that it draws random numbers
+    schema : torch's; None if the operator is not registered here
+    random : True if torch says that it draws random numbers
     """
 
     packet: str
@@ -51,16 +49,14 @@ class Named:
 
     @property
     def leaves_empty(self) -> bool:
-        """Whether results that are empty say nothing."""
         return self.packet in LEAVES_EMPTY
 
     @property
     def uninitialized(self) -> bool:
-        """Whether its results hold whatever the memory held."""
         return self.packet in UNINITIALIZED
 
     def bound(self, arguments: Arguments) -> dict[str, Any]:
-        """A call's arguments by name, with those that it leaves out."""
+        """Return a call's arguments by name, with defaults."""
         args, kwargs = arguments
         declared = self.schema.arguments if self.schema is not None else []
         values = {item.name: item.default_value for item in declared if item.has_default_value()}
@@ -69,7 +65,6 @@ class Named:
 
 
 def named(function: Callable[..., Any], op: str | None) -> Named | None:
-    """The operator that a call is of; None for a Python function."""
     parts = (op or "").split(".")
     if len(parts) != 3:
         return None
@@ -89,10 +84,11 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """What is not right with each output that another choice among equal elements may change, None where it is.
+    """Return, by index, what is wrong with each output that may differ by another choice among equal elements; None for
+    correct ones.
 
-    Nothing for an operator that does not choose. Indices may be others than the reference's where the elements they
-    point at are equal; they must be valid, and where each element is given once, distinct.
+    Empty for an operator that does not choose. Indices may differ from the reference's if they point at equal elements;
+    they must be valid, and distinct if each element is given once.
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
     if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
@@ -117,7 +113,7 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Indices along a dimension; of the flattened input where there is none."""
+    """Indices along a dimension, or into the flattened input."""
     return _pointing(*_source(bound, ours, theirs))
 
 
@@ -129,7 +125,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """As of topk, whose results are in any order where they are not to be sorted."""
+    """As for topk, whose results may be in any order if they are not sorted."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -139,7 +135,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """As of cummax, whose indices point at elements up to their own place."""
+    """As for cummax, whose indices point at elements up to their own position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -148,7 +144,7 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """As of max_pool2d_with_indices: indices into each plane, of elements within the window that is pooled."""
+    """As for max_pool2d_with_indices: indices into each plane, within the pooled window."""
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
     # windows of adaptive pooling have no sizes of their own
@@ -163,7 +159,7 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 
 
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
-    """Whether windows reach the indices along the dimension that is `place` from the last."""
+    """Return True if the windows reach the indices along the dimension that is `place` from the last."""
 
     def read_setting(name: str) -> int:
         values = list(bound.get(name) or bound["kernel_size"])
@@ -178,7 +174,7 @@ def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> b
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-    """The input, the dimension that indices run along, and both indices with that dimension."""
+    """Return the input, the dimension of the indices, and both indices with that dimension."""
     source = bound["self"].detach().cpu()
     dim = bound.get("dim")
     if dim is None or not source.dim():
@@ -214,7 +210,7 @@ INDEX_OUTPUT = {
     **dict.fromkeys([f"{name}_with_indices" for name in ("max_pool2d", "max_pool3d")], 1),
     **dict.fromkeys(["adaptive_max_pool2d", "adaptive_max_pool3d"], 1),
 }
-"""Operators that give indices of elements that they chose, and which output that is."""
+"""Operators that return indices of chosen elements, and the index of that output."""
 
 _RULES: dict[str, Chosen] = {
     "sort": _each_once,

@@ -1,4 +1,4 @@
-"""How far apart two results are, element by element."""
+"""How far apart two results are by element, and how much of that rounding explains."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from opgrip.replay.checks.plain import Plain
 from opgrip.replay.checks.verdicts import Difference, Tolerance, Verdict
 
 STEPPED = 0.01
-"""Share of a quantized result's elements that may be the next one: what is rounded in the middle goes either way."""
+"""Share of a quantized result's elements that may be the neighbouring value: ties round either way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What lies between a result and its reference, both of the same shape.
+    """Distance of a result from its reference.
 
-    Attributes
-    ----------
-    distance : (elements,) float64; 0 where they are equal or both NaN, inf where only one is finite
+    distance : (elements,) float64; 0 if equal or both NaN, inf if only one is finite
     size : (elements,) float64, |reference|
-    exceeds_tolerance : (elements,) bool, where the distance is beyond tolerance
+    exceeds_tolerance : (elements,) bool
     """
 
     distance: Tensor
@@ -33,7 +31,6 @@ class Gap:
 
 
 def gap(actual: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
-    """How far a result is from its reference."""
     distance = distances(actual.values, reference.values)
     size = magnitudes(reference.values)
     exceeds_tolerance = (distance > allowance(reference.dtype, size, tolerance)) & (distance > 0)
@@ -45,10 +42,10 @@ def gap(actual: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
 
 
 def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
-    """(elements,) float64, what numbers of these sizes may be off by.
+    """(elements,) float64, the allowed error of numbers of these sizes.
 
-    The absolute tolerance that comes with a dtype is meant for numbers around 1. Where the largest is less, such as
-    among gradients, it shrinks with it, for it would else hide whatever is wrong with them.
+    The absolute tolerance of a dtype is meant for numbers around 1. If the largest is less, as among gradients, it
+    shrinks with it; it would hide errors otherwise.
     """
     # a product with an infinite size would allow any finite number there
     size = size.nan_to_num(0, 0, 0)
@@ -61,7 +58,7 @@ def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
 
 
 def distances(one: Tensor, other: Tensor) -> Tensor:
-    """(elements,) float64, |one - other|; 0 where both are equal or NaN, inf where that is no number."""
+    """(elements,) float64, |one - other|; 0 if equal or both NaN, inf if undefined."""
     same = one == other
     if one.is_floating_point() or one.is_complex():
         same = same | (one.isnan() & other.isnan())
@@ -73,17 +70,14 @@ def distances(one: Tensor, other: Tensor) -> Tensor:
 
 
 def magnitudes(values: Tensor) -> Tensor:
-    """(elements,) float64, absolute values."""
     return values.abs() if values.is_floating_point() or values.is_complex() else values.double().abs()
 
 
 def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verdict:
-    """Return the verdict over a result.
+    """Return the verdict on a result.
 
-    Parameters
-    ----------
-    name : of the result, such as `output 1`
-    wrong : (elements,) bool, which of its elements are not right
+    name : such as `output 1`
+    wrong : (elements,) bool
     """
     distance, relative = between.distance, _relative(between, wrong)
     if not len(distance):
@@ -98,9 +92,9 @@ def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verd
 
 
 def _relative(between: Gap, wrong: Tensor) -> Tensor:
-    """(elements,) float64, the distance as a part of the reference's size.
+    """(elements,) float64, distance relative to the reference.
 
-    Where the reference is zero it is inf if the element is wrong and 0 else; inf too where one of both is no number.
+    For a zero reference inf if the element is wrong, else 0; inf if one of both is NaN or infinite.
     """
     no_number = between.distance.isinf() | ((between.size == 0) & wrong)
     sized = (between.size > 0) & between.size.isfinite()
@@ -109,31 +103,30 @@ def _relative(between: Gap, wrong: Tensor) -> Tensor:
 
 
 MULTIPLE, MULTIPLE_OF_HALF = 64.0, 8.0
-"""How many times as far from the truth as the reference a result may be, and the same in dtypes of 16 bits.
+"""How many times the reference's error a result may have, and the same for 16-bit dtypes.
 
-Measured against torch on a CPU: summing in another order or in blocks takes 1; 10,000 products added one by one, as a
-compiler without tuning does, 12; Winograd's F(4x4, 3x3) over 64 channels 53. All of those in float32, which has the
-digits to spare: 64 times its rounding is still 1e-5 of a number. Programs add numbers of 16 bits in float32, so there
-only intermediate results matter; 100 partial sums rounded to them take 8.
+Measured against torch on a CPU: another order of sums takes 1; 10,000 products added one by one, as by a compiler
+without tuning, 12; Winograd's F(4x4, 3x3) over 64 channels 53, all in float32: 64 times its rounding is still 1e-5 of a
+number. Programs add 16-bit numbers in float32, so there only intermediate results matter; 100 partial sums rounded to
+them take 8.
 """
 MULTIPLE_OF_TF32 = 16.0
-"""The same where products may be of TF32, beside what its last bit changes.
+"""The same for TF32 products, besides what its last bit changes.
 
-Measured on products, convolutions and a layer with softmax whose arguments were cut or rounded to TF32: of 480 draws
-three took more than 8, and none took 16.
+Measured on products, convolutions and a layer with softmax with arguments cut or rounded to TF32: three of 480 took
+more than 8, none took 16.
 """
 ONE_BY_ONE = 0.25
-"""That multiple over the root of the number of terms, where that is more.
+"""The multiple divided by the root of the number of terms, if that is more.
 
-Of n terms that are added one by one the error grows as n, and what their last bits change as the root of it. A million
-take 40 to 170.
+The error of n terms added one by one grows as n, the effect of their last bits as its root. A million take 40 to 170.
 """
 OVERALL = 0.25
-"""The part of that multiple which errors may reach in root mean square: the cases above take up to 8 in float32."""
+"""Part of the multiple that errors may reach in root mean square: the cases above take up to 8 in float32."""
 TYPICAL = 0.99
-"""Quantile of the reference's errors that stands for what an element's error can be."""
+"""Quantile of the reference's errors that is a typical error of an element."""
 ENOUGH = 64
-"""Elements whose root mean square says more than the largest."""
+"""Elements from which on the root mean square is meaningful."""
 
 _HALF = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 
@@ -147,24 +140,18 @@ def rounded(
     terms: float,
     tf32: bool = False,
 ) -> Tensor:
-    """(elements,) bool, where a result of floating point is as near the truth as one can ask.
+    """(elements,) bool, where a floating-point result is as near the truth as can be expected.
 
-    Another order of sums, a fused kernel, a blocked or a transformed convolution err otherwise than the reference does,
-    and the reference's error in one element may be nothing by luck. So an element may be off by what tolerance allows
-    beside `MULTIPLE` times the largest of
-
-    - the reference's own error there,
-    - what a last bit in the arguments changes there, which is large where terms cancel,
-    - the `TYPICAL` quantile of the reference's errors in all elements. A quantile and not the largest, for one element
-      at a jump of the function would else excuse all others.
-
-    In root mean square, errors must stay below `OVERALL` of that: near the bound everywhere is a bias, no rounding.
-
-    Parameters
-    ----------
-    truth, disturbed : from float64, of the same shape as the others
-    terms : how many numbers may have been added to make one element
-    tf32 : whether products may be of TF32, by which `disturbed` is then off; they are added in float32
+    Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error
+    in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times the largest of
+    - the reference's own error in this element,
+    - the effect of a last-bit change of the arguments, which is large where terms cancel,
+    - the `TYPICAL` quantile of the reference's errors; not the largest, since one element at a discontinuity would
+    excuse all.
+    In root mean square, errors must stay below `OVERALL` of that: near the bound everywhere is a bias, not rounding.
+    truth, disturbed : from float64, of the same shape
+    terms : how many numbers may have been added per element
+    tf32 : True if products may be TF32, by which `disturbed` is then off
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))
@@ -186,10 +173,10 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """(elements,) bool, where a whole number or a bool hangs on rounding, and is one of those that it may be.
+    """(elements,) bool, where an integer or bool depends on rounding and has one of the possible values.
 
-    Such are those in which the runs disagree: the reference as it is, in float64, and in float64 with arguments that
-    differ in their last bit. Then what lies between what they gave is right; elsewhere nothing but what all gave.
+    The runs disagree there: the reference, the same in float64, and in float64 with arguments that differ in their last
+    bit. Any value between theirs is correct; elsewhere only the one that all gave.
     """
     values = torch.stack([run.values.long() for run in runs])
     least, most = values.amin(0), values.amax(0)
@@ -197,7 +184,7 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
 
 
 def _overflown(truth: Plain, actual: Plain) -> Tensor:
-    """The truth, with infinities where the dtype of what it is held against has no larger numbers."""
+    """The truth, with infinities where the result's dtype overflows."""
     if actual.dtype.is_complex or not actual.dtype.is_floating_point:
         return truth.values
     most = torch.finfo(actual.dtype).max
@@ -210,7 +197,7 @@ def _finite(errors: Tensor) -> Tensor:
 
 
 def _sample(errors: Tensor) -> Tensor:
-    """At most 2**20 of them, evenly, for torch.quantile takes no more than 2**24."""
+    """At most 2**20 elements, evenly spaced: torch.quantile takes at most 2**24."""
     return errors[:: max(1, len(errors) >> 20)] if len(errors) else errors.new_zeros(1)
 
 

@@ -1,4 +1,4 @@
-"""Whether random results, such as dropout's, are drawn from the same distribution as the reference's."""
+"""Tests whether random results, such as dropout's, have the same distribution as the reference's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Why a result is not what some mask makes of the input: each element either 0 or input / (1 - p)."""
+    """Return why a result is not a dropout of the input: each element is 0 or input / (1 - p)."""
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
     exact = torch.complex128 if source.is_complex() else torch.float64
@@ -33,34 +33,31 @@ def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[An
 
 
 RUNS = 32
-"""Runs of the reference that a random result is held against."""
+"""Runs of the reference for a random result."""
 MOST_RUNS = 256
-"""The same for results of few elements, whose numbers are pooled."""
+"""The same for results of few elements, which are pooled."""
 POOLED = 4096
-"""Numbers in a pool, at which more runs are no longer worth their time."""
+"""Size of a pool from which on more runs are not worth their time."""
 POSITIONS = 1 << 16
-"""Elements of a result that are looked at, evenly spread."""
+"""Elements of a result that are tested, evenly spaced."""
 FALSE_ALARM = 1e-7
-"""Probability that a right result is called wrong by one of the bounds."""
+"""Probability that a test rejects a correct result."""
 COMPARED = 8
-"""Runs of the reference that are held against its others."""
+"""Runs of the reference that are compared with its others."""
 DEPENDENT = 2.0
-"""How many times as far as the reference's own runs are from each other a result may be."""
+"""How many times the distance between the reference's own runs a result may have."""
 
 
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
-    """Why a random result is not drawn as the reference's runs were; None where nothing tells.
+    """Return why a random result is not drawn as the reference's runs were; None if nothing shows it.
 
-    Three laws, each with a bound that right results pass but for one in ten million:
-
+    Three tests, each with a false alarm rate of one in ten million:
     - a permutation holds the same numbers in every run,
-    - all elements together are distributed as those of all runs (two-sample Kolmogorov-Smirnov),
-    - the rank of each element among those that the runs had in its place is as often the first as the last or any
-      other (one-sample Kolmogorov-Smirnov against the uniform distribution), which sees scales, biases and zeros that
-      differ from place to place, as in dropout's results.
-
-    The bounds hold for elements that are drawn apart. Where one draw makes many elements, the reference's runs are as
-    far from each other; a result may be `DEPENDENT` times as far as any of them is from the rest.
+    - all elements are distributed as those of all runs (two-sample Kolmogorov-Smirnov),
+    - the rank of each element among the runs' elements in its place is uniform (one-sample Kolmogorov-Smirnov), which
+    detects scales, biases and zeros that vary by place, as with dropout.
+    The bounds hold for independent elements. If one draw makes many elements, the reference's runs are as far from each
+    other; a result may be `DEPENDENT` times as far as any of them is from the rest.
     """
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):
@@ -79,12 +76,12 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
 
 
 def runs_wanted(elements: int) -> int:
-    """How many runs of the reference tell its distribution."""
+    """Return how many runs of the reference are needed."""
     return min(max(RUNS, POOLED // max(elements, 1)), MOST_RUNS)
 
 
 def _real(result: Plain) -> Tensor:
-    """(places,) float64, the numbers in evenly spread places; parts of complex ones one after the other."""
+    """(places,) float64, the numbers at evenly spaced places, with real and imaginary parts in turn."""
     values = result.values[:: max(1, len(result.values) // POSITIONS)]
     return (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
 
@@ -99,10 +96,9 @@ def _same_numbers(runs: Sequence[Plain]) -> bool:
 
 
 def _constant(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether all of ours are equal, which chance does not make of numbers drawn as the runs' were.
+    """Return True if all elements are equal, which is too unlikely for numbers drawn as the runs' were.
 
-    The probability of it is at most p**(m - 1) for m elements and the commonest number's probability p, which is
-    its share of the pool and what a pool of that size may be wrong by.
+    Its probability is at most p**(m - 1) for m elements, with the commonest number's share p and its sampling error.
     """
     if len(ours) < 2 or bool((ours != ours[0]).any()) or bool((theirs == theirs[:, :1]).all(1).any()):
         return False
@@ -112,7 +108,7 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Whether ours are beyond the bound, and farther from the runs than those are from each other."""
+    """Return True if the distance exceeds the bound, and the distances of the runs from each other."""
     if not len(ours):
         return False
     distance_to_runs = distance(ours, theirs)
@@ -125,7 +121,6 @@ def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: 
 
 
 def _two_sample(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference of two empirical distribution functions."""
     one, others = ours.sort().values, theirs.flatten().sort().values
     places = torch.cat([one, others])
     below = torch.searchsorted(one, places, right=True).double() / len(one)
@@ -133,16 +128,19 @@ def _two_sample(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _two_sample_bound(one: int, others: int) -> float:
-    """What two empirical distribution functions of the same distribution differ by at most, but for `FALSE_ALARM`.
+    """Return the largest difference of two empirical distribution functions of one distribution, except for
+    `FALSE_ALARM`.
 
-    The sum of what each differs from the distribution by: P(sup |F_n - F| > e) <= 2 exp(-2 n e**2).
+    The sum of each one's bound: P(sup |F_n - F| > e) <= 2 exp(-2 n e**2).
     Source: Massart 1990, The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
     """
     return sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(one, 1)) + 1 / sqrt(max(others, 1)))
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference of the ranks' distribution function from the uniform one; ties are broken by chance."""
+    """Return the largest difference of the ranks' distribution function from the uniform one. Ties are broken at
+    random.
+    """
     runs = len(theirs)
     tied = (theirs == ours).sum(0)
     chance = torch.rand(len(ours), generator=torch.Generator().manual_seed(0))

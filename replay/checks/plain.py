@@ -1,4 +1,4 @@
-"""Results as dense numbers on the CPU that can be subtracted, and which result of a mode matches which of eager."""
+"""Results as dense values on the CPU, and which result of a mode matches which of eager."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where among a call's results one stands: which of its outputs, or of its written arguments."""
+    """The position of a result: which output, or which written argument."""
 
     kind: Literal["output", "argument"]
     number: int
 
     def of(self, results: Results) -> Any:
-        """What stands there; None where nothing does."""
         leaves = results.outputs if self.kind == "output" else results.arguments
         return leaves[self.number] if self.number < len(leaves) else None
 
@@ -31,17 +30,13 @@ class Place:
 
 
 class Unpaired(Exception):
-    """Results that cannot be held against the reference's one by one, by the reason."""
+    """Results that cannot be compared one by one with the reference's. The message is the reason."""
 
 
 def paired(actual: Results, reference: Results) -> list[tuple[Place, Any]]:
-    """Each of a mode's results with its place among the reference's.
+    """Pair a mode's results with the reference's; raise `Unpaired` if one has more than the other.
 
-    A mode that gives tensors only is held against the reference's tensors.
-
-    Raises
-    ------
-    Unpaired : where one of them has more than the other
+    If a mode returns tensors only, only the reference's tensors count.
     """
     if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
@@ -58,12 +53,9 @@ def paired(actual: Results, reference: Results) -> list[tuple[Place, Any]]:
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Whether a shape is one that runs may give, which gave others than each other.
+    """Return True if a shape is one that runs may give, which gave different shapes.
 
-    Parameters
-    ----------
-    run_shapes : shapes that runs gave
-    beyond : whether sizes may be outside of those seen, in the dimensions that they vary in
+    beyond : allow sizes outside of those seen, in the dimensions that vary
     """
     if any(len(other) != len(shape) for other in run_shapes):
         return len(set(map(len, run_shapes))) > 1 and len(shape) in set(map(len, run_shapes))
@@ -82,14 +74,12 @@ Shape = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A tensor's or a number's values.
+    """The values of a tensor or number.
 
-    Attributes
-    ----------
     shape : sizes; of a nested tensor the sizes of each of its tensors
-    dtype : that the result has; a Python float has float32, which is what it mostly was before it left its tensor
+    dtype : of the result; a Python float has float32, its dtype before it left its tensor in most cases
     values : (elements,) float64, complex128, int64 or bool
-    step : (elements,) float64, what neighbours of a quantized dtype are apart; None for others
+    step : (elements,) float64, distance of neighbouring values of a quantized dtype; else None
     """
 
     shape: Shape
@@ -99,11 +89,10 @@ class Plain:
 
     @property
     def numeric(self) -> bool:
-        """Whether its values are of floating point, so that rounding can change them."""
         return self.values.is_floating_point() or self.values.is_complex()
 
     def place(self, element: int) -> list[int]:
-        """The indices of an element; only its number for a nested tensor."""
+        """Return the indices of an element; for a nested tensor only its number."""
         if not all(isinstance(size, int) for size in self.shape):
             return [element]
         indices = []
@@ -114,11 +103,9 @@ class Plain:
 
 
 def plain(leaf: Any) -> Plain | None:
-    """The numbers of a result; None for what is neither a tensor nor a number.
+    """Return a result's values, or None if it is neither a tensor nor a number.
 
-    Raises
-    ------
-    RuntimeError, NotImplementedError : for a tensor that torch cannot make dense
+    Raises RuntimeError or NotImplementedError for a tensor that torch cannot make dense.
     """
     if isinstance(leaf, Tensor):
         return _plain_tensor(leaf.detach())

@@ -1,4 +1,4 @@
-"""What is right for one call, by running it as the program did."""
+"""The correct results of one call, from running it as the program did."""
 
 from __future__ import annotations
 
@@ -23,23 +23,20 @@ from opgrip.traces.schema.tensor_specs import plain_name
 __all__ = ["Reference", "observe"]
 
 FEW = 64
-"""Elements of a random result, below which two runs may agree by chance."""
+"""Elements of a random result below which two runs may agree by chance."""
 SEEDS_OF_FEW = 8
 
 
 class Reference:
-    """What is right for one call.
+    """The correct results of one call.
 
-    A result is right where it is within tolerance of the reference's, or where what differs has a reason: memory that
-    the call leaves as it was, another choice among equals (`choices`), random numbers (`distributions`), rounding
-    (`rounding`). What those need, further runs of the call, is made once, when first needed.
-
-    Parameters
-    ----------
-    make_arguments : gives the same arguments in their first state each time
+    A result is correct within tolerance, or if there is a reason for the difference: uninitialized memory, another
+    choice among equal elements (`choosing_operators`), random numbers (`distributions`), rounding (`closeness`). The
+    further runs of the call that this needs are made once, on first use.
+    make_arguments : returns the same arguments in their first state each time
     mutates : whether the call may write into its arguments
-    op : the operator's name such as `aten.sort.default`; None for a Python function
-    unused : places of outputs that nothing uses: differences in these are noted, and make nothing wrong
+    op : name such as `aten.sort.default`; None for a Python function
+    unused : indices of outputs that nothing uses: their differences are only noted
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class Reference:
         self._seeded: list[Results] = []
 
     def check(self, actual: Results, tolerance: Tolerance) -> Verdict:
-        """Whether what a mode gave is right; never raises."""
+        """Return the verdict on a mode's results; never raises."""
         try:
             return joined(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
@@ -85,7 +82,7 @@ class Reference:
         return verdicts
 
     def _pairs(self, actual: Results, first: Results) -> list[tuple[Place, Any]]:
-        """Return what decides, by its place; raises `Unpaired`."""
+        """Return the results that decide, with their positions; raise `Unpaired`."""
         if self._mutates and not actual.arguments and not self._written:
             first = Results(first.outputs)
         return paired(actual, first)
@@ -131,10 +128,10 @@ class Reference:
         return unsettled(ours, [reference, *runs])
 
     def _of_its_own_shape(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
-        """Whether another shape than the reference's is right, since the shape hangs on rounding or on chance.
+        """Return True if a shape other than the reference's is correct, because of rounding or chance.
 
-        Rounding: it is that of a run in float64, or between those of such runs, which leaves no element to hold its
-        elements against. Chance: runs under other seeds have other shapes in the same dimensions.
+        Rounding: it is the shape of a run in float64, or between those; elements cannot be compared then. Chance: runs
+        with other seeds have other sizes in the same dimensions.
         """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
@@ -149,7 +146,6 @@ class Reference:
         return reason
 
     def _varies(self, place: Place, reference: Plain, tolerance: Tolerance) -> bool:
-        """Whether a result is another under another seed."""
         if self._operator is not None and self._operator.random:
             return True
         seeds = SEEDS_OF_FEW if len(reference.values) < FEW else 2
@@ -161,12 +157,11 @@ class Reference:
         )
 
     def _in_float64(self, place: Place) -> list[Plain]:
-        """What a place holds in float64, first on the very arguments; nothing where the call does not run so."""
+        """Return a result in float64, first on the exact arguments; empty if the call does not run in float64."""
         results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
         return [run for run in results if run is not None]
 
     def _runs(self, count: int) -> list[Results]:
-        """What the reference gives under as many seeds."""
         while len(self._seeded) < count:
             seed = len(self._seeded)
             self._seeded.append(run_seeded(self._function, self._make_arguments(), self._mutates, seed))
@@ -178,12 +173,11 @@ class Reference:
 
     @cached_property
     def _terms(self) -> int:
-        """Elements of the largest argument."""
         return max((tensor.numel() for tensor in tensors_of(self._make_arguments())), default=0)
 
     @cached_property
     def _written(self) -> set[int]:
-        """Places of the arguments that the call changes; none where it may not write."""
+        """Indices of the arguments that the call changes."""
         after = self._runs(1)[0].arguments
         return {
             place for place, pair in enumerate(zip(self._first_arguments, after, strict=False)) if is_changed(*pair)
@@ -195,7 +189,6 @@ class Reference:
 
 
 def is_changed(before: Tensor, after: Tensor) -> bool:
-    """Return True if a tensor's values or shape changed."""
     one, other = plain(before), plain(after)
     if one is None or other is None or one.shape != other.shape:
         return True
@@ -203,7 +196,7 @@ def is_changed(before: Tensor, after: Tensor) -> bool:
 
 
 def _same_tensor(leaf: Any, expected: Any) -> bool:
-    """Whether both are equal as they are, which takes no memory to see; False where that is not easily seen."""
+    """Return True if both are equal bit by bit, which takes no memory to see; False if that is unknown."""
     if not isinstance(leaf, Tensor) or not isinstance(expected, Tensor):
         return False
     if any(
@@ -218,16 +211,16 @@ def _same_tensor(leaf: Any, expected: Any) -> bool:
 
 
 WRITES = "writes into its arguments"
-"""Note of a candidate that changes arguments which the reference leaves as they are."""
+"""Note on a candidate that changes arguments which the reference does not."""
 
 _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 
 
 class CandidateReference(Reference):
-    """What is right for a candidate.
+    """The correct results of a candidate.
 
-    Its outputs decide. An argument that the reference writes decides too, unless the reference also returns it. One
-    that only the candidate writes is reported in a note.
+    Its outputs decide, and arguments that the reference writes and does not return. Arguments that only the candidate
+    writes are noted.
     """
 
     def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[Verdict]:
@@ -243,7 +236,7 @@ class CandidateReference(Reference):
 
     @cached_property
     def _owed(self) -> set[int]:
-        """Places of the arguments that the reference writes and does not return."""
+        """Indices of arguments that the reference writes and does not return."""
         if not self._written:
             return set()
         args, kwargs = self._make_arguments()
@@ -257,7 +250,7 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how what a candidate returned is built otherwise than what the reference returned; None if it is not."""
+    """Return how the structure of a candidate's result differs from the reference's; None if it does not."""
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):
         return None
@@ -268,13 +261,13 @@ def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
 
 
 def not_comparable(results: Any) -> str | None:
-    """Return the type of something that cannot be compared among results; None if all can be."""
+    """Return the type of a result that cannot be compared, or None."""
     odd = (type(leaf).__name__ for leaf in leaves(results) if not isinstance(leaf, _PLAIN))
     return next(odd, None)
 
 
 def in_order_of(results: Any, like: Any) -> Any:
-    """Return results with the entries of dictionaries in the order of others of the same structure."""
+    """Return results with dictionaries in the order of those of `like`."""
     if isinstance(results, Mapping):
         return {key: in_order_of(results[key], like[key]) for key in like}
     if isinstance(results, list | tuple):
@@ -283,7 +276,6 @@ def in_order_of(results: Any, like: Any) -> Any:
 
 
 def _parts(results: Any) -> dict[Any, Any] | None:
-    """Return what stands in results by its place; None for a leaf."""
     if isinstance(results, dict):
         return results
     return dict(enumerate(results)) if isinstance(results, list | tuple) else None

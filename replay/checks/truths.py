@@ -1,4 +1,4 @@
-"""Runs of the reference, and what a call returns in float64 and how much that depends on rounding of its arguments."""
+"""Runs of the reference: as recorded, in float64, and with arguments changed by rounding."""
 
 from __future__ import annotations
 
@@ -19,24 +19,18 @@ from opgrip.traces.schema.arguments import leaves, map_leaves
 
 
 def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -> Results:
-    """What a call gives, as copies that nothing that runs later writes into.
-
-    Parameters
-    ----------
-    mutates : whether it may write into its arguments, which are then kept too
-    """
+    """Run a call and return copies of its results, and of its arguments if it `mutates` them."""
     args, kwargs = arguments
     outputs = [_copy_leaf(leaf) for leaf in leaves(function(*args, **kwargs))]
     return Results(outputs, [_copy_leaf(tensor) for tensor in tensors_of(arguments)] if mutates else [])
 
 
 def tensors_of(arguments: Arguments) -> list[Tensor]:
-    """The tensors among a call's arguments, in order."""
     return [leaf for leaf in leaves(list(arguments)) if isinstance(leaf, Tensor)]
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> Results:
-    """What a call gives when all random numbers start from a seed; the program's own generators stay as they were."""
+    """Run a call with all random numbers from a seed; the program's own generators are restored."""
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
 
@@ -69,7 +63,7 @@ def _seeded(arguments: Arguments, seed: int) -> Iterator[None]:
 
 
 DISTURBED = 4
-"""Runs with arguments that differ in their last bit: all greater, all less, and by chance."""
+"""Runs with arguments that differ in their last bit: all greater, all less, and at random."""
 
 _ALIKE = (1, -1)
 _COMPLEX = frozenset({torch.complex32, torch.complex64})
@@ -79,11 +73,9 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64})
 class Truths:
     """Runs of a call in float64.
 
-    Attributes
-    ----------
-    exact : on its arguments as they are
-    disturbed : on arguments whose every element is off by half its dtype's epsilon, which is what rounding it might do
-    tf32 : whether that is TF32's where the dtype is float32
+    exact : on its exact arguments
+    disturbed : on arguments that are off by half an epsilon of their dtype, the effect of rounding them
+    tf32 : True if that is TF32's epsilon for float32
     """
 
     exact: Results
@@ -92,14 +84,13 @@ class Truths:
 
     @property
     def all(self) -> tuple[Results, ...]:
-        """Every run."""
         return (self.exact, *self.disturbed)
 
 
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Runs of a call in float64; None where it cannot run so, or would not be the same call."""
+    """Return runs of a call in float64; None if it cannot run so or would not be the same call."""
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
         # copies of another dtype would no longer see each other's changes
@@ -118,7 +109,7 @@ def truths_of(
 
 
 class _InFloat64(OperatorNames):
-    """Makes every operator that is told a dtype of floating point work in float64."""
+    """Makes operators with a floating-point dtype argument work in float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raised = map_leaves(_raise_dtype, tuple(args)), map_leaves(_raise_dtype, kwargs or {})
@@ -128,7 +119,7 @@ class _InFloat64(OperatorNames):
 def _attempted(
     function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int, mode: _InFloat64
 ) -> Results | None:
-    """What a call gives where all is in float64; None where that raises, such as for a probability just above 1."""
+    """Return the results in float64, or None if the call raises, as for a probability just above 1."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 class Difference:
     """Elements of one result that differ from the reference's beyond the tolerance.
 
-    Attributes
-    ----------
     place : the result, such as `output 1`
-    count, size : how many elements differ, and how many there are
-    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf where the reference is zero
-    at : indices of the element with the largest error; empty for a scalar
+    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf for a zero reference
+    at : indices of the element with the largest error
     """
 
     place: str
@@ -45,16 +42,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether results are right, and how far they are from the reference's.
+    """Whether results are correct, and how far they are from the reference's.
 
-    The columns `max_abs`, `max_rel` and the text of a row all come from here, so they cannot contradict each other.
-
-    Attributes
-    ----------
-    right_abs, right_rel : largest errors of results that are right, `right_rel` over the elements that are not zero in
-        the reference; None where there was nothing to subtract, as of random numbers
-    faults : what is not right: differences, and other reasons in words
-    notes : what else to report, which makes nothing wrong
+    The columns `max_abs`, `max_rel` and the row's text all come from here, so they cannot contradict each other.
+    right_abs, right_rel : largest errors of correct results, `right_rel` over elements with a non-zero reference; None
+        if there is nothing to subtract, as for random numbers
+    faults : differences, and other reasons as text
+    notes : what else to report
     """
 
     right_abs: float | None = None
@@ -64,22 +58,20 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether all results are right."""
         return not self.faults
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute error; of results that are wrong, over the elements that are."""
+        """Largest absolute error; for wrong results, over the wrong elements."""
         return self.right_abs if self.right else max((item.max_abs for item in self._differences), default=None)
 
     @property
     def max_rel(self) -> float | None:
-        """Largest relative error, over the same elements as `max_abs`."""
         return self.right_rel if self.right else max((item.max_rel for item in self._differences), default=None)
 
     @property
     def reason(self) -> str | None:
-        """What is not right, in one line; None where all is right."""
+        """What is wrong, in one line, or None."""
         return "; ".join(map(str, self.faults)) or None
 
     @property
@@ -88,12 +80,12 @@ class Verdict:
 
 
 def wrong(reason: str) -> Verdict:
-    """Return the verdict over a result that cannot be subtracted from the reference's, such as one of another shape."""
+    """Return the verdict on a result that cannot be subtracted from the reference's, such as one of another shape."""
     return Verdict(faults=(reason,))
 
 
 def joined(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return one verdict over several outputs or sets of inputs: right where all are."""
+    """Return one verdict on several outputs or input sets."""
     parts = list(verdicts)
     faults: dict[str, Difference | str] = {}
     for fault in (fault for part in parts for fault in part.faults):
@@ -125,19 +117,13 @@ TOLERANCES: dict[str, tuple[float, float]] = {
     "quint4x2": (1.3e-6, 1e-5),
     "quint2x4": (1.3e-6, 1e-5),
 }
-"""Relative and absolute tolerance by a dtype's name.
-
-Source: the table in the documentation of `torch.testing.assert_close`.
-"""
+"""Relative and absolute tolerance by dtype. Source: documentation of `torch.testing.assert_close`."""
 
 
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What counts as equal: |actual - reference| <= atol + rtol * |reference|.
-
-    It is of no account for whole numbers and bools, which are equal or not.
-    """
+    """What counts as equal: |actual - reference| <= atol + rtol * |reference|. Integers and bools must be equal."""
 
     rtol: float | None = option(
         None,
@@ -157,9 +143,9 @@ class Tolerance:
     )
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
-        """The relative and the absolute tolerance of a dtype's numbers.
+        """Return the relative and absolute tolerance of a dtype.
 
-        A float of 8 bits or fewer may be the next one, which is what a tie that is rounded the other way gives.
+        A float of at most 8 bits may be the next one: ties round either way.
         """
         import torch
 

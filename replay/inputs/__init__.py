@@ -1,1 +1,1 @@
-"""Makes the arguments of a call again: metadata, memory, values."""
+"""Regenerate the arguments of a call: metadata, memory, values."""

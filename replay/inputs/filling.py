@@ -21,19 +21,15 @@ from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dt
 from opgrip.traces.values import Drawable, ValueModel
 
 CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""Dtypes that others can stand for; values of fewer bits mean something only by the scales that belong to them."""
+"""Dtypes that can be replaced by others; fewer bits have meaning only with their scales."""
 
 
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """What gives each argument of a call as it is where floating-point tensors have another dtype.
+    """Return what maps each argument to the one of a call whose floating-point tensors have another dtype.
 
-    A dtype among the arguments is changed where tensors of the call had it, or where the call has no such tensors. A
-    number too large for the new dtype becomes the largest.
-
-    Raises
-    ------
-    ValueError : for a dtype that is none of floating point
-    Unsupported : where arguments see the same memory as of several dtypes
+    A dtype argument changes if tensors of the call had it, or if there are none. A number too large for the new dtype
+    becomes the largest.
+    Raises `ValueError` for another kind of dtype, and `Unsupported` if arguments view one memory in several dtypes.
     """
     if not dtype.is_floating_point:
         raise ValueError(f"{dtype} is no floating-point dtype")
@@ -55,7 +51,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a call as it runs in another dtype, its results too; the same call where no tensor can be cast."""
+    """Return a call in another dtype, with its results; the same call if no tensor can be cast."""
     if dtype is None:
         return signature
     try:
@@ -71,7 +67,6 @@ def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature
 
 
 def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    """A tensor, and what it is made of, in another dtype where it is of floating point."""
     if spec.dtype not in CAST:
         return spec
     made_of = spec.made_of
@@ -84,7 +79,7 @@ def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 
 def pieces(spec: TensorSpec) -> tuple[TensorSpec, ...]:
-    """The strided tensors whose memory a tensor lies in: itself, or its parts."""
+    """Return the strided tensors that hold a tensor's memory: itself, or its parts."""
     return spec.parts or (spec,)
 
 
@@ -98,18 +93,15 @@ def _check_shared(memory: list[TensorSpec]) -> None:
 
 
 FEW = 64
-"""Elements that are drawn as they are, even where the tensor repeats them: so many a trace may hold exactly."""
+"""Elements that are drawn individually even if a tensor repeats them: a trace may hold this many exactly."""
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
-    """Draw values into a tensor whose elements may share memory with each other.
+    """Draw values into a tensor whose elements may share memory.
 
-    Parameters
-    ----------
     tensor : of a dtype that `memory_dtype` gives
-    drawn_as : dtype of the values, of which the tensor holds the nearest
-
-    It takes no more memory than the tensor lies in, however often that repeats its elements.
+    drawn_as : dtype of the values, which are rounded to the tensor's
+    Takes no more memory than the tensor's own, however often it repeats elements.
     """
     if 0 in tensor.shape:
         return
@@ -127,14 +119,13 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
 
 
 def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Put values into a tensor of a dtype that may be another."""
     tensor.copy_(narrowed(values, tensor.dtype))
 
 
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Values of a model, or where there is none normal numbers, random bits and zeros."""
+    """Draw values from a model, or else normal numbers, random bits and zeros."""
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
         return model.draw(shape, written_as, generator)
@@ -149,18 +140,17 @@ def draw(
 
 
 def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The bytes of some memory, (N,) uint8."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers of a floating-point or complex dtype, 8-bit ones too, which torch does not draw."""
+    """Draw normal numbers of any floating-point or complex dtype, including 8-bit ones, which torch does not draw."""
     wide = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values in another dtype, its largest in the place of finite ones that are larger."""
+    """Cast values, with finite ones clamped to the dtype's range."""
     if values.dtype == dtype or not (values.dtype.is_floating_point and dtype.is_floating_point):
         return values.to(dtype)
     bounds = torch.finfo(dtype)
@@ -171,14 +161,12 @@ def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
-    """One index of each dimension that an expanded tensor repeats."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     shape = [1 if step == 0 else size for size, step in steps]
     return tensor.as_strided(shape, tensor.stride())
 
 
 def _has_windows(tensor: torch.Tensor) -> bool:
-    """Whether elements may overlap, as far as the strides tell."""
     reach = 0
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -194,12 +182,9 @@ def _extent(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Draws what the program had, and where that cannot be had, what the value model gives.
+    """Draws the recorded values; falls back to the value model if they are missing or do not fit.
 
-    Attributes
-    ----------
-    model : stands in for values that do not fit
-    repeated : the tensor's dimensions of stride 0, which the file holds once
+    repeated : dimensions of stride 0, which the file holds once
     """
 
     model: ValueModel
@@ -208,19 +193,16 @@ class Stored:
     repeated: tuple[int, ...] = ()
 
     def laid_out(self, spec: TensorSpec) -> Stored:
-        """The same for a tensor of that layout."""
         repeated = tuple(dimension for dimension, step in enumerate(spec.stride or ()) if step == 0)
         return replace(self, repeated=repeated) if repeated else self
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """The values, on the generator's device; those of repeated dimensions share memory."""
         values = self._fitting(shape, dtype)
         if values is None:
             return self.model.draw(shape, dtype, generator)
         return values.to(generator.device).expand(shape)
 
     def fits(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether the values themselves are drawn for a tensor of that shape."""
         return self._fitting(shape, dtype) is not None
 
     def _fitting(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
@@ -236,9 +218,8 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """By number, what a trace's values are drawn from: the values themselves as far as they are there, else models.
-
-    Warns where some are not.
+    """Return what to draw values from by number: recorded values if they exist, else models. Warns if some are
+    missing.
     """
     if not trace.tensors:
         return trace.values

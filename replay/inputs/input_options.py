@@ -1,4 +1,4 @@
-"""What cases run on."""
+"""Options of a case's inputs, and the ways to draw values: as recorded, random or zeros."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ KINDS = (RECORDED, RANDOM, ZEROS)
 REPEATED = "repeated"
 """As recorded, but floats of large tensors repeat a piece: for calls that are run and not measured."""
 PIECE = 1 << 16
-"""Elements of such a piece, about."""
+"""Elements of such a piece, roughly."""
 LONG_PIECE = 1 << 20
-"""The same in calls that are measured, of floats whose values decide neither time nor results' sizes: as many as a
-capture compares with their neighbours."""
+"""The same in measured calls, for floats whose values decide neither time nor shapes: as many as a capture compares
+with their neighbours."""
 
 
 def value_kinds(text: str) -> tuple[str, ...]:
-    """Some of `KINDS`, with commas between them."""
     kinds = tuple(dict.fromkeys(text.split(",")))
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
@@ -87,26 +86,22 @@ class InputOptions:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names in `device`."""
         return () if self.device is None else tuple(self.device.split(","))
 
     @property
     def is_spread(self) -> bool:
-        """Whether the cases are spread over several devices."""
         return len(self.devices) > 1
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Extension modules whose functions may be called."""
         return (*TRUSTED_EXTENSIONS, *self.extension)
 
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Normal floats, evenly many true and false, integers of 0 and 1, which index anything of two elements."""
+    """Normal floats, random bools, and integers 0 and 1, which index anything of two elements."""
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Values that know nothing of the recorded ones."""
         import torch
 
         from opgrip.replay.inputs.filling import normal
@@ -118,10 +113,7 @@ class Random:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Zeros throughout."""
-
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Zeros."""
         import torch
 
         return torch.zeros(shape, dtype=dtype, device=generator.device)
@@ -129,18 +121,15 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """What a model of floats draws, a piece of it again and again in large tensors, which takes a fraction of the time.
+    """Draws a piece of a large tensor from a model of floats and repeats it, which takes a fraction of the time.
 
-    Attributes
-    ----------
-    piece : elements that a piece has at least, where the tensor has more
+    piece : least elements of the piece
     """
 
     model: Floats
     piece: int = PIECE
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Values of the model's distribution; in larger tensors, each piece is the first one."""
         from math import prod
 
         count = prod(shape)
@@ -162,9 +151,9 @@ _MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
 def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
-    """A signature whose tensors draw their values in this way, and the models that they refer to.
+    """Return a signature whose tensors draw values of this kind, and the models that they refer to.
 
-    Where nothing is recorded of an argument, its values are what its operator takes, as far as that is known.
+    Arguments without recorded values get valid ones for their operator, as far as that is known.
     """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves
     from opgrip.traces.schema.tensor_specs import map_values
@@ -181,7 +170,6 @@ def with_values(
 
 
 def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
-    """The models that a signature refers to, those of floats with pieces that repeat."""
     from opgrip.traces.schema.arguments import numbers_of
     from opgrip.traces.values.floats import Floats
 
@@ -191,7 +179,7 @@ def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[i
 
 
 def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
-    """The models, those of floats that decide nothing with pieces that repeat in large tensors."""
+    """Return the models, those of floats that decide nothing with repeated pieces in large tensors."""
     from math import prod
 
     from opgrip.traces.schema.arguments import tensors
@@ -220,13 +208,12 @@ def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[
 
 
 def with_defaults(signature: Signature, values: Mapping[int, Drawable]) -> tuple[Signature, Mapping[int, Drawable]]:
-    """A signature whose tensors without values refer to models of what its operator takes, and all models."""
+    """Return a signature whose tensors without values refer to default models, and all models."""
     signature, models = _fill(signature, -1)
     return signature, {**values, **models} if models else values
 
 
 def trace_with_defaults(trace: Trace) -> Trace:
-    """A trace whose signatures are such."""
     signatures: list[Signature] = []
     models: dict[int, ValueModel] = {}
     for signature in trace.signatures:

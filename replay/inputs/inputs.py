@@ -1,4 +1,4 @@
-"""Regenerates the arguments of a call: the recorded metadata, and values that its models draw."""
+"""The arguments of a call: recorded metadata, and values drawn from models."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ from opgrip.traces.values import Drawable
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Where tensors go, by `device_map`."""
+    """Maps recorded devices to those of the replay."""
 
     recorded: str
     replay_device: str | None
 
     def __call__(self, device: str) -> str:
-        """Where a tensor goes that was on a device."""
         if self.replay_device is None:
             return device
         if self.replay_device == "cpu" or device.partition(":")[0] == self.recorded.partition(":")[0]:
@@ -46,33 +45,27 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """Whether memory is pinned for the device; else an accelerator that is not used would be started for it."""
+        """Whether to pin memory for the device. Pinning for an unused accelerator would start it."""
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
 ADDRESSES = 1 << 63
-"""Bytes that could be addressed."""
+"""Size of the address space in bytes."""
 
 
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
-    """Where tensors go that were recorded elsewhere.
+    """Return where to put tensors. What a program on an accelerator keeps on the CPU stays there.
 
-    Parameters
-    ----------
-    recorded : the device that the program ran on
-    replay_device : the one to replay on; None for the recorded one
-
-    What a program on an accelerator keeps on the CPU stays there.
+    recorded : device that the program ran on
+    replay_device : None for the recorded one
     """
     return DeviceMap(recorded, replay_device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A strided tensor to make: where in which storage.
+    """A strided tensor to make, and its storage.
 
-    Attributes
-    ----------
     drawn_as : dtype that its values are drawn in
     """
 
@@ -83,26 +76,20 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A tensor to make: itself, or the pieces that it is made of."""
+    """A tensor to make: itself, or its parts."""
 
     spec: TensorSpec
     pieces: tuple[_Piece, ...]
 
 
 class Inputs:
-    """The arguments of one case, which can be had in their first state again and again.
+    """The arguments of one case, which can be restored to their first state.
 
-    Parameters
-    ----------
-    args, kwargs : trees of values and `TensorSpec`, as a signature holds them
-    values : the value models that they refer to
+    args, kwargs : trees of values and `TensorSpec`, as in a signature
+    values : value models that they refer to
     place : where tensors go
-    seed : of the values that are drawn
-    dtype : of floating-point tensors, in the place of that which was recorded; see `casting`
-
-    Raises
-    ------
-    Unsupported : for arguments that cannot be made
+    dtype : for floating-point tensors, instead of the recorded one; see `caster`
+    Raises `Unsupported` for arguments that cannot be made.
     """
 
     def __init__(
@@ -129,18 +116,17 @@ class Inputs:
 
     @staticmethod
     def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
-        """Bytes of memory that the arguments would lie in, told from their metadata."""
+        """Return the bytes of memory for arguments, from their metadata."""
         tree = _cast(args, kwargs, dtype)
         memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
         return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the arguments lie in."""
         return sum(storage.nbytes() for storage in self._storages)
 
     def copy(self) -> Inputs:
-        """The same arguments in memory of their own, kept as they are."""
+        """Return a copy in memory of its own, kept as it is."""
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
         twin._touching = None
@@ -148,7 +134,7 @@ class Inputs:
         return twin
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and named arguments: fresh tensor objects over the same memory."""
+        """Return positional and named arguments: new tensor objects over the same memory."""
         plan = iter(self._planned)
 
         def build(leaf: Any) -> Any:
@@ -163,7 +149,7 @@ class Inputs:
         return map_leaves(build, self._args), map_leaves(build, self._kwargs)
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the memory of some tensors as it is, by their places among the arguments' tensors."""
+        """Read and write the memory of some argument tensors, given by index."""
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
@@ -172,11 +158,10 @@ class Inputs:
                 memory.bitwise_or_(0)
 
     def keep(self) -> None:
-        """Remember the values as they are, for `restore`."""
+        """Remember the values for `restore`."""
         self._pristine = [storage.clone() for storage in self._storages]
 
     def restore(self) -> None:
-        """Put back the values of the last `keep`, whatever the operator did to them."""
         for storage, pristine in zip(self._storages, self._pristine, strict=True):
             if storage.nbytes() != pristine.nbytes():
                 storage.resize_(pristine.nbytes())
@@ -227,7 +212,7 @@ class Inputs:
 
 
 def as_recorded(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """A tensor with the bits that it was recorded with: conjugated, negated, requiring a gradient."""
+    """Return a tensor with its recorded bits: conjugated, negated, requiring a gradient."""
     if spec.conj:
         tensor = tensor.conj()
     if spec.neg:
@@ -245,7 +230,6 @@ def _cast(
 
 
 def _by_storage(memory: list[TensorSpec]) -> list[list[int]]:
-    """Which of the tensors lie in the same memory, for each memory the places of its tensors."""
     groups: dict[Any, list[int]] = {}
     for place, piece in enumerate(memory):
         groups.setdefault(("own", place) if piece.storage is None else piece.storage, []).append(place)
@@ -278,7 +262,7 @@ def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
 
 @contextmanager
 def _as_unsupported() -> Iterator[None]:
-    """Tell what torch refuses to make as what it is, the lack of memory aside."""
+    """Turn errors of torch into `Unsupported`, except lack of memory."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,6 +1,6 @@
-"""Sparse, quantized and nested tensors, with indices that are valid.
+"""Sparse, quantized and nested tensors with valid indices.
 
-A kernel reads memory at them, so none may be left to chance. What was valid stays as it is.
+Kernels access memory at these indices, so none may be random. Valid ones are kept.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ from opgrip.traces.schema.tensor_specs import (
 from opgrip.traces.values import Drawable
 
 MOST_PLACES = 1 << 60
-"""Places in a sparse tensor that 64 bits number, with room to compute with."""
+"""Most places in a sparse tensor that 64-bit arithmetic can number."""
 
 
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
-    """Lengths of rows as near to the drawn ones as can be.
+    """Return row lengths as near to the drawn ones as possible.
 
-    Parameters
-    ----------
     lengths : (..., rows) int64
-    most : each is at most so long
-    total : their sum, for each index of the dimensions before; at most rows * most
+    most : largest length
+    total : sum over the rows; at most rows * most
     """
     lengths = lengths.clamp(0, most)
     if lengths.numel() == 0:
@@ -56,13 +54,11 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
 
 
 def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
-    """Columns that ascend in each row, without two alike.
+    """Return ascending, distinct columns in each row.
 
-    Parameters
-    ----------
     drawn : (elements,) int64
-    lengths : (rows,) of each row, their sum the number of elements; none longer than `most`
-    most : all columns are below it
+    lengths : (rows,), with the number of elements as sum; at most `most`
+    most : number of columns
     """
     if drawn.numel() == 0:
         return drawn
@@ -79,12 +75,9 @@ def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> t
 
 
 def distinct_places(drawn: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Indices in rising order, without two alike.
+    """Return distinct indices in ascending order.
 
-    Parameters
-    ----------
     drawn : (dimensions, elements) int64, each within its size
-    sizes : of the dimensions
     """
     if not sizes or drawn.shape[1] == 0:
         return drawn
@@ -102,7 +95,7 @@ def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tens
 
 
 def _spread(amount: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    """As much of an amount in each place as there is room, from the first on."""
+    """Distribute an amount over places with limited room, from the first on."""
     before = room.cumsum(-1) - room
     return (amount - before).clamp(min=0).minimum(room)
 
@@ -131,7 +124,7 @@ def check_layout(spec: TensorSpec) -> None:
 def draw_indices(
     spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """The indices of a sparse tensor, valid ones, in the order of its parts; of other tensors none."""
+    """Draw valid indices of a sparse tensor, in the order of its parts; none for other tensors."""
     match spec.made_of:
         case Coo():
             return (_draw_coo(spec, spec.made_of, values, generator),)
@@ -141,10 +134,7 @@ def draw_indices(
 
 
 def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A sparse or nested tensor over the memory of its parts.
-
-    torch looks at the indices of a sparse one again.
-    """
+    """Return a sparse or nested tensor over its parts' memory. torch checks sparse indices again."""
     with warnings.catch_warnings():
         # that these layouts are new
         warnings.simplefilter("ignore")
@@ -168,7 +158,7 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def empty_quantized(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """A tensor without elements, of the dtype and the quantizer of another."""
+    """Return an empty tensor with the dtype and quantizer of another."""
     none = [0] * len(spec.shape)
     match spec.made_of:
         case PerTensor(scale, zero_point):

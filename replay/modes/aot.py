@@ -16,7 +16,6 @@ PACKAGE = "model.pt2"
 
 @mode("aot")
 def with_aotinductor(task: Task) -> Program:
-    """The call exported and compiled ahead of time; the package is kept in the task's store."""
     from opgrip.replay.modes.conversions.tensor_calls import exported
     from opgrip.replay.operators.torch_private import packaged
 

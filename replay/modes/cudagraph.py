@@ -1,4 +1,4 @@
-"""The mode `cudagraph`: the call captured as a CUDA graph, whose replay launches all of its kernels at once."""
+"""The mode `cudagraph`: the call as a CUDA graph, which launches all kernels at once."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
 
 
 WARMUP = 3
-"""Runs before the capture, in which libraries set themselves up."""
+"""Runs before the capture, in which libraries initialize."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph over the memory of some arguments, which it keeps.
+    """A graph over the memory of some arguments, which it keeps alive.
 
-    Attributes
-    ----------
-    results : what `call` gives, written anew by each replay
+    results : written by each replay
     memory : what the capture took for one run
     """
 
@@ -39,10 +37,10 @@ class _Captured:
 
 
 def as_graph(task: Task) -> Program:
-    """The call as a graph over the memory of its arguments, with their strides and what of it they share.
+    """Return the call as graphs over the memory of its arguments, with their strides and shared storages.
 
-    A graph reads and writes where it did when it was captured. So each set of arguments has a graph of its own, made
-    when it first comes, and nothing is copied before a run: data lie in the caches where they lie in eager's.
+    A graph reads and writes the addresses of its capture. So each set of arguments gets a graph of its own when it
+    first comes, and nothing is copied before a run: data are in the caches as in eager.
     """
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
@@ -79,14 +77,14 @@ def _call_of(task: Task, arguments: Arguments) -> TensorCall:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Where tensors lie, and how: the same for those that one graph can work on."""
+    """Return addresses and layouts of tensors: equal for those that one graph can use."""
     return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on a stream like that of a capture, the last time where torch raises if it waits for the device.
+    """Run the call on a stream like the capture's; in the last run torch raises if it waits for the device.
 
-    To wait is what a capture cannot do; it would spoil those that follow.
+    Waiting would make a capture fail and spoil later ones.
     """
     import torch
 
@@ -128,10 +126,10 @@ def _capture(task: Task, arguments: Arguments) -> _Captured:
 
 @functools.cache
 def _stream_and_anchor(device: str) -> tuple[Any, Any]:
-    """What all captures on a device share: a stream, and a graph without work, whose pool they take memory of.
+    """Return what all captures on a device share: a stream, and an empty graph whose pool they use.
 
-    Memory of a pool belongs to a stream, and a pool ends with the last of its graphs. Those of one pool use the memory
-    of each other's intermediate results, so they must not run at once.
+    A pool's memory belongs to a stream, and a pool ends with the last of its graphs. Graphs of one pool use each
+    other's intermediate memory, so they must not run at once.
     """
     import torch
 
@@ -145,5 +143,4 @@ def _stream_and_anchor(device: str) -> tuple[Any, Any]:
 
 @mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def make(task: Task) -> Program:
-    """The call as a graph over the memory of its arguments."""
     return as_graph(task)

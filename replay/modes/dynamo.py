@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments, Function
 
 RECORDING = 2
-"""Runs after the first one: inductor records a graph in the first of them, and replays it in the next."""
+"""Runs after the first one: inductor records a graph in the first of them and replays it in the next."""
 
 _numbers = itertools.count()
 _of_any_shape: dict[object, Function] = {}
@@ -29,28 +29,28 @@ def _backends() -> Collection[str]:
 
 @mode("compile", differentiable=True, argument="backend", arguments=_backends)
 def with_static_shapes(task: Task) -> Program:
-    """The call compiled for its shapes, by inductor or another backend of dynamo."""
+    """Compile the call for its shapes, by inductor or another backend of dynamo."""
     return _compiled(task, dynamic=False, backend=task.argument or "inductor")
 
 
 @mode("compile-dynamic", differentiable=True)
 def with_dynamic_shapes(task: Task) -> Program:
-    """The call compiled for any shape: calls that differ in their shapes alone have one program."""
+    """Compile the call for any shape: calls that differ in shapes only share one program."""
     return _compiled(task, dynamic=True)
 
 
 @mode("compile-max", differentiable=True, autotunes=True)
 def with_autotuning(task: Task) -> Program:
-    """The call compiled for its shapes, the quickest of several kernels chosen by trying them.
+    """Compile the call for its shapes, with the fastest of several kernels.
 
-    Without CUDA graphs, which torch's `max-autotune` adds: what they gain is seen in `reduce-overhead`.
+    Without CUDA graphs, which torch's `max-autotune` adds: `reduce-overhead` shows what they gain.
     """
     return _compiled(task, dynamic=False, mode="max-autotune-no-cudagraphs")
 
 
 @mode("reduce-overhead", differentiable=True, in_graphs=True)
 def with_graphs(task: Task) -> Program:
-    """The call compiled for its shapes, its kernels replayed as CUDA graphs that copy their inputs in each run."""
+    """Compile the call for its shapes, with kernels in CUDA graphs that copy their inputs in each run."""
     if not task.device.startswith("cuda"):
         raise Unsupported(f"it is compile with CUDA graphs, and {task.device} has none: take compile")
     import torch
@@ -95,7 +95,7 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
 
 
 def _own_code(function: Function) -> Function:
-    """A twin with a code object of its own: dynamo compiles one code object for a few kinds of arguments only."""
+    """Return a copy with a code object of its own: dynamo limits the programs per code object."""
     import torch
 
     number = next(_numbers)
@@ -122,7 +122,7 @@ def _twin(function: FunctionType, number: int) -> FunctionType:
 
 
 def _kind(task: Task) -> object:
-    """What two calls must have in common to share a program of any shape."""
+    """Return what calls must have in common to share a program of any shape."""
     import torch
 
     from opgrip.traces.schema.arguments import leaves

@@ -7,5 +7,4 @@ from opgrip.replay.modes.mode import Program, Task, mode
 
 @mode("eager", differentiable=True, ahead=False)
 def run_as_called(task: Task) -> Program:
-    """The call itself."""
     return Program(task.function)

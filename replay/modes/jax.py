@@ -1,4 +1,4 @@
-"""The JAX implementations that some samples have beside the torch one, compiled by XLA."""
+"""The mode `jax`: JAX implementations of samples, compiled by XLA."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 @mode("jax", needs=("jax",), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def make(task: Task) -> Program:
-    """A sample's JAX implementation; what it takes besides tensors is constant.
+    """Compile a sample's JAX implementation; arguments other than tensors are constant.
 
-    Raises
-    ------
-    Unsupported : where there is none, or it cannot be compiled
+    Raises `Unsupported` if there is none, or it cannot be compiled.
     """
     from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The mode `jit`: TorchScript, of a function's source where it can be read, else of what a run of it calls."""
+"""The mode `jit`: TorchScript, from a function's source if it is readable, else from tracing a run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
-"""In the tracer's warnings that it keeps a value of this run. Sizes are integers, which it warns of as well."""
+"""Parts of the tracer's warnings that it keeps a value of this run. It warns of sizes too, as integers."""
 RUNS = 2
-"""The first is watched, the second compiles what was seen."""
+"""The first run is profiled, the second compiles."""
 
 
 @mode("jit", differentiable=True, ahead=False)
 def with_torchscript(task: Task) -> Program:
-    """The call scripted, else traced.
+    """Script the call, or else trace it.
 
-    Raises
-    ------
-    Unsupported : where neither can be: a script cannot have all of Python, a trace follows one branch only
+    Raises `Unsupported` if neither works: scripts lack parts of Python, traces follow one branch.
     """
     import torch
 
@@ -56,7 +54,7 @@ def with_torchscript(task: Task) -> Program:
 
 
 def _calls_extension(function: Any) -> bool:
-    """Whether it is a function of an extension module, or a graph with one."""
+    """Return True for a function of an extension module, or a graph with one."""
     import torch
 
     if isinstance(function, torch.fx.GraphModule):
@@ -75,7 +73,7 @@ def _copied(tree: Any) -> Any:
 
 
 class _quiet(warnings.catch_warnings):
-    """Passes over the notice that TorchScript is deprecated."""
+    """Ignores the notice that TorchScript is deprecated."""
 
     def __enter__(self) -> None:
         super().__enter__()

@@ -1,4 +1,4 @@
-"""What a mode is: a way to run calls, such as a compiler or another runtime."""
+"""The interface of a mode: a compiler or another runtime for calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EAGER = "eager"
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How long a compiler may search for better code: not at all where it has no trials."""
+    """How long a compiler may search for better code."""
 
     trials: int = option(
         0,
@@ -45,7 +45,7 @@ class Tuning:
     )
 
     def words_of(self, mode: str) -> str:
-        """Return how a mode's compiler searches, as `64` or `64 replay-trace`; an empty text where it does not."""
+        """Return how a mode's compiler searches, as `64` or `64 replay-trace`; empty if it does not."""
         if not self.trials or not find_mode(mode)[0].tuners:
             return ""
         return " ".join(filter(None, (str(self.trials), self.tuner)))
@@ -53,19 +53,16 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A call that a mode makes ready to run.
+    """A call that a mode prepares.
 
-    Attributes
-    ----------
-    function : an operator, a Python function, or the calls of a module as one
-    args, kwargs : an example of what it takes, which the mode may run on and write into
-    others : further examples, whose values or shapes are others
+    function : an operator, a Python function, or the calls of a module
+    args, kwargs : example arguments, which the mode may run on and write into
+    others : examples with other values or shapes
     mutates : whether a call may write into its arguments
-    grad : whether gradients of its results are asked for
-    device : that its tensors are on
+    grad : whether gradients of its results are needed
     threads : of an operator on the CPU
-    argument : what followed the mode's name, as in `compile:NAME`; empty where nothing did
-    store : folder for what a later run of the same call can load again; None where there is none
+    argument : what followed the mode's name, as in `compile:NAME`
+    store : folder for what a later run of the same call can load; None without one
     """
 
     function: Function
@@ -83,12 +80,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What one run gave.
+    """Results of one run.
 
-    Attributes
-    ----------
-    outputs : its results, with all that is in lists and tuples of them, one after the other
-    arguments : tensors among its arguments, as the run left them; empty where it does not write into any
+    outputs : all leaves of its results
+    arguments : tensors among its arguments after the run; empty if it does not write into any
     """
 
     outputs: Sequence[Any]
@@ -97,18 +92,16 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A call that is ready to run: compiled, loaded, and run at least once where its first run is slower.
+    """A call that is ready to run: compiled, loaded, and run once if its first run is slower.
 
-    Attributes
-    ----------
-    function : what is timed; it waits until its work is done, on the CPU, or leaves that to the device's streams
-    enter : makes of the call's arguments what `function` takes, outside of the time; None where it takes them as they
-        are, and writes into them as the call does
-    leave : what `function` gave, as tensors of torch; only together with `enter`
-    in_place : whether `function` writes into the call's arguments, although it takes them by way of `enter`
-    enters_each_run : whether `enter` is needed before each run, since there is one place for all arguments
+    function : what is timed; on the CPU it waits for its work, else it leaves that to the device's streams
+    enter : converts the arguments for `function`, outside of the time; None to pass them, and write into them, as they
+        are
+    leave : converts what `function` gave to tensors of torch; only with `enter`
+    in_place : whether `function` writes into the call's arguments although they go through `enter`
+    enters_each_run : whether `enter` is needed before each run
     note : how it was made, in a word or two
-    memory : what its runs use of memory that it took when it was made; None where they take it as they run
+    memory : memory that its runs use and that was taken when it was made; None if they take it as they run
     """
 
     function: Function
@@ -124,20 +117,18 @@ class Program:
 class Mode:
     """A way to run calls.
 
-    Attributes
-    ----------
-    make : the program of a call; whatever it raises is the reason why there is none
+    make : makes the program of a call; what it raises is the reason why there is none
     needs : packages that it imports
-    extra : of opgrip, that installs them; empty where there is none
-    devices : kinds of device that it runs on; none where it takes any that torch has
+    extra : extra of opgrip that installs them
+    devices : kinds of device that it runs on; empty for any
     differentiable : whether autograd goes through its programs; else a backward is compiled as a graph of its own
-    ahead : whether making a program takes so long that several processes make them before any is timed
-    in_torch : whether its programs take memory of torch's allocator and work on torch's streams
-    in_graphs : whether its programs are CUDA graphs, which no other graph holds and one thread replays
-    autotunes : whether making a program for an accelerator times kernels there, which nothing may disturb
-    argument : what may follow its name after a colon, in a word; empty where nothing may
-    arguments : all that may follow it
-    tuners : ways to search that it knows, the default first; none where it cannot search
+    ahead : whether making programs is slow enough to do it in several processes before timing
+    in_torch : whether its programs use torch's allocator and streams
+    in_graphs : whether its programs are CUDA graphs, which cannot be nested
+    autotunes : whether making a program for an accelerator times kernels there, alone
+    argument : what may follow its name after a colon, in a word
+    arguments : all valid arguments
+    tuners : search methods, the default first; empty if it cannot search
     """
 
     make: Callable[[Task], Program]
@@ -155,11 +146,10 @@ class Mode:
 
 
 modes: Registry[Mode] = Registry("opgrip.replay.modes", "opgrip.modes")
-"""Modes by name. A file in this folder enters its own, and so does a module that an entry point names."""
 
 
 def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Callable[[Task], Program]]:
-    """A decorator that enters a function as the `make` of a mode, whose other attributes are `about`."""
+    """Return a decorator that registers a function as the `make` of a mode with these other attributes."""
 
     def enter(make: Callable[[Task], Program]) -> Callable[[Task], Program]:
         modes.register(name)(Mode(make, **about))
@@ -169,12 +159,7 @@ def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Calla
 
 
 def find_mode(text: str) -> tuple[Mode, str]:
-    """The mode of a name, and what follows its colon.
-
-    Raises
-    ------
-    UserError : where there is none of that name, or a package that it needs is not installed
-    """
+    """Return a mode and its argument; raise `UserError` if it is unknown or lacks a package."""
     name, colon, argument = text.partition(":")
     named_mode = modes.get(name)
     if named_mode is None:
@@ -196,7 +181,6 @@ def find_mode(text: str) -> tuple[Mode, str]:
 
 
 def runs_graphs(text: str) -> bool:
-    """Whether the programs of a mode, by its name and argument, are CUDA graphs; raises as `find_mode` does."""
     named_mode, argument = find_mode(text)
     return named_mode.in_graphs or argument == "cudagraphs"
 
@@ -211,7 +195,7 @@ def _is_installed(package: str) -> bool:
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class ModeOptions:
-    """The modes, and the one that the others are compared with."""
+    """Modes to run, and the one that the others are compared with."""
 
     mode: tuple[str, ...] = option(
         (EAGER,),
@@ -230,14 +214,12 @@ class ModeOptions:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """All modes that are run, the reference first."""
+        """All modes, the reference first."""
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
-        """Raise `UserError` where a mode does not exist, or lacks a package, or cannot do what it is asked to.
+        """Raise `UserError` if a mode is unknown, lacks a package or cannot do what is asked.
 
-        Parameters
-        ----------
         in_graph : whether runs are captured as CUDA graphs to be timed
         """
         graphs = [name for name in self.all_names if runs_graphs(name)]

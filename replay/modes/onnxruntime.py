@@ -23,14 +23,14 @@ MODEL = "model.onnx"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 Provider = tuple[str, dict[str, str]]
-"""The name of what runs nodes, and its options."""
+"""Name of a provider, and its options."""
 
 
 def with_onnxruntime(task: Task) -> Program:
-    """The call as an ONNX model on the provider of its device; the model is kept in the task's store.
+    """Run the call as an ONNX model on the provider of its device; the model is kept in the task's store.
 
-    Inputs are bound where they lie, anew for each run: a binding keeps its results and writes the next ones over them.
-    So what the runtime allocates for them is in the time, as it is in eager's.
+    Inputs are bound in place for each run, because a binding keeps and overwrites its results. So the runtime's
+    allocation of results is timed, as in eager.
     """
     import torch
 
@@ -41,7 +41,6 @@ def with_onnxruntime(task: Task) -> Program:
 
 
 def check_provider(name: str, package: str) -> None:
-    """Raise `Unsupported` where this onnxruntime was built without a provider."""
     import onnxruntime
 
     if name not in onnxruntime.get_available_providers():
@@ -49,12 +48,7 @@ def check_provider(name: str, package: str) -> None:
 
 
 def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
-    """ONNX Runtime's own kernels for CUDA, as exact and as much searched for as torch's.
-
-    Parameters
-    ----------
-    operators : of the call, such as `aten.mm`
-    """
+    """Return ONNX Runtime's CUDA provider with the precision and algorithm search of torch."""
     import torch
 
     from opgrip.replay.modes.conversions.jax_runtime import device_index
@@ -69,15 +63,9 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
 
 
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
-    """The call as an ONNX model.
+    """Run the call as an ONNX model on the first provider that can; `providers_of` gets the operator names.
 
-    Parameters
-    ----------
-    providers_of : what runs it, the first what it can, given the names of its operators
-
-    Raises
-    ------
-    Unsupported : where a provider cannot be loaded
+    Raises `Unsupported` if a provider cannot be loaded.
     """
     import onnxruntime
     import torch
@@ -102,7 +90,7 @@ def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider
 
 
 def _nodes_elsewhere(session: Any, provider: str) -> str:
-    """Which nodes another provider runs, in words; empty where none does, and where onnxruntime does not tell."""
+    """Return which nodes run on another provider; empty if none do or it is unknown."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return ""
     parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
@@ -181,7 +169,7 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
 
 
 def _element_type(type_name: str) -> int:
-    """Number of an element type in ONNX of what the runtime calls it: `tensor(float)`."""
+    """Return ONNX's number of an element type that the runtime calls `tensor(float)`."""
     import onnx
 
     name = type_name.removeprefix("tensor(").removesuffix(")").upper()
@@ -197,5 +185,4 @@ def _tensor(value: Any, is_bool: bool) -> torch.Tensor:
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def make(task: Task) -> Program:
-    """The call as an ONNX model on the provider of its device; the model is kept in the task's store."""
     return with_onnxruntime(task)

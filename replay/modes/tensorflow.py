@@ -1,6 +1,6 @@
-"""TensorFlow: the function of jax that `xla` runs, as a `tf.function`, by jax2tf.
+"""The mode `tensorflow`: the jax function of the mode `xla` as a `tf.function`, by jax2tf.
 
-It is one operator there, which TensorFlow's own XLA compiles: TensorFlow's kernels are not what it measures.
+It is one operator, compiled by TensorFlow's XLA: TensorFlow's kernels are not measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     "tensorflow", needs=("tensorflow", "torchax", "jax", "absl"), extra="tensorflow", devices=("cpu",), in_torch=False
 )
 def make(task: Task) -> Program:
-    """A call as TensorFlow runs it."""
     import tensorflow
 
     from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_torch
@@ -65,7 +64,7 @@ def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor
 
 
 def _to_tensorflow(tensor: torch.Tensor) -> Any:
-    """A tensor as TensorFlow takes it, in the same memory where that is contiguous."""
+    """Return a tensor as TensorFlow's, over the same memory if it is contiguous."""
     import tensorflow
 
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -73,7 +72,7 @@ def _to_tensorflow(tensor: torch.Tensor) -> Any:
 
 
 def _hide_gpus() -> None:
-    """Let TensorFlow see no GPU, which it would start and put the function on, whatever device torch replays on."""
+    """Hide GPUs from TensorFlow, which would use them whatever device torch replays on."""
     from tensorflow import config
 
     if config.get_visible_devices("GPU"):
@@ -84,12 +83,7 @@ def _hide_gpus() -> None:
 
 
 def _set_threads(threads: int) -> None:
-    """Have TensorFlow start so many threads in an operator, which it does once.
-
-    Raises
-    ------
-    Unsupported : where it runs already, with another number
-    """
+    """Set TensorFlow's threads per operator; raise `Unsupported` if it already runs with another number."""
     from tensorflow import config
 
     started = config.threading.get_intra_op_parallelism_threads()

@@ -1,4 +1,4 @@
-"""The mode `tensorrt`: the model of `onnxruntime`, run by NVIDIA's TensorRT, and what that cannot run as there."""
+"""The mode `tensorrt`: the model of `onnxruntime`, run by NVIDIA's TensorRT as far as that can."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TENSORRT = "TensorrtExecutionProvider"
 
 
 def with_tensorrt(task: Task) -> Program:
-    """The call as TensorRT's engine, which is kept in the task's store: building it tries many kernels."""
+    """Run the call by TensorRT; the engine is kept in the task's store, because building it is slow."""
     from opgrip.replay.modes.conversions.jax_runtime import device_index
 
     check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")
@@ -39,5 +39,4 @@ def with_tensorrt(task: Task) -> Program:
     autotunes=True,
 )
 def make(task: Task) -> Program:
-    """The call as TensorRT's engine."""
     return with_tensorrt(task)

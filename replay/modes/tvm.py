@@ -1,6 +1,6 @@
-"""Apache TVM: the exported call as a Relax program, compiled for this CPU or GPU.
+"""The mode `tvm`: the exported call as a Relax program, compiled for this CPU or GPU.
 
-Without a search TVM gives a CPU plain loops on one thread. `--tune` searches for better ones with its meta schedule.
+Without a search TVM gives a CPU plain loops on one thread. `--tune` searches with its meta schedule.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments
 
 ALIGNMENT = 64
-"""Bytes: compiled code loads vectors that it takes to begin at multiples of this."""
+"""Bytes. Compiled code assumes that data begin at multiples of this."""
 
 DONE = "trials"
-"""File beside a search's database, written at its end: how many programs it tried."""
+"""File that ends a search's database: the number of programs tried."""
 
 TUNERS = ("evolutionary", "replay-trace", "replay-func")
-"""Strategies of TVM's search: evolution by a cost model, or random draws from the space of programs."""
+"""Search strategies: evolution with a cost model, or random draws."""
 
 
 @mode("tvm", needs=("tvm",), extra="tvm", devices=("cpu", "cuda"), in_torch=False, tuners=TUNERS)
 def make(task: Task) -> Program:
-    """A call compiled by TVM, loaded from the store where it was compiled before."""
     import torch
 
     from opgrip.replay.modes.conversions.tensor_calls import exported
@@ -71,7 +70,7 @@ def make(task: Task) -> Program:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A tensor as TVM takes it, in the same memory where that is contiguous and aligned."""
+    """Return a tensor as TVM's, over the same memory if it is contiguous and aligned."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
@@ -86,7 +85,7 @@ def _target(device: Any, threads: int) -> Any:
 
 
 def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) -> tuple[Any, str]:
-    """The compiled program, and how it was had."""
+    """Return the compiled program, and how it was obtained."""
     import tvm
 
     trials = task.tuning.trials
@@ -103,7 +102,7 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 
 
 def _name(target: Any, tuning: Tuning) -> str:
-    """File name of a library: what else its code depends on than the call and the versions."""
+    """Return a library's file name, which names what its code depends on besides the call and versions."""
     processor = target.attrs.get("mcpu") or target.attrs.get("arch")
     cores = target.attrs.get("num-cores", 0)
     return f"tvm-{processor}-{cores}-{tuning.trials}-{tuning.tuner or TUNERS[0]}.so"
@@ -137,7 +136,7 @@ def _compiled(module: Any, target: Any) -> Any:
 
 
 def _tuned(module: Any, task: Task, target: Any) -> Any:
-    """The program with the best code that a search found, now or in an earlier run."""
+    """Return the program with the best code that a search found, now or before."""
     from tvm.s_tir import meta_schedule
 
     tuner = task.tuning.tuner or TUNERS[0]
@@ -153,7 +152,7 @@ def _tuned(module: Any, task: Task, target: Any) -> Any:
 
 
 def _trials_in(folder: Path) -> int:
-    """How many trials the search had whose database lies in a folder, if it came to its end."""
+    """Return the trials of a complete search whose database is in a folder."""
     done = folder / DONE
     return int(done.read_text()) if done.exists() else 0
 
@@ -189,7 +188,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Let TVM's search on an x86 CPU import the tensor intrinsics of that alone: those of all targets take a minute."""
+    """Import only x86 tensor intrinsics for a search on an x86 CPU: those of all targets take a minute."""
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"
@@ -208,9 +207,9 @@ def _intrinsics_of(target: Any) -> Iterator[None]:
 
 
 def _build(module: Any, target: Any, _: Any) -> Any:
-    """What the search's builder does by default, in a process of its own, less an import that takes a minute there.
+    """Do what the search's builder does in its process, without an import that takes a minute.
 
-    It imports the tensor intrinsics of all targets, which a module no longer refers to by name once it is scheduled.
+    That import is for tensor intrinsics of all targets, which a scheduled module no longer refers to by name.
     """
     from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
@@ -229,6 +228,6 @@ def _one_line_errors(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of what TVM says, which gives a trace of its own before it."""
+    """Return the last line of TVM's message, which begins with a trace of its own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return one_line(type(error)(lines[-1] if lines else "")).removeprefix("AssertionError: ")

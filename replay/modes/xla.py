@@ -1,4 +1,4 @@
-"""An exported call as a function of jax, which torchax makes."""
+"""The mode `xla`: an exported call as a jax function, made by torchax and compiled by XLA."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """A program's constants, and a function that takes them and the program's inputs; jax is to be started first.
+    """Return a program's constants, and a function of them and the inputs; call `start` first.
 
-    Raises
-    ------
-    Unsupported : where torchax cannot convert it
+    Raises `Unsupported` if torchax cannot convert it.
     """
     from opgrip.replay.modes.conversions.jax_runtime import reason
     from opgrip.traces.schema.tensor_specs import plain_name
@@ -42,7 +40,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
 
     def as_torch_has_it(states: Any, inputs: Any) -> Any:
-        """Some of its functions give other dtypes than torch's, such as 32-bit places."""
+        """Cast results: some functions give other dtypes than torch's, such as 32-bit indices."""
         arrays = function(states, inputs)
         return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
 
@@ -50,7 +48,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Say what dtype the operators make that go by torch's default: in 64-bit mode jax has another."""
+    """Name the dtype of operators that use torch's default: jax's default differs in 64-bit mode."""
     import torch
 
     for node in graph.nodes:
@@ -65,11 +63,10 @@ def _name_dtypes(graph: torch.fx.Graph) -> None:
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Let torchax be imported, and undo what that changes in torch.
+    """Import torchax, and undo what that changes in torch.
 
-    Its tables name overloads that later versions of torch removed: a placeholder, which no program calls, stands in
-    their place. It declares a backend of torch, for tensors that are not used here; replaces some decompositions, which
-    other compilers would then take; and turns a fast path of attention off.
+    Its tables name overloads that later torch removed, so placeholders stand in for them. It also registers a backend,
+    replaces decompositions, which other compilers would then use, and disables a fast path of attention.
     """
     import torch
     from torch._ops import OpOverloadPacket
@@ -102,7 +99,6 @@ def _importable() -> Iterator[None]:
 
 @mode("xla", needs=("torchax", "jax"), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def make(task: Task) -> Program:
-    """A call compiled by XLA."""
     import jax
 
     from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch

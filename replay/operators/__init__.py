@@ -1,1 +1,1 @@
-"""What a case calls: operators by name, the settings that they run under, the memory that they take."""
+"""What a case calls: operators by name, settings, devices, memory and work."""

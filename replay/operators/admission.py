@@ -1,4 +1,4 @@
-"""What a trace may call, and the refusal of what cannot run here."""
+"""Which modules a trace may name, and the refusal of what cannot run here."""
 
 from __future__ import annotations
 
@@ -17,28 +17,22 @@ from opgrip.cli.own_python import own_python
 from opgrip.errors import UserError
 
 IMPORT_S = 120
-"""Seconds that the import of an extension may take."""
 IMPORTED = 76
-"""Exit status of a process that imported an extension, which may itself exit with another."""
+"""Exit status after the import. An extension may itself exit with another one."""
 
 TRUSTED_EXTENSIONS = ("mmcv._ext",)
-"""Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
+"""Extension modules that a trace may name. They run as code, so an untrusted trace cannot add to them."""
 
 
 def import_trusted(name: str) -> ModuleType:
-    """Import a module that the user names, from where modules are installed, else from the working directory.
-
-    Raises
-    ------
-    ImportError : where there is none
-    """
+    """Import a module that the user names, from where modules are installed, else from the working directory."""
     with _working_directory():
         return importlib.import_module(name)
 
 
 @contextmanager
 def _working_directory() -> Iterator[None]:
-    """Modules of the working directory are found in the block, after those that are installed."""
+    """Search the working directory after installed modules in the block."""
     sys.path.append("")
     try:
         yield
@@ -47,11 +41,11 @@ def _working_directory() -> Iterator[None]:
 
 
 class Unsupported(Exception):
-    """A case that cannot run here, by the reason."""
+    """A case cannot run here. The message is the reason."""
 
 
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
-    """A line for each module that is not installed here."""
+    """Yield a line for each module that is not installed."""
     for name in names:
         if not _is_installed(name):
             yield f"--extension {name}: no such module is installed, and its functions cannot run"
@@ -76,12 +70,7 @@ def _is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Import a module in another process, because one that crashes or hangs would end this one.
-
-    Raises
-    ------
-    UserError : if it cannot be imported
-    """
+    """Import a module in another process, since it may crash or hang; raise `UserError` if it cannot be imported."""
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

@@ -17,12 +17,11 @@ from opgrip.platform.precisions import allows_tf32, parse_precisions, read_preci
 from opgrip.traces.schema.arguments import DTYPES
 
 EPS = 2.0**-10
-"""What lies between 1 and the next number of TF32."""
+"""Distance from 1 to the next TF32 number."""
 
 ROUNDED = frozenset({torch.float32, torch.complex64})
-"""Dtypes whose products it may stand in for."""
 KINDS = ("cuda",)
-"""Kinds of device that have it."""
+"""Device types that have TF32."""
 
 _CONVOLUTION = re.compile(r"(^|_)conv(olution)?(_|\d|$)")
 _RECURRENT = re.compile(r"(^|_)(rnn|lstm|gru)(_|$)")
@@ -30,7 +29,7 @@ _PRODUCT = re.compile(r"^_?(\w*bmm|(add)?mm|matmul|linear|einsum|cdist|bilinear|
 
 
 class OperatorNames(TorchDispatchMode):
-    """Keeps the names of the operators that run, such as `aten.mm`."""
+    """Records the names of the operators that run, such as `aten.mm`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,24 +41,22 @@ class OperatorNames(TorchDispatchMode):
 
 
 def tf32_places(operators: Iterable[str]) -> set[str]:
-    """The settings of torch that say whether operators, such as `aten.mm`, multiply float32 as TF32."""
+    """Return the settings that decide whether operators multiply float32 as TF32."""
     names = {name.rpartition(".")[2] for name in operators}
     patterns = {"cudnn.conv": _CONVOLUTION, "cudnn.rnn": _RECURRENT, "cuda.matmul": _PRODUCT}
     return {place for place, pattern in patterns.items() if any(map(pattern.search, names))}
 
 
 def takes_float32(tensors: Iterable[Tensor]) -> bool:
-    """Whether any of these lies where TF32 may stand in for it."""
     return any(tensor.dtype in ROUNDED and tensor.device.type in KINDS for tensor in tensors)
 
 
 def may_use_tf32(operators: Iterable[str]) -> bool:
-    """Whether torch lets any of these operators multiply float32 as TF32."""
     return any(map(allows_tf32, tf32_places(operators)))
 
 
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Whether torch wants float32 of any of these operators: a runtime with one setting then gives it to all."""
+    """Return True if one of the operators must use float32; a runtime with one setting then uses it for all."""
     return not all(map(allows_tf32, tf32_places(operators)))
 
 
@@ -68,9 +65,9 @@ _PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def restored(settings: Mapping[str, Any]) -> Iterator[None]:
-    """The block runs under a context's settings; those that this torch or machine has not are left as they are.
+    """Run the block under a context's settings; unknown settings of another torch or machine are skipped.
 
-    Autocast is not among them: calls are captured below it, with their arguments as it made them.
+    Autocast is not among them: calls are captured below it, with the arguments that it cast.
     """
     with ExitStack() as stack:
         for name, value in settings.items():

@@ -1,6 +1,6 @@
-"""The device that a replay runs on: one place that knows of its index, streams, clock, memory and what ends its use.
+"""The device of a replay: index, streams, events, memory and the errors that end its use.
 
-Written against what the modules of all accelerators have: `torch.cuda`, `torch.xpu`, one from outside of torch.
+Uses only what the modules of all accelerators have: `torch.cuda`, `torch.xpu`, or one from outside torch.
 """
 
 from __future__ import annotations
@@ -24,41 +24,38 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.table.accelerators import describe_accelerators
 
 DELAY_CYCLES_PER_US = 2_000
-"""Of a GPU's clock, which is at most some 2 GHz."""
 
 
 class DeviceLostError(BaseException):
-    """The device serves this process no more: a kernel failed, and every later use fails alike.
+    """A kernel failed and the device is unusable for this process.
 
-    No `Exception`, so that it is not taken for the failure of one case: the process has to end.
+    Not an `Exception`, so that it does not count as the failure of one case: the process has to end.
     """
 
 
 def is_accelerator(device: str) -> bool:
-    """Whether it is a device that does work of its own."""
     return torch.device(device).type not in ("cpu", "meta")
 
 
 def module_of(device: str) -> Any:
-    """The part of torch that knows a kind of accelerator."""
+    """Return the module of torch for a kind of accelerator, such as `torch.cuda`."""
     return getattr(torch, torch.device(device).type)
 
 
 def with_index(device: str) -> str:
-    """A device, the first of its kind where it has no index: a name alone stands for another in each thread."""
+    """Return a device name with an index, 0 by default: a bare name means another device in each thread."""
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
 
 def use_device(device: str) -> None:
-    """Have this thread create streams, events and memory on a device where none is named."""
     if is_accelerator(device):
         module_of(device).set_device(device)
 
 
 def check_present(device: str) -> None:
-    """Raise `UserError` where torch does not know a device or this machine lacks it.
+    """Raise `UserError` if torch does not know a device or this machine lacks it.
 
-    One that is there gets no context, which takes memory, and on some clusters keeps other processes from the device.
+    Creates no context: it takes memory, and on some clusters keeps other processes off the device.
     """
     place = parse_device(device)
     try:
@@ -70,19 +67,19 @@ def check_present(device: str) -> None:
 
 
 def name_of(device: str) -> str:
-    """What a device is called; makes a context."""
+    """Return a device's product name; creates a context."""
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """What the header of results says of an accelerator besides its name; nothing of the CPU. Makes a context."""
+    """Return what the results' header says about an accelerator; creates a context."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
 def synchronizer(device: str) -> Callable[[], None]:
-    """What waits for all work on a device."""
+    """Return a function that waits for all work on a device."""
     if not is_accelerator(device):
         return lambda: None
     module = module_of(device)
@@ -90,7 +87,7 @@ def synchronizer(device: str) -> Callable[[], None]:
 
 
 def check_use(device: str, error: BaseException) -> None:
-    """Raise `DeviceLostError` where an error has ended the use of a device, rather than its case alone."""
+    """Raise `DeviceLostError` if an error made the device unusable."""
     if not is_accelerator(device) or isinstance(error, Unsupported | MemoryError | torch.OutOfMemoryError):
         return
     try:
@@ -100,24 +97,23 @@ def check_use(device: str, error: BaseException) -> None:
 
 
 def make_event(device: str) -> Any:
-    """A mark in a device's stream of work that tells its time."""
+    """Return a timing event of a device's stream."""
     return torch.Event(device=torch.device(device), enable_timing=True)
 
 
 def current_stream(device: str) -> Any:
-    """The stream that this thread gives a device work in."""
     return module_of(device).current_stream(device)
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep a device busy for a while, so that the host gets ahead of it; where it knows no such work, not at all."""
+    """Keep a device busy, so that the host runs ahead of it. Does nothing on devices without such a kernel."""
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
         sleep(round(duration_us * DELAY_CYCLES_PER_US))
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Let this process take no more of an accelerator's memory; gives the limit, which is most of what is free else."""
+    """Limit this process's memory on an accelerator and return the limit; most of the free memory by default."""
     limit = limit or available_memory(device)
     module = module_of(device)
     if limit is not None and hasattr(module, "set_per_process_memory_fraction"):
@@ -127,7 +123,7 @@ def limit_device_memory(device: str, limit: int | None) -> int | None:
 
 
 def free_by_driver(device: str) -> int | None:
-    """Bytes that are free on an accelerator, where NVML tells; torch would make a context to know."""
+    """Return the free bytes of an accelerator according to NVML; torch would create a context."""
     gpu = find_gpu(device)
     if gpu is None:
         return None
@@ -138,7 +134,7 @@ def free_by_driver(device: str) -> int | None:
 
 
 def without_waiting(device: str) -> AbstractContextManager[Any]:
-    """A block in which an operator that waits for the device raises, where torch can tell that."""
+    """Return a context in which operators that wait for the device raise, if torch can detect that."""
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
         return nullcontext()
@@ -158,16 +154,14 @@ class _SyncErrors:
 
 
 ALIKE = 0.98
-"""Of the larger memory, where that of two devices is the same: the driver keeps some of it, not always as much."""
+"""Ratio of memory sizes of equal devices: the driver reserves a part that varies."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
     """What the time of a call on a device depends on.
 
-    Attributes
-    ----------
-    capability : of a GPU, such as 9.0; empty where its kind has none
+    capability : of a GPU, such as 9.0; empty for other kinds
     """
 
     name: str
@@ -175,7 +169,6 @@ class DeviceTraits:
     capability: str = ""
 
     def is_like(self, other: DeviceTraits) -> bool:
-        """Whether both run calls alike."""
         low, high = sorted((self.memory_bytes, other.memory_bytes))
         return (self.name, self.capability) == (other.name, other.capability) and low >= ALIKE * high
 
@@ -185,12 +178,7 @@ class DeviceTraits:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """Raise `UserError` where cases cannot be spread over devices, whose times would say nothing of each other.
-
-    Parameters
-    ----------
-    devices : with their index, all of them there
-    """
+    """Raise `UserError` if cases cannot be spread over devices because they differ."""
     first, *others = devices
     if not others:
         return
@@ -206,7 +194,7 @@ def check_equal(devices: Sequence[str]) -> None:
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
-    """By their names, asked in a process that ends where this one has no context: to ask makes one on each device."""
+    """Return traits by device name, from a process of its own, since asking creates a context on each device."""
     if all(module_of(device).is_initialized() for device in devices):
         return {device: _traits_of(device) for device in devices}
     done = subprocess.run(
@@ -227,7 +215,6 @@ def _traits_of(device: str) -> DeviceTraits:
 
 
 def main(*devices: str) -> None:
-    """Print the traits of devices."""
     print(json.dumps({device: asdict(_traits_of(device)) for device in devices}))
 
 

@@ -1,9 +1,8 @@
-"""One run of an operator as a formula sees it, and its floating-point operations: torch's formulas, and others.
+"""Floating-point operations of a call: torch's formulas, and others.
 
-A multiply-add is two operations. A comparison, a division or a function such as the exponential is one: a limit must
-not ask for more than the best program needs. Copies, fills and whatever else only moves data have none. The formulas
-follow from the operators' definitions, each on the fewest passes over its data; where a paper has the definition it is
-named.
+A multiply-add is two operations; a comparison, a division or a function such as the exponential is one, since a limit
+must not ask for more than the best program needs. Moving data is none. Formulas follow from the operators' definitions
+with the fewest passes over the data; papers are named.
 """
 
 from __future__ import annotations
@@ -22,15 +21,12 @@ from opgrip.traces.schema.arguments import leaves
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What torch knows of an operator.
+    """Facts about an operator.
 
-    Attributes
-    ----------
-    name : without the overload, and without the underscore of one that writes in place
-    defaults : of all arguments in order, None where there is none
-    positional : how many arguments stand before those that are named
-    written, outs : names of arguments that are written, and of those that only take results
-    tags : torch's own
+    name : without overload, and without the underscore of in-place operators
+    defaults : of all arguments in order
+    positional : number of positional arguments
+    written, outs : names of arguments that are written, and of those that only receive results
     """
 
     name: str
@@ -43,7 +39,7 @@ class Schema:
 
 @cache
 def schema_of(function: torch._ops.OpOverload) -> Schema:
-    """What torch knows of an operator; asking it anew takes longer than most calls."""
+    """Return facts about an operator. Cached, because asking torch takes longer than most calls."""
     arguments, mutable = function._schema.arguments, function._schema.is_mutable
     packet = str(function._overloadpacket)
     return Schema(
@@ -59,13 +55,11 @@ def schema_of(function: torch._ops.OpOverload) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an operator took and gave.
+    """Arguments and results of an operator.
 
-    Attributes
-    ----------
-    name : without the overload, and without the underscore of one that writes in place: `aten.add`, `mmcv._ext:nms`
-    function : the operator of torch; None for a function that is none
-    values : the arguments by their names, those that were left out with their defaults
+    name : without overload and in-place underscore: `aten.add`, `mmcv._ext:nms`
+    function : None for a function that is not an operator of torch
+    values : arguments by name, with defaults
     ins, outs : tensors among arguments and results
     """
 
@@ -77,32 +71,23 @@ class Call:
 
     @property
     def elements(self) -> int:
-        """Of the largest result; of all where the operator takes lists of tensors."""
+        """Elements of the largest result; of all results if the operator takes lists of tensors."""
         if self.name.startswith("aten._foreach_"):
             return sum(tensor.numel() for tensor in self.outs or tensors_among(self.values.get("self")))
         return max((tensor.numel() for tensor in self.outs), default=0)
 
     @property
     def argument_elements(self) -> int:
-        """Elements of the largest argument."""
         return max((tensor.numel() for tensor in self.ins), default=0)
 
     @property
     def schema(self) -> Schema | None:
-        """What torch knows of the operator; None of a function that is none."""
         return None if self.function is None else schema_of(self.function)
 
 
 def call_of(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Call:
-    """The call that was made so.
-
-    Parameters
-    ----------
-    name : of a function that is no operator
-    result : its result
-    """
     ins, outs = tensors_among([args, kwargs]), tensors_among(result)
     if not isinstance(function, torch._ops.OpOverload):
         return Call(name, None, {**{str(place): value for place, value in enumerate(args)}, **kwargs}, ins, outs)
@@ -112,12 +97,10 @@ def call_of(
 
 
 def tensors_among(tree: Any) -> tuple[torch.Tensor, ...]:
-    """The tensors in lists, tuples and dictionaries."""
     return tuple(leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def operators(names: str) -> frozenset[str]:
-    """Names of torch's operators, of words."""
     return frozenset(f"aten.{name}" for name in names.split())
 
 
@@ -132,7 +115,7 @@ MOVES = operators(
     "_local_scalar_dense split_with_sizes_copy unfold_copy im2col pixel_shuffle channel_shuffle view_copy "
     "_foreach_copy _foreach_zero"
 )
-"""Compute nothing."""
+"""Operators that compute nothing."""
 
 ELEMENTWISE: dict[str, int] = {
     **dict.fromkeys(("sigmoid", "sigmoid_backward", "tanh_backward", "lerp", "softplus", "mish"), 3),
@@ -144,7 +127,7 @@ ELEMENTWISE: dict[str, int] = {
     **dict.fromkeys(("mse_loss", "l1_loss"), 3),
     **dict.fromkeys(("smooth_l1_loss", "huber_loss", "mse_loss_backward", "smooth_l1_loss_backward"), 5),
 }
-"""Operations an element, of operators that need more than one or that torch does not tag as pointwise."""
+"""Operations per element, of operators with more than one or that torch does not tag as pointwise."""
 
 REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("sum", "nansum", "mean", "max", "min", "prod", "all", "any", "argmax", "argmin"), 1),
@@ -162,23 +145,23 @@ REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("index_add", "scatter_add", "scatter_reduce", "max_pool2d_with_indices_backward"), 1),
     "upsample_bilinear2d_backward": 8,
 }
-"""Operations for each element of the largest argument."""
+"""Operations per element of the largest argument."""
 
 NORMALIZATION = 2
-"""A difference and a product for each element; the scale and the offset are two more where they cannot be folded in."""
+"""A difference and a product per element; scale and offset are two more if they cannot be folded in."""
 MOMENTS = 3
-"""An addition, a product and an addition for each element: the sums of the elements and of their squares."""
+"""An addition, a product and an addition per element: the sums of elements and of squares."""
 BACK_NORMALIZED = 9
 """g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3 for the sums, 4 for the rest. Ioffe, Szegedy 2015."""
 IOU = 13
 """Intersection over union of two boxes: 4 comparisons for its corners, 2 differences, 2 clamps, an area, a sum and a
 difference for the union, a quotient, and a comparison with the threshold."""
 INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d": 31}
-"""A product for each of the neighbours, and the additions of these."""
+"""A product per neighbour, and the additions."""
 
 
 def flops_of(call: Call) -> int | None:
-    """Floating-point operations of a call; None where there is no formula."""
+    """Return the floating-point operations of a call; None without a formula."""
     if call.function is not None:
         formula = flop_registry.get(call.function._overloadpacket)
         if formula is not None:
@@ -257,13 +240,13 @@ def _interpolated(call: Call) -> float:
 
 
 def _grid_sampled(call: Call) -> float:
-    """Linear, nearest or cubic, in this order of its mode; nearest computes nothing."""
+    """Linear, nearest or cubic interpolation, in the order of `interpolation_mode`; nearest computes nothing."""
     linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
     return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]
 
 
 def _row_length(call: Call) -> tuple[int, int]:
-    """Elements, and how many of them are ordered among themselves."""
+    """Return the number of elements, and how many are ordered among themselves."""
     tensor = call.values["self"]
     return tensor.numel(), tensor.shape[call.values["dim"]] if tensor.dim() else 1
 
@@ -274,7 +257,7 @@ def _sorted(call: Call) -> float:
 
 
 def _topk(call: Call) -> float:
-    """Each element is compared with the threshold, and those that are kept are sorted."""
+    """Each element is compared with the threshold, and the kept ones are sorted."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
@@ -307,13 +290,13 @@ def _per_parameter(operations: int) -> Formula:
 
 
 def _nms(call: Call) -> float:
-    """Greedy suppression compares each kept box with those kept before it, and each other with one of them at least."""
+    """Greedy suppression compares each kept box with those kept before it, and each other box with at least one."""
     boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
     return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 
 
 def _roi_align(call: Call) -> float:
-    """Bilinear samples and their mean: `sampling_ratio` squared of them in a cell, or one at least (He et al. 2017)."""
+    """Bilinear samples and their mean: `sampling_ratio` squared per cell, at least one (He et al. 2017)."""
     ratio = max(int(call.values.get("sampling_ratio", 0)), 1)
     return call.ins[2].numel() * ratio**2 * (INTERPOLATION["bilinear2d"] + 1)
 
@@ -371,4 +354,4 @@ FORMULAS: dict[str, Formula] = {
     "mmcv._ext:nms": _nms,
     "mmcv._ext:roi_align_forward": _roi_align,
 }
-"""By operator: what the tables by element do not say."""
+"""Formulas of operators that the tables per element do not cover."""

@@ -1,7 +1,7 @@
-"""Which operators a trace may name: those that compute on tensors, and check how far their views reach.
+"""Find operators by name, if a trace may name them: those that compute on tensors and check their views.
 
-The rules go by an operator's namespace, the types of its arguments and its name, so that they hold for operators that a
-later torch adds: a namespace that stands nowhere here is refused.
+The rules go by namespace, argument types and name, so that they cover operators of later versions of torch. An unknown
+namespace is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPUTING = frozenset(
         "profiler",
     }
 )
-"""Namespaces of operators on tensors, as programs call them."""
+"""Namespaces of operators on tensors that programs call."""
 
 BETWEEN_PROCESSES = frozenset(
     {
@@ -39,7 +39,7 @@ BETWEEN_PROCESSES = frozenset(
         "mempool",
     }
 )
-"""Namespaces of what works with other processes, their memory included."""
+"""Namespaces of operators between processes."""
 NO_OTHERS = "works with other processes, of which a replay has none"
 
 OF_TORCH_ITSELF = frozenset(
@@ -49,7 +49,7 @@ OF_TORCH_ITSELF = frozenset(
         *("sparse", "flex_lib", "flex_gemm", "_native", "_native_aot", "_test", "_inductor_test"),
     }
 )
-"""Namespaces of what compilers and runtimes call, which rely on these to have checked it."""
+"""Namespaces of operators that compilers and runtimes call with checked arguments."""
 
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
 UNCHECKED = re.compile(
@@ -57,10 +57,8 @@ UNCHECKED = re.compile(
     r"|sparse_compressed_tensor|_sobol_engine_\w+|_thnn_differentiable_\w+|_compute_linear_combination"
     r"|_(add|remove)_batch_dim|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
 )
-"""Names of operators that reach outside of their memory by what the caller says, and that programs do not call.
-
-They give views, or are steps inside of others that have checked it.
-"""
+"""Operators that access memory at offsets which the caller gives and that programs do not call: views, or steps inside
+other operators."""
 
 _FILE_ARGUMENTS = re.compile(r"(file_?name|file|path|folder|directory|url|uri)s?")
 _NUMBERS = re.compile(r"int|float|bool|Tensor")
@@ -73,12 +71,9 @@ def _names_a_file(argument: Any) -> bool:
 
 
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
-    """Why a trace may not name an operator; None where it may.
+    """Return why a trace may not name an operator; None if it may.
 
-    Parameters
-    ----------
-    function : an overload
-    extensions : modules that the user trusts; operators in the namespace of one are its own
+    extensions : modules that the user trusts, whose namespaces are allowed
     """
     schema = function._schema
     namespace, _, name = schema.name.partition("::")
@@ -110,29 +105,19 @@ REGISTERED_LATE = {
     "torch_nn": ("torch.nn.modules.linear_cross_entropy",),
     "fsdp": ("torch.distributed.fsdp",),
 }
-"""By namespace, modules of torch that it imports when they are first called, and which register operators then."""
+"""Modules of torch that register operators when they are first imported, by namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What a case calls.
-
-    Attributes
-    ----------
-    mutates : whether it may write into its arguments
-    """
+    """What a case calls. `mutates` says whether it may write into its arguments."""
 
     function: Callable[..., Any]
     mutates: bool
 
 
 def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
-    """The operator or function that a signature names.
-
-    Raises
-    ------
-    Unsupported : where it is not registered, not installed or not trusted, or a trace may not name it
-    """
+    """Return what a signature names; raise `Unsupported` if it is missing, not trusted or not allowed."""
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is no operator: capture it with --compiled operators")
     if signature.kind == FUNCTION:
@@ -147,7 +132,6 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
 
 
 def mutates(signature: Signature) -> bool:
-    """Whether a call may write into its arguments, as far as its operator can be found."""
     if signature.kind != OPERATOR:
         return signature.kind == EXTENSION
     try:
@@ -157,7 +141,6 @@ def mutates(signature: Signature) -> bool:
 
 
 def is_view(signature: Signature) -> bool:
-    """Whether a call gives views of its arguments, and so moves no data."""
     if signature.kind != OPERATOR:
         return False
     try:
@@ -207,7 +190,6 @@ def _find_function(name: str, extensions: Collection[str]) -> Callable[..., Any]
 
 
 def _find_kernel(name: str, extensions: Collection[str]) -> Any:
-    """A kernel that another one calls."""
     thing, module_name, attribute = _attribute(name, extensions)
     if kernel_in(thing) is None:
         raise Unsupported(f"{module_name} has no Triton kernel {attribute}")
@@ -215,7 +197,7 @@ def _find_kernel(name: str, extensions: Collection[str]) -> Any:
 
 
 def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
-    """What a trusted module has under a name, None for nothing; the module's name, and the attribute's."""
+    """Return what a trusted module has under a name or None, the module's name and the attribute's."""
     match = _FUNCTION.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not a function's name")

@@ -17,12 +17,10 @@ from opgrip.traces.schema.arguments import leaves, tensors
 from opgrip.traces.schema.tensor_specs import stored_elements
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""By position, and by name."""
 Function = Callable[..., Any]
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors in lists, tuples and dicts, in their order."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -35,22 +33,20 @@ NO_MEMORY = (
     "resource_exhausted",
     "alloc_failed",
 )
-"""What errors of torch, CUDA and its libraries, Triton, ONNX Runtime and XLA say, in small letters."""
+"""Lower-case messages of torch, CUDA libraries, Triton, ONNX Runtime and XLA."""
 
 LARGE = 1 << 16
-"""Bytes of results from which on their memory matters."""
+"""Bytes of results from which on new pages matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one call, in bytes.
+    """Memory of one call in bytes.
 
-    Attributes
-    ----------
-    allocated : in all
-    peak : the most of it that the call holds at once
-    reserved : the most that the allocator took of the device for it, which had given back what it held free; None where
-        there is no such allocator
+    allocated : sum of all allocations
+    peak : most memory held at once
+    reserved : most memory that the allocator took from the device, after releasing its free memory; None without such
+        an allocator
     """
 
     allocated: int
@@ -59,7 +55,7 @@ class Memory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised for, is a lack of memory: compilers wrap what they run into."""
+    """Return True if an error, or one of its causes, is a lack of memory: compilers wrap such errors."""
     seen: BaseException | None = error
     while seen is not None:
         text = str(seen).lower()
@@ -70,32 +66,26 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: str) -> None:
-    """Free what is left of a call that ran out of memory, whose errors may stand in cycles, for those after it."""
+    """Free the memory of a call that ran out of memory, whose errors may be in reference cycles."""
     gc.collect()
     if is_accelerator(device) and hasattr(module_of(device), "empty_cache"):
         module_of(device).empty_cache()
 
 
 def bytes_of(tree: Any) -> int:
-    """Bytes of all tensors in arguments or results, each counted once for each time that it is there.
-
-    Elements that an expanded tensor repeats count once.
+    """Return the bytes of all tensors in a tree, each occurrence counted. Elements that an expanded tensor repeats
+    count once.
     """
     return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Whether results lay in fresh memory, for the most part.
-
-    Parameters
-    ----------
-    fresh_bytes : bytes of the pages that the system gave meanwhile; `results` those of the results. Numbers, or columns
-    """
+    """Return whether results were mostly on new pages. Takes numbers or columns."""
     return fresh_bytes * 2 >= results
 
 
 def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
-    """What a call gives, and the memory that it took of torch's allocator for this device."""
+    """Run a function, and return its result and the memory that it took from torch's allocator."""
     if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
     # read when Kineto starts: below this it prints two lines for each profile

@@ -1,4 +1,4 @@
-"""What replay takes from torch that torch keeps to itself; tried with 2.6, 2.13 and 2.15."""
+"""Private interfaces of torch that replay uses; tested with 2.6, 2.13 and 2.15."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """For each private place of torch that replay uses `found`, or what it does instead where this torch lacks it."""
+    """Return `found` for each private interface of torch that replay uses, or the fall-back for a missing one."""
     return _places.report()
 
 
@@ -24,12 +24,7 @@ _counters = _places.take_later("torch._dynamo.utils.counters", None, "the modes 
 
 
 def graphs_compiled() -> int:
-    """Graphs that dynamo has handed to a backend in this process.
-
-    Raises
-    ------
-    Unsupported : where this torch does not tell
-    """
+    """Return how many graphs dynamo has passed to a backend in this process."""
     counters = _counters()
     if counters is None:
         raise Unsupported(f"torch {torch.__version__} does not tell what dynamo compiled")
@@ -42,12 +37,7 @@ _has_kernel = _places.take(
 
 
 def is_dispatched(function: Any) -> bool:
-    """Whether an overload is one of the dispatcher's; TorchScript has others of its own.
-
-    Parameters
-    ----------
-    function : of `torch.ops`
-    """
+    """Return True if an overload is in the dispatcher; TorchScript has others of its own."""
     return bool(_has_kernel(function.name()))
 
 
@@ -59,12 +49,12 @@ _has_kernel_for = _places.take(
 
 
 def is_composite(function: Any) -> bool:
-    """Whether a function is an operator of `torch.ops` that is nothing but calls of others, wherever it runs."""
+    """Return True if an operator only calls other operators, on every device."""
     return hasattr(function, "_schema") and bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
 def graphs_skipped() -> int:
-    """CUDA graphs that inductor left out in this process where it was asked for them; 0 where torch does not tell."""
+    """Return how many requested CUDA graphs inductor left out in this process; 0 if unknown."""
     counters = _counters()
     return 0 if counters is None else int(counters["inductor"]["cudagraph_skips"])
 
@@ -78,7 +68,6 @@ _list_backends = _places.take_later(
 
 @functools.cache
 def dynamo_backends() -> list[str]:
-    """Names of all backends that torch.compile knows, those for debugging too."""
     return list(_list_backends()(exclude_tags=()))
 
 
@@ -86,7 +75,7 @@ _inductor_config = _places.take_later("torch._inductor.config", None, "inductor 
 
 
 def compile_in_this_process() -> None:
-    """Let inductor start no processes of its own: there are as many as compile side by side already."""
+    """Keep inductor from starting processes: replay compiles in parallel already."""
     config = _inductor_config()
     if config is not None:
         config.compile_threads = 1
@@ -101,13 +90,9 @@ _boxed_run = _places.take_later(
 
 
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
-    """AOTInductor's package of an exported program, as a program in C++ calls it.
+    """Load or make AOTInductor's package of an exported program; raise `Unsupported` if torch lacks it.
 
-    The loaded model's own call parses the shape of its arguments each time.
-
-    Raises
-    ------
-    Unsupported : where this torch has none
+    The loaded model's own call parses the shape of its arguments each time, so this calls it as C++ does.
     """
     compile_package, load_package = _compile_package(), _load_package()
     if compile_package is None or load_package is None:
@@ -129,10 +114,8 @@ _default_partition = _places.take_later("torch._functorch.partitioners.default_p
 def traced_backward(
     forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
 ) -> tuple[Any, tuple[Any, ...]] | None:
-    """The graph that AOTAutograd makes of a function's gradients, and what it takes; None where it makes none.
+    """Return AOTAutograd's graph of a function's gradients and its inputs; None if it makes none.
 
-    Parameters
-    ----------
     run : runs the backward of the function's results
     """
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()

@@ -1,4 +1,4 @@
-"""What operators do with values, and the family of work that an operator belongs to."""
+"""How operators use values, and the family of an operator."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     ("reduction", r"sum|mean|^(arg)?(max|min)$|amax|amin|any|all$|prod|var|std|cum|norm|count|median|mode"),
     ("elementwise", r""),
 )  # fmt: skip
-"""Families, and what the names of their operators have in them; the first that matches counts."""
+"""Families, and patterns of their operators' names. The first match counts."""
 _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 
 
 def family_of(op: str) -> str:
-    """The family of an operator: `aten.convolution_backward.default` is a convolution.
+    """Return the family of an operator: convolution for `aten.convolution_backward.default`.
 
-    Functions of extension modules are a family of their own, and what is no operator but a function or a module too.
+    Functions of extension modules are a family, and so are Python functions and modules.
     """
     if ":" in op:
         return EXTENSION
@@ -56,7 +56,7 @@ CHECKED_ON_CPU = frozenset(
         *("scatter", "scatter_", "scatter_add", "scatter_add_", "nll_loss_forward"),
     }
 )
-"""Those that raise on the CPU where an index is none. On an accelerator they would end its use by this process."""
+"""Operators that raise for invalid indices on the CPU. On an accelerator these make the device unusable."""
 
 NO_INDICES = frozenset(
     {
@@ -68,29 +68,29 @@ NO_INDICES = frozenset(
         *("fill", "fill_", "zero", "zero_", "masked_fill_", "bernoulli_", "random_", "masked_select"),
     }
 )
-"""Those that take numbers as numbers, beside views and those that go element by element."""
+"""Operators that do not use integers as indices, besides views and pointwise ones."""
 
 DIVIDE = frozenset({"div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"})
-"""Those where some numbers are a fault of the processor."""
+"""Operators that crash for some integers."""
 
 OVERWRITE = frozenset(
     {"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_"}
 )
-"""Those that do not read what they write into: it may never have had values."""
+"""Operators that overwrite their first argument."""
 
 
 def overwrites(function: Callable[..., Any]) -> bool:
-    """Whether an operator's first argument is what it writes, whatever that was before."""
+    """Return True if an operator writes its first argument without reading it."""
     return _name_of(function) in OVERWRITE
 
 
 def sizes_vary(function: Callable[..., Any]) -> bool:
-    """Whether the shapes of an operator's results may depend on values."""
+    """Return True if the shapes of results may depend on values."""
     return _name_of(function) is None or torch.Tag.dynamic_output_shape in getattr(function, "tags", ())
 
 
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
-    """Whether an operator does no harm, whatever whole numbers it is given on this device."""
+    """Return True if an operator is safe with any integers on this device."""
     name = _name_of(function)
     if name is None:
         return False
@@ -102,7 +102,6 @@ def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
 
 
 def _name_of(function: Callable[..., Any]) -> str | None:
-    """The name of one of torch's own operators."""
     if not isinstance(function, torch._ops.OpOverload) or function.namespace != "aten":
         return None
     return str(function._schema.name).partition("::")[2]

@@ -1,4 +1,4 @@
-"""Triton kernels that a trace names, in modules that the user trusts, as functions that launch them."""
+"""Triton kernels that a trace names, in modules that the user trusts."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ _KERNELS = (("triton.runtime.jit", "JITFunction"), _INTERPRETED)
 _AROUND = (("triton.runtime.autotuner", "Autotuner"), ("triton.runtime.autotuner", "Heuristics"))
 
 FindKernel = Callable[[str], Any]
-"""Gives what a trusted module has under a name of the form `module:kernel`."""
+"""Returns what a trusted module has under `module:kernel`."""
 
 
 def kernel_in(thing: Any) -> Any:
-    """The Triton kernel that an attribute of a module is, without what tunes it; None where it is none."""
+    """Return the Triton kernel inside autotuners, or None."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
 
 
 def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
-    """A function that launches a kernel with the grid, constants and options of a trace: it is not tuned anew.
+    """Return a function that launches a kernel with the recorded grid, constants and options, without tuning.
 
-    It raises `Unsupported` where the kernel has other parameters than it had, or a grid, constant or option is none.
-
-    Raises
-    ------
-    Unsupported : where this machine cannot run kernels
+    It raises `Unsupported` for other parameters than recorded, or an invalid grid, constant or option.
     """
     if not _is_any(kernel, (_INTERPRETED,)):
         _check_driver()
@@ -73,7 +69,6 @@ def _constant(value: Any, find: FindKernel) -> Any:
 
 
 def _is_any(thing: Any, classes: Sequence[tuple[str, str]]) -> bool:
-    """Whether a thing is of one of the classes; of a module that is not loaded, nothing is."""
     kinds = (getattr(sys.modules.get(module), name, None) for module, name in classes)
     return any(isinstance(kind, type) and isinstance(thing, kind) for kind in kinds)
 

@@ -1,4 +1,4 @@
-"""The work of a call: arithmetic, bytes that it must move, and the operators that it runs."""
+"""The work of a call: arithmetic, bytes to move, operators."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from opgrip.replay.operators.formulas import Call, call_of, flops_of, operators,
 from opgrip.traces.schema.tensor_specs import plain_name
 
 OVERWRITES = operators("copy fill zero normal uniform bernoulli exponential random log_normal cauchy geometric")
-"""Write all of their first argument in place, and read nothing of it."""
+"""Operators that write all of their first argument without reading it."""
 GATHERS = {
     **dict.fromkeys(("aten.index", "aten._unsafe_index", "aten.index_select", "aten.gather", "aten.take"), "self"),
     **dict.fromkeys(("aten.masked_select", "aten.upsample_nearest1d", "aten.upsample_nearest2d"), "self"),
     **dict.fromkeys(("aten.embedding", "aten.quantized_embedding"), "weight"),
     "mmcv._ext:roi_align_forward": "0",
 }
-"""Read of this argument no more elements than they give, as if no place were asked for twice."""
+"""Operators that read no more elements of this argument than they return."""
 SCATTERS = {
     **dict.fromkeys(("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put"), "values"),
     **dict.fromkeys(("aten.scatter", "aten.scatter_add", "aten.scatter_reduce"), "index"),
     **dict.fromkeys(("aten.index_add", "aten.index_copy"), "source"),
 }
-"""In place, they write of their first argument no more elements than this argument has."""
+"""Operators that write no more elements of their first argument than this argument has."""
 ADDS = frozenset({"aten.scatter_add", "aten.scatter_reduce", "aten.index_add"})
-"""Of those, the ones that read what they write; `index_put` does so where it accumulates."""
+"""Those of `SCATTERS` that also read what they write."""
 UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_strided")
-"""Give memory as it is."""
 
 
 def bytes_moved(call: Call) -> int | None:
-    """Distinct bytes that a call reads, and bytes that it writes; None where a tensor is not strided.
+    """Return the distinct bytes that a call reads plus those that it writes; None for non-strided tensors.
 
-    Elements that strides repeat count once. Results that lie in an argument's memory are views, or what was written in
-    place, and are not counted again: a call that only makes views moves nothing. What is changed in place counts
-    twice, being read and written.
+    Repeated elements count once. Results in an argument's storage are views or in-place results and not counted again.
+    What is changed in place counts twice.
     """
     if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in (*call.ins, *call.outs)):
         return None
@@ -54,7 +52,6 @@ def bytes_moved(call: Call) -> int | None:
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a strided tensor, those that several elements share counted once."""
     pairs = [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if step or not size]
     elements = prod(size for size, _ in pairs)
     extent = 1 + sum((size - 1) * step for size, step in pairs) if elements else 0
@@ -63,7 +60,6 @@ def distinct_bytes(tensor: torch.Tensor) -> int:
 
 
 def _arguments(call: Call) -> list[tuple[str, torch.Tensor]]:
-    """Tensors among the arguments by the names of these, each tensor once."""
     keys: set[tuple[object, ...]] = set()
     arguments = []
     for name, value in call.values.items():
@@ -94,14 +90,14 @@ def _moved_of(call: Call, name: str, tensor: torch.Tensor, written: bool) -> int
 
 
 def _elements_of_results(call: Call) -> int:
-    """Of a function that writes into arguments and gives nothing: the result is the largest after the gathered one."""
+    """Return the result size of a function that writes into arguments: the largest one except the gathered one."""
     source = GATHERS[call.name]
     others = [tensor.numel() for name, tensor in _arguments(call) if name != source]
     return max(others, default=0)
 
 
 def _reads_nothing(operator: str, argument: str) -> bool:
-    """Whether an operator looks at no more than this argument's metadata."""
+    """Return True if an operator reads only the metadata of this argument."""
     name = operator.removeprefix("aten.")
     return argument == "self" and (name.endswith("_like") or name.startswith("new_"))
 
@@ -111,19 +107,17 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")
-"""Multiply in 8 bits and give wider numbers."""
+"""8-bit products with wider results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one call has to do at least.
+    """The least work of a call.
 
-    Attributes
-    ----------
-    flops : floating-point operations; None where there is no formula
-    bytes : to move; None where that is not known
-    dtype : that it computes in, `float32`; None where nothing tells
-    operators : that it runs, as torch dispatches them
+    flops : None without a formula
+    bytes : bytes to move; None if unknown
+    dtype : dtype of its arithmetic; None if unknown
+    operators : number of dispatched operators
     """
 
     flops: int | None
@@ -135,23 +129,13 @@ class Work:
 def work_of(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Work:
-    """The work of a call that gave this.
-
-    Parameters
-    ----------
-    name : of a function that is no operator of torch
-    """
     return _work(call_of(function, name, args, kwargs, result))
 
 
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
-    """The work of a function that runs operators, by running it once.
+    """Run a function once and return the work of its operators.
 
-    Its operations are those of its operators, as far as they are known.
-
-    Parameters
-    ----------
-    whole : its bytes are those of arguments and results, as if it were one kernel; else those of each operator
+    whole : count the bytes of arguments and results, as if it were one kernel; else those of each operator
     """
     tally = _Tally()
     with tally:
@@ -162,8 +146,6 @@ def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Tally(TorchDispatchMode):
-    """Adds up the work of the operators that run under it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.flops = self.bytes = self.operators = 0
@@ -171,7 +153,6 @@ class _Tally(TorchDispatchMode):
         self.by_dtype: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count it."""
         result = function(*args, **(kwargs or {}))
         work = work_of(function, str(function), tuple(args), kwargs or {}, result)
         self.operators += 1
@@ -188,7 +169,7 @@ def _work(call: Call) -> Work:
 
 
 def _dtype(call: Call) -> str | None:
-    """The dtype of the largest floating-point tensor, or else of the largest tensor; of narrow products their own."""
+    """Return the dtype of the largest floating-point tensor, or else of the largest tensor."""
     if call.name in NARROW_PRODUCTS:
         return plain_name(call.values["self"].dtype)
     tensors: list[torch.Tensor] = sorted(

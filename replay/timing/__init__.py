@@ -1,1 +1,1 @@
-"""Runs a call again and again, under the circumstances that are wanted, and says what it takes."""
+"""Run a call repeatedly under given conditions, and time it."""

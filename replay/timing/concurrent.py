@@ -1,4 +1,4 @@
-"""Threads that run functions at once."""
+"""Concurrent runs of cases on threads, and what they cost each other."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from opgrip.replay.timing.timing_options import Effort
 T = TypeVar("T")
 
 Work: TypeAlias = Callable[[Callable[[], None]], T]
-"""A function that is told how to wait for what it started on the device."""
+"""A function that is given what waits for its work on the device."""
 
 
 class Crew:
-    """Threads that run functions at once, each under a group's settings and on a stream of its own."""
+    """Threads that run functions at the same time, each under a group's settings and on a stream of its own."""
 
     def __init__(self, group: Group, count: int, device: str) -> None:
         self._group = group
@@ -48,7 +48,7 @@ class Crew:
         self._threads.shutdown()
 
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
-        """What the functions give, which are told how to wait for their own work; no more than there are threads."""
+        """Run the functions at once and return their results. Each is given a function that waits for its work."""
         # a thread that waits here takes no other function, so each has a thread of its own
         barrier = Barrier(len(functions))
         self.synchronize()
@@ -80,21 +80,18 @@ class Crew:
 
 
 LOADED = "loaded"
-"""The one stratum of times under load."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentRun:
-    """What a subject took while others ran beside it.
+    """Times of a subject while others ran.
 
-    Attributes
-    ----------
-    subject : with its `failure`, where a run of it raised; then there may be no times
-    loaded : times of a run in ns, each the mean of one repeat, in which it runs until all have run once
-    ratio : 10th, 50th and 90th percentile of that over the time of a run alone, repeat by repeat
-    overlap : time of the batch one after another over its time at once, the median of the repeats: 1 where nothing
-        is gained, `together` where nobody hindered another
-    together : how many ran at once
+    subject : its `failure` is set if a run raised; times may then be empty
+    loaded : times of a run in ns, each the mean of one repeat, which lasts until all have run once
+    ratio : 10th, 50th and 90th percentile of that relative to a run alone, repeat by repeat
+    overlap : time of the batch one after another over its time at once, median of the repeats: 1 if nothing is gained,
+        `together` if the runs did not slow each other down
+    together : number of concurrent runs
     """
 
     subject: Subject
@@ -109,19 +106,14 @@ def side_by_side(
 ) -> Iterator[ConcurrentRun]:
     """Measure the subjects of each group in batches of `count`, in their order.
 
-    Parameters
-    ----------
-    groups : subjects in the order of the program; those of different settings never run at once, since most settings
-        hold for a whole process
-    effort : for each subject; the first repeat of a batch is not counted, whatever `warmup` is
-    device : where the threads have a stream of their own each, unless it is the CPU
-    announce : is told of all cases of a batch before these run at once
-
-    What this measures is Python threads, and all that they share is part of it: the interpreter lock, which a call
-    holds until it reaches a kernel that lets go of it, so that short calls wait for each other on every device; the
-    allocator; the caches; and the cores, for each thread has as many threads of torch beside it as the program's
-    settings say. Short calls are run in blocks, alone as well as at once, so that the some ten microseconds by which
-    threads begin apart do not count.
+    groups : subjects in program order. Different settings never run at once, since most settings are per process
+    effort : per subject; the first repeat of a batch is always a warm-up
+    device : each thread gets a stream of its own here, unless it is the CPU
+    announce : called with all cases of a batch before they run
+    This measures Python threads with all that they share: the interpreter lock, which a call holds until a kernel
+    releases it, so that short calls wait for each other on every device; the allocator; caches; and cores, since each
+    thread has as many torch threads as the settings say. Short calls are run in blocks, so that the ten microseconds
+    between the starts of threads do not count.
     """
     for group in groups:
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():
@@ -133,7 +125,7 @@ def side_by_side(
 
 @dataclass(slots=True)
 class _Times:
-    """A subject's times of a run, repeat by repeat, in ns."""
+    """Times of a subject's runs by repeat, in ns."""
 
     subject: Subject
     loaded: Samples = field(default_factory=lambda: Samples({LOADED: 1.0}))
@@ -142,12 +134,10 @@ class _Times:
 
 
 class _Load:
-    """Whether all have run once, until when the others keep running.
+    """Tracks whether all subjects have run once; until then the others keep running.
 
-    Attributes
-    ----------
-    begun_ns : when the first of them began; None as long as none has
-    over_ns : when all had run once; None as long as they have not
+    begun_ns : start of the first one, or None
+    over_ns : when all had run once, or None
     """
 
     def __init__(self, count: int) -> None:
@@ -157,14 +147,13 @@ class _Load:
         self._lock = Lock()
 
     def begin(self) -> int:
-        """When the first of them began."""
         with self._lock:
             if self.begun_ns is None:
                 self.begun_ns = perf_counter_ns()
             return self.begun_ns
 
     def first_is_done(self) -> None:
-        """Told by each of them, also by one that fails."""
+        """Note that a subject has run once, or failed."""
         with self._lock:
             self._pending -= 1
             if self._pending == 0:
@@ -172,7 +161,7 @@ class _Load:
 
 
 class _Batch:
-    """Subjects that are run at once."""
+    """Subjects that run at once."""
 
     def __init__(self, subjects: Sequence[Subject], crew: Crew, effort: Effort, announce: Announce) -> None:
         self._all = [_Times(subject) for subject in subjects]
@@ -185,7 +174,7 @@ class _Batch:
         self._pace = Pace()
 
     def measured(self) -> list[ConcurrentRun]:
-        """Repeat until enough is known of all that do not fail."""
+        """Repeat until enough is known about each subject that does not fail."""
         threads = len(self._all) * torch.get_num_threads()
         with closing(Contention(threads=threads)) as contention:
             while self._again():
@@ -206,7 +195,7 @@ class _Batch:
     def _repeat(self, contention: Contention) -> None:
         """Run all alone, all at once, and each under the load of the others.
 
-        The first time is for warming up, and tells how many runs a block needs.
+        The first repeat is a warm-up and decides how many runs a block needs.
         """
         began, since = perf_counter_ns(), contention.read()
         alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
@@ -256,7 +245,7 @@ class _Batch:
         return (perf_counter_ns() - start) / len(runs)
 
     def _once(self, subject: Subject) -> Work[tuple[int, int] | None]:
-        """From when to when a subject runs, of whose runs each thread has one block."""
+        """Return start and end of one block of a subject on each thread."""
         runs = self._guarded(subject, lambda subject: subject.ready(self._block or 1)) or []
 
         def run(finish: Callable[[], None]) -> tuple[int, int]:
@@ -269,11 +258,10 @@ class _Batch:
         return lambda finish: self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
 
     def _loaded(self, subject: Subject, load: _Load) -> Work[float | None]:
-        """The time of a run while all others run too.
+        """Return the time of a run while all others run too.
 
-        Those that are done go on until the one that takes longest has run once. Of the run that each is in by then,
-        the part before counts, and so does what passes between runs and before the first: it is where a thread waits
-        for the interpreter lock.
+        Subjects that are done go on until the slowest has run once. The part of their last run before that counts, and
+        so does the time between runs, when a thread waits for the interpreter lock.
         """
 
         def run(finish: Callable[[], None]) -> float:
@@ -302,11 +290,11 @@ class _Batch:
         return guarded
 
     def _finisher(self, subject: Subject, finish: Callable[[], None]) -> Callable[[], None]:
-        """What waits for a subject: for the whole device where it works on other streams than the thread's."""
+        """Return what waits for a subject: for the whole device if it works on other streams than the thread's."""
         return finish if subject.in_torch else self._crew.synchronize
 
     def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
-        """What the function gives; None where it raises, which ends the subject and no other."""
+        """Return the function's result, or None if it raises, which ends this subject only."""
         try:
             return function(subject)
         except Exception as error:
@@ -326,7 +314,7 @@ class _Batch:
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
-    """The mean duration of what ran until then, of which the last may have been cut."""
+    """Return the mean duration of the runs up to a time, which may cut the last one."""
     durations = [max(end - start, 1) for start, end in spans]
     before = [max(min(end, end_ns) - start, 0) for start, end in spans]
     return sum(before) / max(float(sum(map(truediv, before, durations))), 1e-9)

@@ -1,14 +1,11 @@
-"""Fresh or used memory for a call's results, as the program's calls met it, where the C library is glibc.
+"""New or resident pages for a call's results, as in the program, with glibc.
 
-A freed block is given back to the system or kept, as thresholds and what lies around it decide; a result in a block
-that was given back costs a page fault for every 4 kB. Here freed memory is kept, unless it is asked for fresh.
-
-Where huge pages are had on request, torch does not ask, but NumPy does for its large arrays, and what is asked for a
-part of the heap holds for all that lies there later: a result there costs one fault for 2 MB, by the chance of who was
-there before. So such requests are not heard here.
-
-A thread that asked for more than there is goes on in a part of memory of its own, whose end is never given back. So
-all threads share one part here.
+A freed block is returned to the system or kept, depending on thresholds and its neighbours; a result in a returned
+block costs a page fault per 4 kB. Here freed memory is kept unless new pages are requested.
+With huge pages on request, torch does not request them, but NumPy does for large arrays, and a request for a part of
+the heap lasts: a result there costs one fault per 2 MB. So such requests are disabled here.
+A thread that runs out of memory continues in an arena of its own, whose end is never returned. So all threads share one
+arena here.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ MADV_DONTNEED = 4
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SLACK = 4 * LARGE
 MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20
-"""Rounds and bytes: what needs more takes memory as it comes."""
+"""Limits in rounds and bytes; what needs more takes memory as it comes."""
 LARGEST_KEPT = 32 << 20
-"""glibc maps larger blocks afresh each time."""
+"""glibc maps larger blocks anew each time."""
 SLOW, SLOW_TICKS = 2.0, 3
-"""Page faults are slow that cost so many times the usual, and so many of the kernel's ticks more."""
+"""Page faults are slow if they cost this many times the usual, and this many kernel ticks more."""
 ARENAS_OF_PROCESSOR = 8
-"""That glibc has at most where nobody says how many."""
+"""Default maximum of glibc's arenas per core."""
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -52,11 +49,11 @@ def _glibc() -> ctypes.CDLL | None:
 
 _LIBRARY = _glibc()
 CONTROLLED = _LIBRARY is not None
-"""Whether memory can be had fresh or used as wanted."""
+"""Whether new or resident pages can be chosen."""
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, for the rest of its life."""
+    """Let this process keep freed memory for the rest of its life."""
     if _LIBRARY is not None:
         _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
@@ -67,10 +64,10 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Let this process keep what it frees in the block, and give it back afterwards.
+    """Let this process keep freed memory in the block.
 
-    glibc does not tell its thresholds, and no longer adjusts them once they were set: they end as those that its own
-    adjustment ends at where large blocks are freed. Threads may go on sharing one part of memory.
+    glibc does not report its thresholds and stops adjusting them once they were set: they end at the values that its
+    own adjustment reaches when large blocks are freed. Threads may go on sharing one arena.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
@@ -87,7 +84,6 @@ def keeping_freed_memory() -> Iterator[None]:
 
 
 def _prctl(option: int, value: int) -> int:
-    """What the kernel answers; below 0 where it knows no such option."""
     if _LIBRARY is None:
         return -1
     return int(_LIBRARY.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))))
@@ -101,21 +97,21 @@ def _huge_pages_on_request() -> bool:
 
 
 def give_back() -> None:
-    """Give all freed memory back to the system, so that the next result gets fresh pages."""
+    """Return all freed memory to the system, so that the next result is on new pages."""
     if _LIBRARY is not None:
         _LIBRARY.malloc_trim(0)
 
 
 def touch(size: int) -> None:
-    """Have so many bytes of freed memory that this process wrote before."""
+    """Make this many bytes of freed memory resident by writing them."""
     torch.empty(size + LARGE, dtype=torch.uint8).fill_(0)
 
 
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
-    """Have blocks of freed memory of which the system gives so much when they are written; the rest is there.
+    """Free blocks of these sizes of which `fresh_bytes` are on new pages and the rest is resident.
 
-    What is fresh beyond the blocks stands for what an operator needs besides. Other freed memory stays as it is, and so
-    do the caches, but for a line of each page.
+    New pages beyond the blocks stand for what an operator needs besides. Other freed memory and the caches stay as they
+    are, except for a line per page.
     """
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
     wanted = [(size, round(size * share)) for size in sizes]
@@ -155,27 +151,22 @@ def _arrange(block: torch.UntypedStorage, fresh_bytes: int) -> None:
 
 
 def faults() -> int:
-    """Page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 class FaultCount:
-    """Page faults of this process since the object was made."""
+    """Counts page faults of this process since it was made."""
 
     def __init__(self) -> None:
         self._before = resource.getrusage(resource.RUSAGE_SELF)
 
     @property
     def faults(self) -> int:
-        """Number of page faults."""
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if they cost at least twice the usual, as where a virtual machine has returned its free memory.
-
-        Parameters
-        ----------
-        duration_ns : of the work that met them
+        """Return True if page faults cost at least twice the usual, as when a virtual machine gave memory back.
+        `duration_ns` is the time of the work that had them.
         """
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults

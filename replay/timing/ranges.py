@@ -1,8 +1,7 @@
-"""NVTX ranges around what is run, for Nsight's timelines and for programs that join kernels to calls.
+"""NVTX ranges around runs, for Nsight's timelines and for assigning kernels to calls.
 
-A range's message is the operator or the phase, its category the mode, its payload the number of the case: profilers
-keep each distinct message for ever, so that numbers must not stand in it. Ranges are of the start/end kind, which also
-holds what threads of autograd launch.
+The message of a range is the operator or phase, its category the mode, its payload the case number. Profilers keep each
+distinct message forever, so numbers must not be in it. Start/end ranges also cover what autograd's threads launch.
 """
 
 from __future__ import annotations
@@ -22,22 +21,18 @@ except ImportError:
 
 DOMAIN = "opgrip"
 NSYS, NCU, TORCH = "nsys", "ncu", "torch"
-"""Profilers that a run can be watched by."""
+"""Profilers."""
 PREPARE, READY, BEFORE, DROPPED = "prepare", "ready", "before", "dropped"
-"""Phases around a timed run: a row is compiled and run first; arguments are put back and caches emptied; it runs before
-another, as in the program; the latest run of the row that is not taken back yet does not count, since the processor was
-slowed down."""
+"""Phases around a timed run: the row is compiled and run first; arguments are restored and caches emptied; it runs
+before another case, as in the program; the latest run of the row does not count."""
 
 
 class Range:
-    """A range that can be entered again and again.
+    """A range that can be entered repeatedly.
 
-    Parameters
-    ----------
     message : operator or phase
-    category : mode, and what else tells the rows of a case apart
-    case : its number
-    profiled : the profiler that it is for, of which some need all of it in the name
+    category : mode and other words that distinguish the rows of a case
+    profiled : the profiler; some need all of it in the name
     """
 
     __slots__ = ("_attributes", "_begin", "_end", "_open")
@@ -57,21 +52,19 @@ class Range:
         self._open: Any = None
 
     def begin(self) -> None:
-        """Enter it."""
         self._open = self._begin(self._attributes)
 
     def end(self) -> None:
-        """Leave it."""
         self._end(self._open)
 
 
 def row_name(case: int, op: str, category: str) -> str:
-    """A row's name for profilers that show a range's message alone, as the reports of ncu do."""
+    """Return a row's name for profilers that show only a range's message, such as ncu."""
     return f"case {case} {op} {category}"
 
 
 def check_ranges(profiler: str) -> None:
-    """Raise `UserError` where no ranges can be made, without which a profiler's kernels belong to no case."""
+    """Raise `UserError` if ranges cannot be made; without them kernels cannot be assigned to cases."""
     if nvtx is None:
         raise UserError(f"{profiler} tells cases apart by NVTX ranges, and the package nvtx is missing", "install nvtx")
     if not nvtx.enabled():
@@ -80,7 +73,6 @@ def check_ranges(profiler: str) -> None:
 
 @contextmanager
 def entered(message: str, category: str, case: int) -> Iterator[None]:
-    """A range around a block; see `Range`."""
     span = Range(message, category, case)
     span.begin()
     try:
@@ -91,13 +83,7 @@ def entered(message: str, category: str, case: int) -> Iterator[None]:
 
 @contextmanager
 def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]:
-    """Has a profiler record a block.
-
-    Parameters
-    ----------
-    profiled : which one; empty for none
-    timelines : folder for what torch's own sees
-    """
+    """Return a context in which a profiler records. `timelines` is the folder for traces of torch's own profiler."""
     import torch
 
     on_gpu = torch.device(device).type == "cuda"
@@ -120,7 +106,6 @@ def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]
 
 
 def _functions(domain: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """What starts a range with given attributes, and what ends one."""
     if hasattr(domain, "start_range"):
         return domain.start_range, domain.end_range
     # until 0.2.11 the public functions make the attributes anew each time

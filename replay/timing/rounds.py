@@ -1,4 +1,4 @@
-"""Runs subjects until their times are known: side by side in rounds, as a program mixes its calls, or one by one."""
+"""Run subjects until their times are known: side by side in rounds, as a program mixes its calls, or one by one."""
 
 from __future__ import annotations
 
@@ -23,41 +23,37 @@ from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
 from opgrip.replay.timing.timing_options import Effort
 
 MOST = 100
-"""Runs of a subject at most."""
 MOST_DROPPED = 3 * FEWEST
-"""Runs of a subject that are dropped at most since the processor was slowed down; where their number is given, as many
-as that. A processor that is always slow is measured as it is, and its rows say so."""
+"""Most dropped runs of a subject because the processor was slowed down; with a given number of runs, at most that many.
+A processor that is always slow is measured as it is, and the rows say so."""
 LONG_NS = 100_000_000
-"""Runs that take longer are not made again on a slow processor."""
+"""Longer runs are not repeated on a slow processor."""
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
-"""Time of runs, and their number, after which the processor's pace and contention are checked."""
+"""Time and number of runs after which the processor's pace and contention are checked."""
 WATCHFUL_NS = 200_000_000
-"""Time after contention in which each run is checked for it by itself, which takes some ten microseconds a run."""
+"""Time after contention in which each run is checked by itself, which takes ten microseconds per run."""
 WARM_NS, RARE = 200_000, 10
-"""Time of other work after which a run is not slower any more for a switch to another process before it (measured: a
-call of 3 us took 30 us right after one, the next of them 5 us); times of it between switches, or of a run, from which
-on such runs are rare, or hardly slower."""
+"""Time of other work after which a run is no longer slower because of a switch to another process before it (measured:
+a call of 3 us took 30 us right after one, the next one 5 us); and time between switches, or of a run, from which on
+such runs are rare or hardly slower."""
 QUIET_S = 0.05
-"""Time between looks at a machine that others use."""
+"""Time between checks of a contended machine."""
 RETRY_NS = 1_000_000_000
-"""Time that running contended cases again may take even if all runs before took less."""
+"""Time for running contended cases again, even if all runs before took less."""
 MOST_IN_A_ROW = 5
-"""Contended cases that stay contended in a row when run again, after which the others are not tried."""
 
 NO_ROW = -1
 
 Announce = Callable[[int, int], None]
-"""Is told the number of each case before anything of it runs, and for which of its rows."""
+"""Called with each case number, and for which of its rows, before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Subjects that run under the same settings of torch.
 
-    Attributes
-    ----------
-    grad : whether calls make a graph
-    around : subjects by the number of their case, that are run before others without being measured
+    grad : whether calls record a graph for autograd
+    around : subjects by case number that run before others without being measured
     """
 
     settings: Mapping[str, Any]
@@ -69,9 +65,7 @@ class Group:
 class Measurer:
     """Measures groups of subjects.
 
-    Parameters
-    ----------
-    announce : is told what runs, before it does
+    announce : called with what runs next
     flush : empties the caches; None to leave them as they are
     """
 
@@ -98,10 +92,9 @@ class Measurer:
         self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
 
     def one_by_one(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
-        """Run the subjects of each case in turn until each is done, then the next case's.
+        """Run the subjects of each case in turn until they are done, then the next case.
 
-        Gives the subjects that a group has of a case, as soon as all of them are done; last those that others' work
-        on the machine kept from being measured before.
+        Yields the subjects of a case when all are done; last those that were contended and had to run again.
         """
         with self._attentive():
             contended, started_ns = [], perf_counter_ns()
@@ -115,9 +108,9 @@ class Measurer:
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
     def in_rounds(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
-        """Run every subject once a round, each after those that its call came after in the program, until all are done.
+        """Run every subject once per round, each after its preceding calls, until all are done.
 
-        Subjects of one case are compared round by round. Gives those that a group has of a case, as `one_by_one`.
+        Subjects of one case are compared round by round. Yields as `one_by_one`.
         """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
         contended, started_ns = [], perf_counter_ns()
@@ -143,12 +136,8 @@ class Measurer:
     ) -> Iterator[list[Subject]]:
         """Run contended cases again when the machine is quiet, and yield the subjects of each case.
 
-        Waiting and running take at most as long as the budgets of these cases, and at most `spent_ns` or `RETRY_NS`.
-        They end early if `MOST_IN_A_ROW` cases in a row stay contended. Cases that stay contended are yielded last.
-
-        Parameters
-        ----------
-        spent_ns : time that it took to measure all cases before
+        This takes at most the budgets of these cases, and at most `spent_ns` (the time of all cases before) or
+        `RETRY_NS`. It ends early if `MOST_IN_A_ROW` cases in a row stay contended; those are yielded last.
         """
         waiting = list(contended)
         until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
@@ -193,7 +182,6 @@ class Measurer:
             yield
 
     def _run_until_done(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
-        """Run the subjects of each case in turn until each is done."""
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for case in cases:
                 while self._again(case):
@@ -251,14 +239,14 @@ class Measurer:
         self._pending_ns += runs_ns
 
     def _mark(self) -> bool:
-        """Note when work begins, if each run is checked by itself now; gives whether it is."""
+        """Note the start of a run if each run is checked for contention now; return whether it is."""
         is_watchful = perf_counter_ns() < self._watchful_until_ns
         if is_watchful:
             self._marks.append(self._watch.read())
         return is_watchful
 
     def _was_contended(self, run_ns: float) -> bool:
-        """Return True if the last run waited for a processor, or something so short before it that it was slower."""
+        """Return True if the last run waited for a core, or for something so shortly before that it was slower."""
         start = self._marks[-1]
         is_contended = self._watch.is_contended(start, run_ns)
         if not is_contended and run_ns < RARE * WARM_NS:
@@ -283,11 +271,8 @@ class Measurer:
         subject.fail(error, self._stopwatch.device)
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the runs since the last check; not those during which the processor was slowed down or taken.
-
-        Parameters
-        ----------
-        all_of_them : else only if there are enough to make it worth while
+        """Keep the runs since the last check, except those on a slowed or contended core. Without `all_of_them`, only
+        if there are enough to be worth it.
         """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
@@ -316,7 +301,7 @@ class Measurer:
             subject.keep(stratum, time_ns, is_slowed)
 
     def _again(self, case: Sequence[Subject]) -> bool:
-        """Whether a case needs more runs; its modes get as many as each other."""
+        """Return True if a case needs more runs; all its modes get equally many."""
         most = MOST if self.effort.iterations is None else self.effort.iterations
         return any(
             subject.failure is None and subject.samples.done(self.effort) is None and len(subject.samples) < most
@@ -338,7 +323,7 @@ def _begin_again(case: Sequence[Subject]) -> None:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Measured code is not interrupted to look for garbage."""
+    """Disable garbage collection in the block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -10,39 +10,33 @@ import numpy as np
 from opgrip.replay.timing.timing_options import Effort
 
 FEWEST = 10
-"""Runs of a case, unless its budget does not last for so many."""
+"""Least runs of a case, unless its budget is too short."""
 LEAST = 3
-"""Runs that a case gets whatever they take."""
+"""Least runs of a case in any event."""
 MAIN = 0.5
 """Share of the program's calls above which a stratum gets `LEAST` runs too."""
 MOST_CONTENDED = 100
-"""Runs during which other processes used the cores, after which no more are tried."""
+"""Contended runs after which no more are tried."""
 FEWEST_FOR_PERCENTILES = 5
-"""Effective number of runs below which they have no percentiles but the median."""
+"""Effective runs needed for percentiles other than the median."""
 LOOK = 5
-"""Runs after which the spread is looked at again."""
+"""Runs between checks of the spread."""
 SETTLED, STEADY = 6, 0.1
-"""A spread has settled where it was within 10 percent at six looks."""
+"""A spread has settled if it stayed within 10 percent at six checks."""
 
 
 class Samples:
-    """Times of runs, in strata: runs that met other values or another state of memory than others.
+    """Times of runs in strata: runs with other values or another memory state than others.
 
-    Each stratum counts by the share of the program's calls that it stands for, however many runs it got.
-
-    Parameters
-    ----------
+    Each stratum counts by its share of the program's calls, however many runs it got.
     shares : of each stratum, above 0
-    alike : whether each run counts as much as any other instead, as for a profiler that knows nothing of strata
-
-    Attributes
-    ----------
-    in_order : times of all runs, in ns, in the order in which they were made
-    dropped : runs that were not kept, the processor being slowed down meanwhile
-    slowed : runs that were kept although it was
-    contended : runs during which other processes used the cores; they count only where `is_contended`
-    is_contended : whether the times are those of contended runs, since there are too few others
-    spent_ns : what the runs took, with what was done between them
+    alike : True if each run counts equally, as for a profiler that knows no strata
+    in_order : times of all runs in ns, in order
+    dropped : runs not kept because the processor was slowed down
+    slowed : runs kept although it was
+    contended : runs while other processes used the cores; they count only if `is_contended`
+    is_contended : True if the times are those of contended runs, for lack of others
+    spent_ns : time of the runs and of what was done between them
     """
 
     def __init__(self, shares: Mapping[Hashable, float], alike: bool = False) -> None:
@@ -65,22 +59,19 @@ class Samples:
         return sum(map(len, self.times.values()))
 
     def add_memory_rate(self, gb_per_s: float) -> None:
-        """Keep the rate at which memory was read around a run, in GB/s."""
         self._memory_rates.append(gb_per_s)
 
     @property
     def memory_gb_per_s(self) -> float | None:
-        """Mean rate at which memory was read around the runs, in GB/s; None if it was not probed."""
+        """Mean rate of reading memory around the runs; None without probes."""
         return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
     def next_stratum(self) -> Hashable:
-        """The stratum that the next run is for."""
         strata = (stratum for stratum, share in self.shares.items() if share)
         return min(strata, key=lambda stratum: (len(self.times[stratum]) + 0.5) / self.shares[stratum])
 
     def add(self, stratum: Hashable, time_ns: float) -> None:
-        """Keep a run's time."""
         self.times.setdefault(stratum, []).append(time_ns)
         self.in_order.append(time_ns)
         self._strata_in_order.append(stratum)
@@ -89,16 +80,15 @@ class Samples:
             self._spreads.append(self.spread)
 
     def add_contended(self, stratum: Hashable, time_ns: float) -> None:
-        """Keep a run's time apart, since other processes used the cores."""
         self.contended.append((stratum, time_ns))
 
     def try_again(self) -> None:
-        """Begin a new budget, for runs on a machine that may be quiet now."""
+        """Start a new budget, for runs on a machine that may be quiet now."""
         self.spent_ns = 0
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """Decide, after the last run, whether there are too few but contended ones; their times are shown then."""
+        """After the last run, use contended runs if there are too few others."""
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
             for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
@@ -109,25 +99,24 @@ class Samples:
         self.contended.clear()
 
     def lacks_quiet_runs(self, effort: Effort) -> bool:
-        """Return True if other processes used the cores in all runs but one or two."""
         return bool(self.contended) and len(self) < _least(effort)
 
     def quantile_us(self, share: float) -> float:
-        """The time that this share of the program's calls would stay under, in microseconds."""
+        """Return the time in us that this share of the program's calls would stay below."""
         strata = self._select_strata()
         if len(strata) == 1 and len(self.times[strata[0]]) >= LEAST and not self._alike:
             return float(np.quantile(self.times[strata[0]], share)) / 1e3
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """The same; None if there are too few runs to know it."""
+        """Return the same, or None if there are too few runs."""
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property
     def weights(self) -> list[float] | None:
-        """Of each run in their order, the share of the program's calls that it stands for; None where all are alike.
+        """Return the share of the program's calls that each run stands for, in order; None if all are equal.
 
-        A run stands for a third of them at most, so that the median is not the time of one.
+        A run stands for at most a third, so that the median is never the time of one run.
         """
         strata = self._select_strata()
         if self._alike or len(self.times) == 1:
@@ -138,23 +127,22 @@ class Samples:
 
     @property
     def effective_runs(self) -> int:
-        """Effective number of runs, for strata may count by few of them."""
+        """Effective number of runs: a stratum may count through few runs."""
         return effective_runs(self.weights or [1.0] * len(self))
 
     def median_us_of(self, variant: int) -> float | None:
-        """The median of the runs of strata that begin with a variant, in microseconds; None where there are none."""
+        """Return the median of an input set's runs in us; None if there are none."""
         strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == variant]
         times = [time for stratum in strata for time in self.times[stratum]]
         return float(np.median(times)) / 1e3 if times else None
 
     @property
     def mean_us(self) -> float:
-        """The mean over the program's calls, in microseconds."""
         return float(np.average(self.in_order, weights=self.weights)) / 1e3
 
     @property
     def spread(self) -> float:
-        """Interquartile range within strata, as a share of the median; infinite where none has two runs."""
+        """Interquartile range within strata relative to the median; infinite if no stratum has two runs."""
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
             return float("inf")
@@ -164,7 +152,7 @@ class Samples:
         return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
 
     def done(self, effort: Effort) -> str | None:
-        """Why there are enough runs, or why no more are made; None to make another.
+        """Return why there are enough runs or no more are made, or None to make another.
 
         One of `iterations`, `precision`, `settled`, `budget` and `contended`.
         """
@@ -193,11 +181,10 @@ class Samples:
 
     @property
     def _lacks_main(self) -> bool:
-        """Whether the stratum of most calls has too few runs."""
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """The strata that runs met; those that no call was in count only where there are no others."""
+        """Return the strata with runs; those that no call was in only if there are no others."""
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
@@ -207,12 +194,7 @@ def _least(effort: Effort) -> int:
 
 
 def trim(weights: Sequence[float]) -> list[float]:
-    """Return weights that sum to 1 and are at most a third each; what is above is shared by the others.
-
-    Parameters
-    ----------
-    weights : that sum to 1
-    """
+    """Return weights that sum to 1 and are at most a third each; the excess is shared by the others."""
     trimmed, count = list(weights), len(weights)
     limit = max(1 / LEAST, 1 / count) if count else 1.0
     while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:
@@ -222,7 +204,9 @@ def trim(weights: Sequence[float]) -> list[float]:
 
 
 def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:
-    """The time that this share of the weight stays under; between times of unlike weight nothing is interpolated."""
+    """Return the time that this share of the weight stays below. Between times of unequal weight nothing is
+    interpolated.
+    """
     if weights is None:
         return float(np.quantile(times, share))
     all_times, all_weights = np.asarray(times, dtype=np.float64), np.asarray(weights, dtype=np.float64)
@@ -242,9 +226,9 @@ def effective_runs(weights: Sequence[float]) -> int:
 
 
 def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
-    """10th, 50th and 90th percentile of one subject's times over another's, run by run of the same repeats.
+    """Return the 10th, 50th and 90th percentile of the ratio of two subjects' times, run by run.
 
-    Runs that took no longer than reading the clock have no ratio; None where none has.
+    Runs no longer than reading the clock have no ratio; None if none has.
     """
     pairs = [(time, other) for time, other in zip(times, base, strict=False) if time > 0 and other > 0]
     if not pairs:
@@ -256,10 +240,9 @@ def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[floa
 def like_with_like(
     runs: Sequence[tuple[Hashable, float]], base: Sequence[tuple[Hashable, float]]
 ) -> tuple[list[float], list[float]]:
-    """Times of two subjects, run by run of those that met the same stratum, in their order.
+    """Return times of two subjects, paired by run within each stratum.
 
-    Where they met none of the other's, as a runtime that takes no fresh memory, the variant of the arguments counts
-    alone, which comes first in a stratum.
+    Without common strata, as for a runtime that uses no new pages, runs are paired by input set.
     """
     if {stratum for stratum, _ in runs}.isdisjoint(stratum for stratum, _ in base):
         runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]

@@ -25,24 +25,18 @@ from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.timing_options import EVENTS
 
 PROBE = bytes(range(256)) * 64
-"""A checksum of this takes some microseconds, always the same work on data that stays in the nearest cache."""
+"""A checksum of this takes some microseconds: constant work on data in the nearest cache."""
 SLOWED = 4 / 3
-"""A probe that takes so much longer than the quickest means that the processor was slowed down or taken away."""
+"""A probe this many times slower than the fastest one means a slowed or contended core."""
 
 
 MEMORY_BYTES, MEMORY_READS = 8 << 20, 3
-"""Bytes that the memory probe reads, more than the caches of a core hold, and how often it does: it takes 1 ms."""
+"""Bytes that the memory probe reads, more than a core's caches hold, and how often: it takes 1 ms."""
 MEMORY_EVERY_NS = 500_000_000
-"""Least time between two memory probes."""
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
-    """What a timed section takes beside the call in it, in ns: reading the clock twice.
-
-    Parameters
-    ----------
-    wait : for a device that has nothing to do
-    """
+    """Return what a timed section takes besides the call: reading the clock twice, and waiting for an idle device."""
     times = []
     for _ in range(count):
         start = perf_counter_ns()
@@ -52,13 +46,15 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
 
 
 class Pace:
-    """Tells whether the processor runs as fast as it did at its best."""
+    """Tells whether the processor is as fast as at its best."""
 
     def __init__(self) -> None:
         self._best = min(_probe_ns() for _ in range(50))
 
     def is_slowed(self) -> bool:
-        """Whether it is slower now by a quarter or more. The better of two probes counts: one may be interrupted."""
+        """Return True if it is slower by a quarter or more. The better of two probes counts, since one may be
+        interrupted.
+        """
         first = _probe_ns()
         probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
         self._best = min(self._best, probe_ns)
@@ -66,14 +62,14 @@ class Pace:
 
 
 class MemoryPace:
-    """Measures now and then how fast this thread reads memory, which programs and virtual machines share."""
+    """Measures from time to time how fast this thread reads memory, which other programs and virtual machines share."""
 
     def __init__(self) -> None:
         self._data = np.ones(MEMORY_BYTES // 8, dtype=np.float64)
         self._read_ns, self._gb_per_s = 0, 0.0
 
     def gb_per_s(self) -> float:
-        """Return the rate of the last probe, in GB/s; make a new one if that was some time ago."""
+        """Return the rate of the last probe; probe again if that was some time ago."""
         if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
             times = []
             for _ in range(MEMORY_READS):
@@ -91,25 +87,22 @@ def _probe_ns() -> int:
 
 
 BLOCK_NS = 400_000
-"""Time of a block of runs that are timed as one: reading the clock is then a ten-thousandth of it."""
+"""Duration of a block of runs: reading the clock is a ten-thousandth of it."""
 MOST_IN_BLOCK = 10_000
 MOST_LEAD_NS = 5_000_000
-"""Time that a device is kept busy at most, so that the host gets ahead of it."""
 GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
-"""What the modules of accelerators call theirs."""
+"""Name of the graph class in each accelerator's module."""
 
 
 @dataclass(slots=True)
 class Stopwatch:
     """Times runs on a device.
 
-    Attributes
-    ----------
     method : one of `METHODS`
     synchronize : waits for the device
-    empty_ns : what a timed section takes with nothing in it
-    device : whose clock is read, by those methods that read one
-    launch_ns : what the host took to give the last runs to the device
+    empty_ns : time of an empty timed section
+    device : whose clock is read, for methods that read one
+    launch_ns : time that the host took to launch the last runs
     """
 
     method: str
@@ -119,13 +112,11 @@ class Stopwatch:
     launch_ns: float = 0.0
 
     def time(self, function: Function, runs: Sequence[Arguments], span: Range, lead_ns: float = 0.0) -> float:
-        """Time of one run in ns: the mean of those in `runs`, which are timed together where they are several.
+        """Return the time of one run in ns: the mean of `runs`, which are timed together.
 
-        Parameters
-        ----------
-        span : is entered and left just outside of the clock's readings
-        lead_ns : how long the device is busy before, where its own clock is read: it then waits for no launch, as long
-            as which a shorter call would seem to take
+        span : entered just before, and left just after, reading the clock
+        lead_ns : how long to keep the device busy before, if its own clock is read, so that it does not wait for
+            launches
         """
         if self.method == EVENTS:
 
@@ -155,12 +146,10 @@ class Stopwatch:
         return max(elapsed_ns - self.empty_ns, 0.0) / len(runs)
 
     def capture(self, function: Function, runs: Sequence[Arguments]) -> Any:
-        """The runs as one graph of the device, which has been replayed once, for that uploads it.
+        """Return the runs as a device graph, replayed once, which uploads it.
 
-        Raises
-        ------
-        Unsupported : for a call that waits for the device, which a graph cannot hold
-        DeviceLostError : where the capture fails all the same, which spoils those that follow in this process
+        Raises `Unsupported` for a call that waits for the device, and `DeviceLostError` if capturing fails anyway,
+        which spoils later captures of this process.
         """
         module = module_of(self.device)
         kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
@@ -187,7 +176,7 @@ class Stopwatch:
         return graph
 
     def time_graph(self, graph: Any, count: int, span: Range) -> float:
-        """Time of one run in ns, of so many that a graph holds: what is left of them when Python launches nothing."""
+        """Return the time of one run in ns in a graph of `count` runs: without launches from Python."""
         return self._by_events(graph.replay, span, self.launch_ns) / count
 
     def _by_events(self, launch: Callable[[], object], span: Range, lead_ns: float) -> float:
@@ -207,5 +196,5 @@ class Stopwatch:
 
 
 def block_size(time_ns: float) -> int:
-    """How many runs of so many ns make a block whose time hides that of the clock."""
+    """Return how many runs of this duration make a block that hides the time of reading the clock."""
     return max(1, min(MOST_IN_BLOCK, round(BLOCK_NS / max(time_ns, 1.0))))

@@ -1,4 +1,4 @@
-"""What is measured: a case under one way of drawing its values, ready to be run again and again."""
+"""What is measured: a case with its input sets, ready to run repeatedly."""
 
 from __future__ import annotations
 
@@ -18,24 +18,21 @@ from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
 
 COPIES, COPIED_BYTES = 64, 256 << 20
-"""Sets of arguments, and bytes in all of them, that a block of runs is given where each needs its own."""
+"""Most copies of arguments for a block of runs, and most bytes in all of them."""
 
 MOST_SLOW = 3
-"""Runs in a row whose page faults may be slow: the last of them counts as it is."""
+"""Runs in a row that are repeated because of slow page faults; the last of them counts."""
 NOWHERE = Place(0, (), ())
-"""Of a case whose surroundings are not known."""
 
 Stratum = tuple[int, bool]
-"""Which of a case's variants a run was of, and whether its results got fresh memory."""
+"""The input set of a run, and whether its results were on new pages."""
 
 
 @dataclass(slots=True)
 class Variant:
-    """Arguments of a case as some of its calls had them.
+    """One input set of a case.
 
-    Attributes
-    ----------
-    sets : the same arguments, once for each run of a block that writes into them
+    sets : copies of the arguments, one for each run of a block that writes into them
     """
 
     sets: list[Inputs]
@@ -44,24 +41,21 @@ class Variant:
 
 @dataclass(slots=True)
 class Subject:
-    """A function, its arguments and the times of its runs.
+    """A function, its input sets and the times of its runs.
 
-    Attributes
-    ----------
-    number : of the case, by which a supervisor knows what was running
-    label, category : of its ranges in a profiler: the operator, and what tells the rows of its case apart
-    mutates : whether runs change the arguments, which are then put back before each
-    fresh : share of the program's calls whose results got fresh memory; None where it does not matter
-    result_bytes : of one run's results
-    enter : makes of the arguments what `function` is given, outside of its time
+    number : of the case
+    label, category : of its ranges in a profiler: the operator, and words that distinguish the rows of the case
+    mutates : True if runs change the arguments, which are then restored before each
+    fresh : share of the program's calls with results on new pages; None if irrelevant or unknown
+    enter : converts arguments for `function`, outside of its time
     enters_each_run : whether that is done before each run; else once, unless runs change the arguments
-    row : its place among the rows of its case
-    shares : of the program's calls that each variant stands for; empty where all stand for as many
-    places : of some of its calls in the program
+    row : index among the rows of its case
+    shares : share of the program's calls of each input set; empty if all are equal
+    places : call sites of some of its calls
     profiled : the profiler that its ranges are for
-    in_torch : whether it works on torch's streams, so that waiting for one of them is waiting for it
-    samples : what is kept of the runs; `runs` has their strata and times in ns in their order
-    failure : what a run raised; None where none did
+    in_torch : True if it works on torch's streams
+    runs : stratum and time in ns of each kept run, in order
+    failure : error of a run
     """
 
     number: int
@@ -103,7 +97,7 @@ class Subject:
                 variant.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
 
     def fail(self, error: Exception, device: str) -> None:
-        """Say that a run raised, and let go of all memory: no further run is made."""
+        """Record an error and release all memory; no further run is made."""
         self.failure = self.failure or error
         self.variants = ()
         self._graphs.clear()
@@ -113,12 +107,11 @@ class Subject:
             release_memory(device)
 
     def run(self) -> None:
-        """Run once without timing it."""
         args, kwargs = self._arguments(self.variants[0], 1)[0]
         self.function(*args, **kwargs)
 
     def run_before(self) -> None:
-        """Run once before another subject is timed, in a range that says so."""
+        """Run once before another subject is timed, in a range of its own."""
         self._before.begin()
         try:
             self.run()
@@ -126,7 +119,7 @@ class Subject:
             self._before.end()
 
     def ready(self, count: int) -> list[Arguments]:
-        """Arguments of so many runs of the first variant, in their first state."""
+        """Return arguments for several runs of the first input set, in their first state."""
         return self._arguments(self.variants[0], count)
 
     def time(
@@ -134,10 +127,8 @@ class Subject:
     ) -> tuple[Stratum, float]:
         """Time one run, or a block of them.
 
-        Parameters
-        ----------
-        flush : empties the caches before it; None where they stay as they are
-        recent : which of the arguments' tensors are used before it, to be in the cache
+        flush : empties the caches before it; None to leave them
+        recent : indices of argument tensors to use before, so that they are in the cache
         """
         began = perf_counter_ns()
         stratum, time_ns, is_slow = self._time_once(stopwatch, flush, recent)
@@ -153,7 +144,7 @@ class Subject:
     def _time_once(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int]
     ) -> tuple[Stratum, float, bool]:
-        """Time one run, or a block of them; tell also whether its page faults were slow."""
+        """Time one run or block; return also whether its page faults were slow."""
         self._ready.begin()
         next_stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         index, fresh = next_stratum
@@ -183,42 +174,35 @@ class Subject:
         return (index, self._faulted), time_ns, is_slow
 
     def keep(self, stratum: Stratum, time_ns: float, slowed: bool = False) -> None:
-        """Keep the time of a run.
-
-        Parameters
-        ----------
-        slowed : whether the processor was slowed down or taken meanwhile
-        """
         self.samples.add(stratum, time_ns)
         self.samples.slowed += slowed
         self.runs.append((stratum, time_ns))
 
     def keep_contended(self, stratum: Stratum, time_ns: float) -> None:
-        """Keep the time of a run apart, since other processes used the cores, and tell a profiler so."""
+        """Keep the time of a contended run apart, and mark its range as dropped."""
         self.samples.add_contended(stratum, time_ns)
         self._dropped.begin()
         self._dropped.end()
 
     def drop(self) -> None:
-        """Count a run whose time is not kept, and tell a profiler so."""
+        """Count a run whose time is not kept, and mark its range."""
         self.samples.dropped += 1
         self._dropped.begin()
         self._dropped.end()
 
     @property
     def block(self) -> int:
-        """How many runs are timed as one."""
+        """Number of runs that are timed together."""
         return self._size
 
     def most_in_block(self) -> int:
-        """How many runs can be made ready at once."""
         if not self.mutates and not self.enters_each_run:
             return 1 << 30
         size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
-        """The runs of a variant as a graph, whose memory is that of the arguments: they are put back for each run."""
+        """Return the runs of an input set as a graph over their memory, which is restored for each run."""
         if index not in self._graphs:
             self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.variants[index], self._size))
         return self._graphs[index]

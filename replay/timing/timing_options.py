@@ -1,4 +1,4 @@
-"""What the processor's and the device's caches hold when a run begins."""
+"""Options of timing: cache states, methods and effort."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opgrip.errors import UserError
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
 MOST = 512 << 20
-"""Bytes that are written at most to flush a cache: some machines report the sum of many."""
+"""Most bytes written to flush a cache: some machines report the sum of many caches."""
 
 
 def flusher(device: str) -> Callable[[], None]:
-    """What replaces the contents of a device's last cache: a buffer as large as two of it is written."""
+    """Return what evicts a device's last cache by writing a buffer twice its size."""
     import torch
 
     from opgrip.platform.machine import last_cache_bytes
@@ -35,13 +35,11 @@ def flusher(device: str) -> Callable[[], None]:
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)
 SEQUENCE = "sequence"
-"""Of calls that were timed where they run in a whole sequence."""
+"""Method of calls that were timed within a step replay."""
 ON_DEVICE = (EVENTS, GRAPH)
-"""Methods that need an accelerator's own clock."""
 
 
 def cache_states(text: str) -> tuple[str, ...]:
-    """Some of `CACHES`, with commas between them."""
     states = names(text)
     unknown = [state for state in states if state not in CACHES]
     if unknown:
@@ -91,20 +89,19 @@ class TimingOptions:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """What caches hold before a run, where nothing is said too."""
+        """State of the caches before a run, with defaults."""
         return self.cache or ((WARM,) if self.exec_mode == CONTINUOUS else (PROGRAM,))
 
     @property
     def by_clock_of_device(self) -> bool:
-        """Whether runs are timed by the device's own clock, on torch's streams."""
+        """Whether runs are timed by the device's clock, on torch's streams."""
         return self.exec_mode in ON_DEVICE
 
     def with_method(self, usual: str) -> TimingOptions:
-        """They with a way to time runs, where nothing is said."""
         return self if self.exec_mode else replace(self, exec_mode=usual)
 
     def check(self) -> None:
-        """Raise `UserError` where they do not go together."""
+        """Raise `UserError` if the options contradict each other."""
         if self.exec_mode == CONTINUOUS and self.caches != (WARM,):
             others = ",".join(self.caches)
             raise UserError(
@@ -117,7 +114,7 @@ class TimingOptions:
             )
 
     def check_device(self, device: str) -> None:
-        """Raise `UserError` where a way to time runs is not for this device."""
+        """Raise `UserError` if the method does not work on this device."""
         if self.by_clock_of_device and device == "cpu":
             raise UserError(
                 f"--exec-mode {self.exec_mode} reads the clock of a GPU, and {device} has none", "use discrete"

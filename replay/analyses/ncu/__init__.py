@@ -1,4 +1,4 @@
-"""Nsight Compute: a replay's cases under `ncu`, a batch at a time, and what its reports say of each row."""
+"""Nsight Compute: run a replay's cases under `ncu` in batches, and read its reports."""
 
 from opgrip.replay.analyses.ncu.analysis import NcuAnalysis
 

@@ -132,13 +132,11 @@ class NcuAnalysis(Analysis):
 
     @classmethod
     def is_requested(cls, options: NcuOptions) -> bool:
-        """Where `--ncu` is given, which others of its options need."""
         if not options.ncu and (options.batch_command is not None or options.batch_device is not None):
             raise UserError("--batch-command and --batch-device are for runs under ncu", "give --ncu too")
         return options.ncu
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """The rows with the columns of `NcuColumns`."""
         from opgrip.replay.analyses.ncu.journal import batches_path
         from opgrip.replay.analyses.ncu.ncu import profile_rows
 
@@ -152,7 +150,6 @@ class NcuAnalysis(Analysis):
         return new_rows
 
     def finish(self) -> None:
-        """Remove the journal of batches."""
         from opgrip.replay.analyses.ncu.journal import batches_path
 
         if self.session.output is not None:

@@ -1,7 +1,6 @@
-"""Reads a report by the module `ncu_report` that comes with ncu; run as a script, it knows nothing of opgrip.
+"""Read a report by ncu's module `ncu_report`; run as a script, without opgrip.
 
-The module loads a library of its own: in a process apart it can end nothing but that process.
-
+The module loads a library, which in a process of its own can crash only that process.
 Source: https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html
 """
 
@@ -14,7 +13,7 @@ from typing import Any
 
 
 def main(folder: str, report: str, *metric_names: str) -> int:
-    """Print the kernels of a report, one JSON object a line."""
+    """Print the kernels of a report as JSON Lines."""
     sys.path.insert(0, folder)
     context = importlib.import_module("ncu_report").load_report(report)
     for place in range(context.num_ranges()):
@@ -28,7 +27,7 @@ def main(folder: str, report: str, *metric_names: str) -> int:
 
 
 def _ranges(action: Any) -> str:
-    """The start/end ranges that it was launched in, a line each."""
+    """Return the names of the start/end ranges around a launch, one per line."""
     state = action.nvtx_state()
     domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
     return "\n".join(name for domain in domains for name in domain.start_end_ranges())

@@ -1,4 +1,4 @@
-"""Batches that are done, in a file beside the results, so that an interrupted run under ncu can go on."""
+"""Finished batches in a file beside the results, so that an interrupted run under ncu can resume."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from opgrip.replay.analyses.profiler_programs import Key
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What came of a batch.
+    """Results of a batch.
 
-    Attributes
-    ----------
-    added : to its rows
+    added : columns by row
     outside : kernels in its report that belong to no row
     """
 
@@ -29,26 +27,16 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Where the batches are kept whose rows are to become part of this file."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 
 class Batches:
     """Batches of a run under ncu, each on disk when `add` returns.
 
-    Parameters
-    ----------
-    path : of the file; None to keep them in memory alone
-    run_options : what two runs must have in common for their batches to belong together
-    resume : go on with the batches of an earlier run
-
-    Attributes
-    ----------
-    done : by their number
-
-    Raises
-    ------
-    UserError : where the batches there are of another run
+    path : None to keep them in memory only
+    run_options : must be equal to resume a run
+    done : batches by number
+    Raises `UserError` if the file is of another run.
     """
 
     def __init__(self, path: Path | None, run_options: Mapping[str, Any], resume: bool) -> None:
@@ -65,7 +53,6 @@ class Batches:
             path.write_text(json.dumps(run_options) + "\n", encoding="utf-8")
 
     def add(self, number: int, batch: Batch) -> None:
-        """Keep a batch."""
         self.done[number] = batch
         if self._path is not None:
             rows = [[*key, asdict(added)] for key, added in batch.added.items()]

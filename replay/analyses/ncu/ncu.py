@@ -37,9 +37,9 @@ PLACES = (
     "/opt/nvidia/nsight-compute/*/ncu",
     "/usr/local/NVIDIA-Nsight-Compute*/ncu",
 )
-"""Where installers put it, beside the folders of PATH."""
+"""Where installers put it, besides PATH."""
 COMMAND = "{command}"
-"""Stands for ncu and its arguments in the template of a batch's command."""
+"""Placeholder for ncu and its arguments in `--batch-command`."""
 
 
 ALWAYS = (
@@ -52,7 +52,7 @@ ALWAYS = (
     "--force-overwrite",
 )
 SLOWER = 20
-"""Times as long as without ncu, which runs each kernel once for every few counters, may a run take."""
+"""Factor on the time limit of a run: ncu runs each kernel once for every few counters."""
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NO_METRIC = re.compile(r"Failed to find metric[s]? (\S+)")
 NO_KERNELS = "No kernels were profiled"
@@ -62,16 +62,12 @@ NO_KERNELS = "No kernels were profiled"
 class Ncu:
     """How ncu is run.
 
-    Attributes
-    ----------
-    binary : its path
-    report : the name that reports begin with, before `.batchN.ncu-rep`
-    metrics : their names
-    arguments : that it is given besides ours
-    warmup, iterations : runs of each row, of which those after the warm-up are seen
-    batch_size : cases that a process of it sees
-    command : a command line that starts it somewhere else, with `{command}` in it; None to start it here
-    device : that the cases run on there; None for that of the replay
+    report : path prefix of reports, before `.batchN.ncu-rep`
+    arguments : further arguments of the user
+    warmup, iterations : runs of each row, and how many of them are profiled
+    batch_size : cases per process
+    command : command line that starts it elsewhere, with `{command}` in it; None for here
+    device : None for that of the replay
     """
 
     binary: str
@@ -86,7 +82,7 @@ class Ncu:
 
 
 class _Died(Exception):
-    """A batch that came to nothing."""
+    """A batch without a result."""
 
 
 class _NoMetric(Exception):
@@ -102,17 +98,12 @@ def profile_rows(
     resume: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Result], bool]:
-    """The rows with what ncu sees when their cases run once more; and whether all batches came to something.
+    """Run the rows' cases once more under ncu; return the rows with its columns, and whether all batches succeeded.
 
-    Parameters
-    ----------
-    journal_path : where batches that are done are kept, to go on with them
-    resume : go on with those that are there
-    say : is told what does not concern a single row
-
-    Raises
-    ------
-    UserError : where ncu fails as it would for every batch
+    journal_path : file of finished batches
+    resume : continue with those in the file
+    say : reports what does not concern a single row
+    Raises `UserError` if ncu fails as it would for every batch.
     """
     from opgrip.replay.workers.journal import identity
 
@@ -150,7 +141,7 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """What two runs must have in common of how ncu is run."""
+    """Return the options that must be equal to resume."""
     options = asdict(ncu)
     for place in ("binary", "report", "command"):
         del options[place]
@@ -158,7 +149,6 @@ def json_of(ncu: Ncu) -> dict[str, object]:
 
 
 def report_path(ncu: Ncu, number: int) -> Path:
-    """Where the report of a batch goes."""
     return ncu.report.with_name(f"{ncu.report.name}.batch{number}.ncu-rep")
 
 
@@ -171,11 +161,9 @@ def _batch_with_what_there_is(
     everything: Sequence[Result],
     say: Callable[[str], None],
 ) -> tuple[Batch, Ncu]:
-    """A batch without the metrics of our sets that the GPU lacks, and how ncu is run for the next one.
+    """Run a batch without the metrics of our sets that the GPU lacks; return also the options for the next one.
 
-    Raises
-    ------
-    UserError : where it lacks one that the user named
+    Raises `UserError` if the user named the missing metric.
     """
     try:
         return _batch(job, rows, ncu, number, timeout_s, everything), ncu
@@ -191,7 +179,7 @@ def _batch_with_what_there_is(
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
-    r"""The metric that ncu means, which it also calls by a pattern such as `regex:^dram__bytes_read\.(sum|avg)$`."""
+    r"""Return the metric that ncu means; it also names them by `regex:^dram__bytes_read\.(sum|avg)$`."""
     plain = text.removeprefix("regex:^").replace("\\", "")
     matching = [name for name in metrics if re.match(rf"{re.escape(name)}(?!\w)", plain)]
     return max(matching, key=len, default=None)
@@ -245,7 +233,7 @@ def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
 
 
 def in_template(template: str, command: Sequence[str]) -> list[str]:
-    """The words of a template with a command in the place of `{command}`: as its words, or in a word as one text."""
+    """Return the words of a template with the command in place of `{command}`: as words, or quoted within a word."""
     words: list[str] = []
     for word in shlex.split(template):
         words += command if word == COMMAND else [word.replace(COMMAND, shlex.join(command))]
@@ -253,7 +241,7 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 
 
 def _reason(said: str, status: int) -> str:
-    """Return why a batch has no report: the errors that ncu printed, or else its last lines."""
+    """Return why a batch has no report: ncu's errors, or else its last lines."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
         return "its cases launched no kernel"

@@ -1,6 +1,6 @@
-"""What ncu is asked to measure of each kernel.
+"""Reports of ncu: the metrics to measure, the kernels of a report, and the columns of a row.
 
-Names: https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html, "Metrics Reference".
+Metrics: https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html, "Metrics Reference".
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import row_name
 
 DURATION = "gpu__time_duration.sum"
-"""In ns."""
 SUMS: Mapping[str, tuple[str, ...]] = {
     "ncu_dram_bytes": ("dram__bytes_read.sum", "dram__bytes_write.sum"),
     "ncu_l2_bytes": ("lts__t_bytes.sum",),
 }
-"""Metrics that add up over the kernels of a run, by the column that holds their sum."""
+"""Metrics that are summed over the kernels of a run, by column."""
 SHARES: Mapping[str, str] = {
     "ncu_dram_share": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "ncu_l2_share": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -37,7 +36,7 @@ SHARES: Mapping[str, str] = {
     "ncu_tensor_share": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "ncu_occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""Percentages of a kernel, by the column that holds their mean over a run, weighted by the kernels' times."""
+"""Percentages that are averaged over a run, weighted by the kernels' times, by column."""
 BASIC = (DURATION, *(name for names in SUMS.values() for name in names), *SHARES.values())
 SETS: Mapping[str, tuple[str, ...]] = {
     "basic": BASIC,
@@ -56,16 +55,11 @@ SETS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
-"""A metric of ncu: its unit, two underscores, and what is counted and how it is summed up."""
+"""A metric's name: its unit, two underscores, what is counted and how it is aggregated."""
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """The metrics that sets and names with commas between them stand for, the time of a kernel always among them.
-
-    Raises
-    ------
-    UserError : where one is neither
-    """
+    """Return the metrics of sets and names separated by commas, always with a kernel's time; raise `UserError`."""
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
         if word not in SETS and not NAMED.fullmatch(word):
@@ -75,20 +69,18 @@ def metrics_of(text: str) -> tuple[str, ...]:
 
 
 MODULES = ("extras/python", "../nsight-compute*/extras/python", "../../nsight-compute*/extras/python")
-"""Where the module is, from the folder of the program or of a script that starts it."""
+"""Where the module is, relative to the program or to a script that starts it."""
 SCRIPT = Path(__file__).with_name("extras.py")
 TO_CSV = ("--csv", "--page=raw", "--print-units=base")
 FIRST, KERNEL, RANGES = "ID", "Kernel Name", "Range:PL_Type"
-"""The first column, that of kernels' names, and what is in the headings of columns of NVTX ranges."""
+"""The first column, that of kernel names, and the heading of NVTX range columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A launch of a kernel, as ncu saw it.
+    """A launch of a kernel.
 
-    Attributes
-    ----------
-    ranges : text with the names of the NVTX ranges that it was launched in
+    ranges : text with the names of the NVTX ranges around it
     metrics : in ns, bytes and percent
     """
 
@@ -98,16 +90,7 @@ class Kernel:
 
 
 def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> list[Kernel]:
-    """The kernels of a report, with these metrics where they were measured.
-
-    Parameters
-    ----------
-    binary : the path of ncu
-
-    Raises
-    ------
-    UserError : where it is no report
-    """
+    """Return the kernels of a report with their metrics. `binary` is the path of ncu. Raises `UserError`."""
     folder = module_folder(binary)
     if folder is not None:
         script_command = [sys.executable, str(SCRIPT), str(folder), str(report), *requested_metrics]
@@ -121,19 +104,14 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
 
 
 def module_folder(binary: str) -> Path | None:
-    """The folder of `ncu_report.py` that belongs to this ncu; None where there is none."""
+    """Return the folder of this ncu's `ncu_report.py`, or None."""
     beside = Path(binary).resolve().parent
     module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
     return next((path.parent.resolve() for path in module_paths), None)
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[Kernel]:
-    """The kernels in what ncu prints of a report's raw page; none where it holds none.
-
-    Raises
-    ------
-    UserError : where it is something else
-    """
+    """Return the kernels in ncu's raw page of a report; raise `UserError` for other text."""
     lines = text.splitlines(keepends=True)
     # words of ncu itself come first
     start = next((place for place, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
@@ -186,7 +164,7 @@ class NcuColumns(Columns):
 
 
 def joined(rows: Sequence[Result], kernels: Sequence[Kernel]) -> tuple[dict[Key, list[Kernel]], int]:
-    """The kernels of each row; and how many belong to none."""
+    """Return the kernels of each row, and how many belong to none."""
     keys = {row_name(row.case, row.op, key_of(row)[1]): key_of(row) for row in rows}
     # the longest first: one name can begin another
     names = "|".join(re.escape(name) for name in sorted(keys, key=len, reverse=True))
@@ -203,13 +181,7 @@ def joined(rows: Sequence[Result], kernels: Sequence[Kernel]) -> tuple[dict[Key,
 
 
 def columns_of(kernels: Sequence[Kernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """What a row gets of its kernels, for one run.
-
-    Parameters
-    ----------
-    runs : that they are of
-    requested_metrics : metrics that were asked for
-    """
+    """Return the columns of a row for one run, of `runs` runs."""
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}
@@ -232,7 +204,7 @@ def _sum(kernels: Sequence[Kernel], name: str) -> float | None:
 
 
 def _mean(kernels: Sequence[Kernel], name: str) -> float | None:
-    """The mean over the time that the kernels took."""
+    """Return the mean weighted by the kernels' times."""
     measured = [kernel for kernel in kernels if name in kernel.metrics]
     time = sum(map(_time, measured))
     return sum(kernel.metrics[name] * _time(kernel) for kernel in measured) / time if time else None

@@ -1,4 +1,4 @@
-"""How far a call is from what the machine can give: the work of calls, the machine's ceilings, and both together."""
+"""The roofline: how near calls come to the machine's limits."""
 
 from opgrip.replay.analyses.roofline.analysis import RooflineAnalysis
 

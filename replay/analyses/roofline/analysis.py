@@ -1,4 +1,4 @@
-"""The machine's limits as an analysis."""
+"""The roofline as an analysis."""
 
 from __future__ import annotations
 
@@ -39,11 +39,9 @@ class RooflineAnalysis(Analysis):
 
     @classmethod
     def is_requested(cls, options: RooflineOptions) -> bool:
-        """Where `--roofline` is given."""
         return options.roofline
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """The rows with the columns of `LimitColumns`."""
         from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
         from opgrip.traces.analysis.ceilings.ceilings import to_json
 
@@ -52,13 +50,12 @@ class RooflineAnalysis(Analysis):
         return with_limits(rows, ceilings, threads, dtype_of(self.session.loaded))
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print how near each operator comes to its limit."""
         from opgrip.replay.analyses.roofline.limits import print_roofline
 
         print_roofline(rows, file)
 
     def _ceilings(self) -> Ceilings:
-        """What the machine gives at most; measured the first time, when no process is forked any more."""
+        """Return the machine's peaks; they are measured the first time, when nothing is forked any more."""
         from opgrip.replay.analyses.roofline.measuring import measure
         from opgrip.traces.analysis.ceilings.ceilings import keep, read_cached_ceilings
 

@@ -1,4 +1,4 @@
-"""The dots of a roofline, their numbers, and its legends."""
+"""Draw a roofline: dots, numbers, lines and legends."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED = 9
-"""Operators that the key has."""
+"""Operators in the key."""
 COLORS = dict(zip(BOUNDS, PALETTE, strict=False))
 INK: dict[str, Any] = {"color": "#222222", "linewidth": 1.0, "zorder": 1}
 DASHES = ("-", "--", "-.", ":")
-"""Of the levels of memory, from the nearest."""
+"""Line styles of memory levels, from the nearest."""
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def line_of_level(place: int) -> dict[str, Any]:
-    """How the line of a level of memory is drawn."""
     return {**INK, "linestyle": DASHES[place % len(DASHES)]}
 
 
 def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) -> None:
-    """The heading above all, with the colours of what binds, and the lines of levels, by name in GB/s."""
+    """Add the heading, the colours of bounds, and the lines of memory levels with GB/s."""
     line = needed("matplotlib.lines", "plot").Line2D
     nothing = (line([], [], linestyle=""), "")
     bounds = [(line([], [], linestyle="", marker="o", color=color, alpha=0.6), name) for name, color in COLORS.items()]
@@ -50,7 +49,7 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """Name the operators with most time below all; the numbers that they have there."""
+    """Name the operators with most time below the plots, by the numbers in them."""
     times = Counter[str]()
     for row in rows:
         times[row.op] += row.count * (row.median_us or 0.0)  # type: ignore[assignment]
@@ -63,29 +62,27 @@ def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, i
 
 
 def short(value: float, unit: str) -> str:
-    """A number in three digits with the prefix of its unit."""
+    """Return a number with three digits and an SI prefix."""
     size, prefix = next((pair for pair in PREFIXES if value >= pair[0]), (1.0, ""))
     return f"{value / size:.3g} {prefix}{unit}"
 
 
 SMALLEST, LARGEST = 9.0, 1200.0
-"""Areas of the dot of a case that takes next to no time, and of one that takes all of it, in square points."""
+"""Area of a dot of nearly no time, and of all time, in square points."""
 APART = 9.0
-"""Points between the middles of two numbers that do not run over each other."""
+"""Least distance between the centres of two numbers, in points."""
 
 STYLE: dict[str, Any] = {"alpha": 0.6, "linewidths": 0.5, "edgecolors": "white", "in_layout": False, "zorder": 3}
 
 Dot = tuple[float, float, Result]
-"""Where it is, and its row."""
 
 
 def time_of(row: Result) -> float:
-    """Of all calls, in us."""
     return row.count * (row.median_us or 0.0)
 
 
 def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
-    """The large ones first, so that none hides a smaller one."""
+    """Draw dots, large ones first, so that none hides a smaller one."""
     for place, (x, y, row) in enumerate(_ordered(dots)):
         area = SMALLEST + time_of(row) / total * (LARGEST - SMALLEST)
         color = COLORS.get(LimitColumns.of(row).bound or "", "#888888")
@@ -100,7 +97,7 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Its number of the key to the largest dot of each operator."""
+    """Number the largest dot of each operator."""
     places: list[tuple[float, float]] = []
     numbered: set[str] = set()
     for x, y, row in _ordered(dots):
@@ -114,7 +111,7 @@ def _ordered(dots: Sequence[Dot]) -> list[Dot]:
 
 
 def _add_number(axes: Axes, x: float, y: float, number: int, places: list[tuple[float, float]]) -> None:
-    """A number on its dot, or beside it where another one is there."""
+    """Draw a number on its dot, or beside it if another one is there."""
     point = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     steps = [(0, 0), *((radius * a, radius * b) for radius in (1, 2, 3) for a, b in _AROUND)]
     for across, up in steps:
@@ -133,25 +130,22 @@ _AROUND = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1.2), (1.2, 0), (0, -1.2), (-
 
 SIZE = (8.6, 5.4)
 LANE = 0.1
-"""Where calls that move no bytes stand, in parts of the fewest bytes that others move."""
+"""Position of calls without bytes, relative to the fewest bytes of others."""
 FEWEST_BYTES, MOST_BYTES = 1e3, 1e6
-"""That the axis of bytes always holds."""
+"""Least range of the axis of bytes."""
 LABELS_APART = 0.07
-"""The least distance of the labels of two rates, in heights of the axes."""
+"""Least distance of two labels, in heights of the axes."""
 LEAST_US, MOST_US = 1.0, 100.0
-"""That the axis of times always holds."""
+"""Least range of the axis of times."""
 
 
 def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -> Figure:
-    """The drawing, in the style that `write_figure` sets.
+    """Draw the roofline in the style that `write_figure` sets.
 
-    Left, operations a second over operations a byte. Right, for calls that compute nothing or for which there is no
-    formula, the time over the bytes. The area of a dot is its case's share of the time; numbers name operators.
-
-    Parameters
-    ----------
+    Left: operations per second over operations per byte. Right: for calls without arithmetic or a formula, time over
+    bytes. A dot's area is the case's share of time; numbers name operators.
     rows : those without a limit are left out
-    threads : whose ceilings are drawn
+    threads : whose peaks are drawn
     """
     shown = [row for row in rows if LimitColumns.of(row).bound is not None and row.median_us]
     computing = [row for row in shown if row.flops and row.bytes_moved]
@@ -177,7 +171,6 @@ def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -
 
 
 def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
-    """Gflop/s over flop/byte."""
     points = [_point(row) for row in rows]
     rates = _rates(rows, ceilings, threads)
     top = max(rates.values(), default=1.0)
@@ -202,7 +195,7 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
-    """Gflop/s of what the rows compute in, from the highest."""
+    """Return Gflop/s of the dtypes of the rows, highest first."""
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     if "float32" in dtypes:
         dtypes |= {TF32} & ceilings.rates.keys()
@@ -211,7 +204,7 @@ def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str
 
 
 def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
-    """Time over bytes; what moves none stands to the left."""
+    """Draw time over bytes; calls without bytes are at the left."""
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)
     lane = _lane(rows)
@@ -237,11 +230,10 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads:
 
 
 def _lane(rows: Sequence[Result]) -> float:
-    """Where rows that move no bytes stand, on the axis of bytes."""
+    """Return where calls without bytes are on the axis."""
     return LANE * min([FEWEST_BYTES, *(float(row.bytes_moved) for row in rows if row.bytes_moved)])
 
 
 def _point(row: Result) -> tuple[float, float]:
-    """Operations a byte, and Gflop/s."""
     flops = row.flops or 0
     return flops / (row.bytes_moved or 1), flops / (row.median_us or 1.0) / 1e3

@@ -1,4 +1,4 @@
-"""The least time that a machine needs for a call and what limits it, with a table for people."""
+"""The least time that a machine needs for a call, what bounds it, and a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
 
 @dataclass(frozen=True, slots=True)
 class LimitColumns(Columns):
-    """How near a row comes to what the machine gives."""
+    """How near a row comes to the machine's limit."""
 
     limit_us: float | None = column("the least time that this machine could take for one call", "us")
     of_limit: float | None = column("that over the median")
@@ -39,10 +39,8 @@ class LimitColumns(Columns):
 class Limit:
     """The least time of a call.
 
-    Attributes
-    ----------
-    us : the longest of the times that moving its bytes, its arithmetic and one launch take
-    bound : which of them that is; `interpreter` where launching all of its operators takes longer still
+    us : the longest of moving its bytes, its arithmetic and one launch
+    bound : which of them; `interpreter` if launching all of its operators takes longer
     level : of memory that its bytes fit in
     """
 
@@ -62,17 +60,14 @@ def limit_of(
     launches: bool = True,
     by_interpreter: bool = True,
 ) -> Limit:
-    """The limit of a call.
+    """Return the limit of a call.
 
-    Parameters
-    ----------
-    size : bytes that it moves
-    dtype : that it computes in
-    operators : that it runs; a compiler may make one of them
-    threads : that it runs on
-    cold : whether the caches are empty when it begins
-    launches : whether its time holds that of a launch
-    by_interpreter : whether its operators are launched one by one
+    size : bytes to move
+    dtype : dtype of its arithmetic
+    operators : number of operators, which a compiler may fuse
+    cold : whether caches are empty
+    launches : whether its time includes a launch
+    by_interpreter : whether operators are launched one by one
     """
     level = ceilings.level(size, threads, cold)
     rate = ceilings.rate(dtype, threads)
@@ -94,18 +89,12 @@ def with_limits(
     threads_of: Callable[[Result], int],
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
 ) -> list[Result]:
-    """The rows with their limits, those that were timed and of which it is known what they move.
-
-    Parameters
-    ----------
-    threads_of : a row, how many threads it ran on
-    dtype_of : a row, whose rate it is held against
-    """
+    """Return the rows with limits, if they were timed and their bytes are known."""
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
 
 
 def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
-    """What tells of a row what it computes in: float32 as TF32 where the settings that its case runs under allow it."""
+    """Return a function that gives a row's dtype of arithmetic: TF32 if the settings of its case allow it."""
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS
     from opgrip.traces.analysis.ceilings.ceilings import TF32
@@ -121,7 +110,7 @@ def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
 
 
 def threads_of(loaded: Loaded) -> Callable[[Result], int]:
-    """What tells of a row how many threads it ran on: those that were asked for, or those of the program."""
+    """Return a function that gives a row's threads: as asked for, or as in the program."""
     import torch
 
     threads_of_case = {case.number: case.context.get("threads") for case in loaded.cases}
@@ -135,7 +124,6 @@ def threads_of(loaded: Loaded) -> Callable[[Result], int]:
 
 
 def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -> int:
-    """The number of threads that most rows ran on."""
     return Counter(map(threads_of, rows)).most_common(1)[0][0]
 
 
@@ -163,14 +151,11 @@ def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None
 class Nearness:
     """All calls of an operator that have a limit.
 
-    Attributes
-    ----------
-    operator : with its mode and what else tells its rows from others
-    share : of the time of all that have a limit, 0 to 1
-    calls : in the program
-    us, limit_us : time of all calls, and the least that they could take
-    bound : what binds most of that time
-    gain : share of the time of all that would be saved if all calls ran at their limits
+    operator : with words that distinguish its rows
+    share : of the time of all calls with a limit
+    us, limit_us : time of all calls, and the least possible
+    bound : what bounds most of that time
+    gain : share of all time that would be saved at the limits
     """
 
     operator: str
@@ -183,12 +168,11 @@ class Nearness:
 
     @property
     def of_limit(self) -> float:
-        """How near the calls come to their limits, 1 being there."""
         return self.limit_us / self.us
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """One for each operator, by falling share of time; rows without a limit are left out."""
+    """Return one entry per operator, by falling share of time."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(_us(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
@@ -199,7 +183,6 @@ def nearness(rows: Sequence[Result]) -> list[Nearness]:
 
 
 def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print the table, and what the whole would gain."""
     entries = nearness(rows)
     if not entries:
         print("no row has a limit: nothing was timed, or it is not known what the calls move", file=file)
@@ -239,7 +222,7 @@ def _us(row: Result) -> float:
 
 
 def _name(row: Result) -> str:
-    """The operator, and of its rows what is not usual."""
+    """Return the operator, with what is unusual about its rows."""
     return " ".join(
         [
             row.op,

@@ -1,4 +1,4 @@
-"""Measures a machine's ceilings: the best of several runs, since a ceiling is what nothing exceeds."""
+"""Measure a machine's peaks: the best of several runs, since nothing exceeds a peak."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opgrip.traces.schema.tensor_specs import plain_name
 
 aten = torch.ops.aten
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""Rows and columns of the matrices whose product is timed."""
+"""Sizes of the square matrices."""
 LONGEST_S = 0.12
 """A product that takes longer is not tried any larger."""
 LAUNCHES = 2000
@@ -32,13 +32,9 @@ LAUNCHES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of matrices whose rate is a ceiling.
+    """A matrix product whose rate is a peak.
 
-    Attributes
-    ----------
-    dtype : of the matrices
-    multiply : gives their product
-    precision : of torch's products of float32
+    precision : of torch's float32 products
     """
 
     dtype: torch.dtype
@@ -58,22 +54,19 @@ PRODUCTS = {
     **{plain_name(dtype): Product(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)},
     "int8": Product(torch.int8, aten._int_mm.default),
 }
-"""By the name of what they compute in."""
+"""By dtype of their arithmetic."""
 ON_ACCELERATORS = {"float8_e4m3fn": Product(torch.float8_e4m3fn, _scaled_product)}
 ROUNDED = {TF32: Product(torch.float32, precision="high")}
-"""Of the kinds of accelerators that round so."""
+"""On accelerators with TF32."""
 NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
-"""What torch and its backends raise for what a device does not have."""
+"""What torch and its backends raise for what a device lacks."""
 
 
 def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
-    """The ceilings of this machine, or of one of its GPUs; `tell` is told how far it is.
+    """Measure the peaks of this machine or of one of its GPUs, on the CPU for one thread and one per core. Takes about
+    20 seconds.
 
-    On the CPU one thread is measured, and one a processor. Takes about 20 seconds.
-
-    Raises
-    ------
-    UserError : where the device lacks what is needed to measure it
+    Raises `UserError` if the device lacks what is needed.
     """
     try:
         return _measure(device, tell)
@@ -83,7 +76,7 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
 
 
 def products_of(kind: str) -> dict[str, Product]:
-    """The products that are measured on a kind of device, by the name of what they compute in."""
+    """Return the products to measure on a kind of device, by dtype."""
     if kind == "cpu":
         return PRODUCTS
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
@@ -118,7 +111,7 @@ def _measure(device: str, tell: Tell) -> Ceilings:
 
 
 def _matrix_rate(product: Product, device: str) -> float | None:
-    """Gflop/s of the quickest product; None where the device has none of the kind."""
+    """Return Gflop/s of the fastest product; None if the device has none."""
     best = None
     wait = synchronizer(device)
     for size in SIZES:
@@ -140,10 +133,9 @@ def _matrix_rate(product: Product, device: str) -> float | None:
 
 
 def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Two square matrices.
+    """Return two square matrices of small random numbers.
 
-    Of random numbers, since a GPU that multiplies ones needs less power and keeps a higher clock than with any data; of
-    small ones, which no dtype makes infinite.
+    A GPU that multiplies ones needs less power and keeps a higher clock; small numbers do not overflow in any dtype.
     """
     numbers = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0)).clamp_(-4, 4)
     if dtype is torch.int8:
@@ -153,7 +145,7 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Time of a run of many, none of which is waited for."""
+    """Return the time of a launch, from many that are not waited for."""
     wait = synchronizer(device)
 
     def run() -> None:

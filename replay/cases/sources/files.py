@@ -28,11 +28,9 @@ class TraceSource:
     in_program = True
 
     def takes(self, target: str) -> bool:
-        """Whatever no other source takes."""
         return True
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """The cases of a trace; raises `UserError` where there are none."""
         if selection.samples and selection.unit != FUNCTION:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
         trace = load(target, selection.partial, selection.unbounded)
@@ -45,7 +43,6 @@ class TraceSource:
         return CaseSet(cases, trace, are_calls=True, all_cases=cases if is_whole else None)
 
     def fingerprint(self, target: str) -> str:
-        """A hash of the file, or of those in the folder."""
         path = trace_file(target)
         digest = hashlib.blake2b(digest_size=16)
         if not path.is_dir():
@@ -58,7 +55,7 @@ class TraceSource:
 
 
 def _add_content(digest: hashlib.blake2b, path: Path) -> None:
-    """Add a file's bytes, of which a long trace has more than memory should hold."""
+    """Hash a file in pieces: a long trace may be larger than memory."""
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
@@ -68,7 +65,7 @@ sources.register("trace")(TraceSource())
 
 
 class ConfigurationSource:
-    """A file of PARAM's configurations: its cases are numbered in its order, and `--start` counts these."""
+    """A file of PARAM's operator configurations. Cases are numbered in file order, which `--start` counts."""
 
     lacks: Sequence[str] = ("samples",)
     hint = "replay samples by: opreplay samples --tag ..."
@@ -76,12 +73,10 @@ class ConfigurationSource:
     in_program = False
 
     def takes(self, target: str) -> bool:
-        """A file that is such by its content."""
         path = Path(target)
         return path.is_file() and format_of(path) == NAME
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """The cases of the part that is asked for; raises `UserError` where there are none."""
         if selection.unit != CALL:
             raise UserError("--unit is for traces of programs", "leave it out with configurations")
         reader = TraceReader(target, selection.unbounded, NAME, selection)
@@ -89,7 +84,6 @@ class ConfigurationSource:
         return CaseSet(make_cases(trace, selection, in_order=True), trace, is_cut=True)
 
     def fingerprint(self, target: str) -> str:
-        """A hash of the file."""
         return hashlib.blake2b(Path(target).read_bytes(), digest_size=16).hexdigest()
 
 

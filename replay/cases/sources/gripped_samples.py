@@ -1,4 +1,4 @@
-"""Cases of functions that were gripped, whose code the user trusts by naming its folder."""
+"""Cases of gripped functions, whose code the user trusts by naming its folder."""
 
 from __future__ import annotations
 
@@ -36,19 +36,14 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 
 def folders_in(target: Path) -> list[Path]:
-    """The sample folders that a path names: itself, or those in it."""
+    """Return the sample folders that a path names: itself, or the ones in it."""
     if (target / SAMPLE).is_file():
         return [target]
     return sorted(path.parent for path in target.glob(f"*/{SAMPLE}"))
 
 
 def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
-    """Read what samples the targets hold, without loading their code.
-
-    Raises
-    ------
-    UserError : if a target holds no sample
-    """
+    """Read the samples of all targets without loading their code; raise `UserError` if a target has none."""
     samples = []
     for target in targets:
         folders = folders_in(target)
@@ -59,12 +54,7 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """A case for each call in sample folders; they are to be numbered.
-
-    Parameters
-    ----------
-    patterns, tags : see `sample_cases`
-    """
+    """Yield a case for each recorded call in sample folders, not numbered yet."""
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
@@ -74,12 +64,7 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
-    """The gripped calls of a trace whose samples are in folders that the user trusts.
-
-    Raises
-    ------
-    UserError : where there is none
-    """
+    """Return cases of a trace's gripped calls whose samples are in folders that the user trusts."""
     samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
@@ -91,7 +76,6 @@ def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -
 
 
 def hash_of(folder: Path) -> bytes:
-    """A hash of a sample's code and calls."""
     digest = blake2b(digest_size=16)
     for path in sorted([*folder.glob("*.py"), folder / CALLS]):
         digest.update(path.read_bytes())
@@ -104,9 +88,9 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
 
 
 def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
-    """The cases in the order of their first calls.
+    """Return the cases in the order of their first calls.
 
-    What a call took in the program is not told: recording the operators inside takes longer than they do.
+    They have no captured time, because recording the operators inside takes longer than the operators.
     """
     calls = _function_calls(trace)
     calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
@@ -127,19 +111,17 @@ def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selecti
 
 
 class _Code:
-    """The code of a sample, which is loaded when a worker first needs it: it may crash, hang or exit."""
+    """The code of a sample, loaded when a worker first needs it, since it may crash, hang or exit."""
 
     def __init__(self, trace: Trace, sample: SampleFolder) -> None:
         self._trace, self.sample = trace, sample
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """The sample's function."""
         return self._opened.function
 
     @cached_property
     def live(self) -> LiveArguments:
-        """What makes the arguments of its recorded calls."""
         return LiveArguments(self._trace, self._opened.classes)
 
     @cached_property
@@ -148,7 +130,7 @@ class _Code:
 
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
-    """The case of a recorded call, whose arguments and function are made when it is loaded."""
+    """Return the case of a recorded call. Loading it makes its arguments and function."""
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
     case = Case(signature, {}, calls, 0.0, 0.0, 0.0, context=context)
@@ -163,7 +145,7 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """Describes recorded arguments as `function_case` describes live ones: of an object, only its class is known."""
+    """Describes recorded arguments as `function_case` describes live ones. Of an object, only the class is kept."""
 
     def __init__(self) -> None:
         self._places = count()
@@ -171,7 +153,6 @@ class _Outline:
         self._shared: dict[int, Any] = {}
 
     def of(self, value: Any) -> Any:
-        """Return the outline of an argument."""
         match value:
             case TensorSpec():
                 place = next(self._places)

@@ -1,4 +1,4 @@
-"""Operators that a command line names, with the shapes and values of their arguments."""
+"""Operators named on the command line, with shapes and values of their arguments."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000
 LONGEST = 1 << 62
 NAME = re.compile(r"[A-Za-z]\w*(?:(?:\.|::)\w+){0,3}|_\w+")
-"""Bound of the sizes of tensors."""
 WHOLE = ("index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths")
-"""Names of arguments whose elements are whole numbers where nothing else is said."""
+"""Names of arguments that are integer tensors by default."""
 BOOLEAN = ("mask", "condition")
-"""Names of those that are truth values."""
+"""Names of arguments that are bool tensors by default."""
 FORM = """give the arguments by name: --inputs '{"self": [1024, 1024], "other": [1024, 1024]}'"""
 TENSOR_KEYS = {"shape", "stride", "dtype", "device"}
 
 
 class OperatorSource:
-    """What `--operator` and `--inputs` say, as `target_of` joins them."""
+    """Operators of `--operator` and `--inputs`, joined by `target_of`."""
 
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it out with --operator"
@@ -47,11 +46,9 @@ class OperatorSource:
     in_program = False
 
     def takes(self, target: str) -> bool:
-        """What `target_of` made."""
         return target.startswith(PREFIX)
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """A case for each operator and configuration; raises `UserError` where an operator takes none of them."""
         names, _, configurations = target.removeprefix(PREFIX).partition(" ")
         own_extensions = _needed(names.split(","), extensions)
         for extension in own_extensions:
@@ -68,22 +65,16 @@ class OperatorSource:
         return CaseSet(cases[: selection.top], has_run_code=bool(own_extensions))
 
     def fingerprint(self, target: str) -> str:
-        """A hash of what it says."""
         return hashlib.blake2b(target.encode(), digest_size=16).hexdigest()
 
 
 def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Sequence[str] = ()) -> str:
-    """What stands for operators and configurations of their arguments: `operator:aten.mm [{"self": [4, 4], ...}]`.
+    """Return the target for operators and configurations of arguments: `operator:aten.mm [{"self": [4, 4], ...}]`.
 
-    Parameters
-    ----------
-    operators : names, with or without an overload
-    inputs : JSON, each an object of arguments, or a list of such
+    operators : names, with or without overload
+    inputs : JSON; each an object of arguments or a list of such objects
     extensions : modules of the user that may register the operators
-
-    Raises
-    ------
-    UserError : for text that is no such JSON, and an extension that cannot be imported
+    Raises `UserError` for invalid JSON or an extension that cannot be imported.
     """
     configurations: list[Any] = []
     for text in inputs:
@@ -109,7 +100,7 @@ def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:
 
 
 def name_of_target(target: str) -> str:
-    """What stands for a target in the names of files."""
+    """Return the file name stem for a target."""
     return target.partition(" ")[0].replace(":", "_").replace(".", "_")[:60]
 
 
@@ -155,7 +146,7 @@ def _schemas_of(name: str) -> list[Any]:
 
 
 def _in_torch(name: str) -> str:
-    """A function's name as it is from torch on: of `F.relu` and `nn.functional.relu`, `torch.nn.functional.relu`."""
+    """Return a function's full name in torch: `torch.nn.functional.relu` for `F.relu`."""
     for short in ("F.", "nn.functional."):
         if name.startswith(short):
             return f"torch.nn.functional.{name.removeprefix(short)}"
@@ -163,7 +154,6 @@ def _in_torch(name: str) -> str:
 
 
 def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """The overload that takes a configuration, and its arguments."""
     reasons: list[str] = []
     for schema in schemas:
         try:
@@ -178,18 +168,12 @@ def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[
 
 
 def _others(schemas: Sequence[Any]) -> str:
-    """Overloads that may be named instead."""
     names = [op_of(schema) for schema in schemas if not schema.is_mutable]
     return f"; others are {', '.join(names[:8])}" if names else ""
 
 
 def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a configuration as a schema's arguments are.
-
-    Raises
-    ------
-    ValueError : where the schema has no such argument, or it is no such value
-    """
+    """Convert a configuration to the types of a schema; raise `ValueError` for an unknown argument or invalid value."""
     parameters = {argument.name: argument for argument in schema.arguments}
     unknown = [name for name in form if name not in parameters]
     if unknown:
@@ -220,7 +204,6 @@ def _value(value: Any, kind: Any, name: str) -> Any:
 
 
 def _tensor(form: Any, name: str) -> TensorSpec:
-    """A tensor of a shape, or of an object that says more of it."""
     if isinstance(form, list):
         form = {"shape": form}
     if not isinstance(form, dict) or "shape" not in form or not form.keys() <= TENSOR_KEYS:

@@ -40,11 +40,9 @@ class SampleSource:
     in_program = False
 
     def takes(self, target: str) -> bool:
-        """The name of what ships, or a folder."""
         return names_samples(target)
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """A case for each configuration; raises `UserError` where there is none."""
         if selection.samples:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
         cases = [case for case in sample_cases(target, selection.op, selection.tag) if not selection.excludes(case.op)]
@@ -55,7 +53,6 @@ class SampleSource:
         return CaseSet(cases[: selection.top], has_run_code=has_run_code)
 
     def fingerprint(self, target: str) -> str:
-        """A hash of their code and calls."""
         return fingerprint(target)
 
 
@@ -64,13 +61,13 @@ sources.register("samples")(SampleSource())
 
 JOINED = "; opgrip trace merge joins several"
 LOOKED_AT = 20
-"""Files of a folder."""
+"""Files of a folder to look at."""
 PREFIX = "sample:"
-"""What a sample that ships is called by, whatever folders there are: `sample:nms`."""
+"""Prefix of shipped samples, whatever folders exist: `sample:nms`."""
 
 
 def names_samples(target: str) -> bool:
-    """Whether what a user names is samples rather than a trace: `samples`, `sample:nms`, `samples/nms`, a folder."""
+    """Return True if a target names samples: `samples`, `sample:nms`, `samples/nms` or a folder."""
     if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
         return True
     # some other tools' files are folders
@@ -78,20 +75,12 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """A case for each configuration of the samples that ship, and for each call of those that were gripped.
+    """Return a case per configuration of shipped samples, and per recorded call of gripped ones.
 
-    Where a folder here hides a sample that ships, or adds to those that do, that is a warning.
-
-    Parameters
-    ----------
-    target : a folder that holds gripped samples, or is one; `sample:nms`, for one that ships; `samples`, for all that
-        ship and those in such a folder; `samples/nms`, for the folder where it is there, else for the one that ships
-    patterns : of names, as shells match file names; none selects all
-    tags : that they all have
-
-    Raises
-    ------
-    UserError : where there is none
+    target : a folder of gripped samples, or one of them; `sample:nms` for a shipped one; `samples` for all shipped ones
+        and those in a folder of that name; `samples/nms` for the folder if it exists, else the shipped one
+    patterns, tags : names to select, and tags that they must have
+    Warns if a local folder hides or extends the shipped samples; raises `UserError` if nothing is selected.
     """
     folders, name = _folders(target), _shipped_name(target)
     if folders and PurePath(target).parts[:1] == (SHIPPED,):
@@ -105,7 +94,6 @@ def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] 
 
 
 def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str]) -> UserError:
-    """Why a target has no case."""
     folder = Path(target)
     shipped = _shipped_name(target)
     names = [folder.name for folder in _folders(target)]
@@ -125,7 +113,6 @@ def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str])
 
 
 def _trace_in(folder: Path) -> Path | None:
-    """A file that can be replayed, of the first ones in a folder."""
     files = [path for path in islice(sorted(folder.iterdir()), LOOKED_AT) if path.is_file()]
     for path in files:
         with suppress(UserError):
@@ -135,7 +122,7 @@ def _trace_in(folder: Path) -> Path | None:
 
 
 def fingerprint(target: str) -> str:
-    """A hash of the code of the samples that are named, and of the calls of those that were gripped."""
+    """Return a hash of the samples' code, and of the recorded calls of gripped ones."""
     digest = blake2b(digest_size=16)
     for folder in _folders(target):
         digest.update(hash_of(folder))
@@ -146,12 +133,11 @@ def fingerprint(target: str) -> str:
 
 
 def _folders(target: str) -> list[Path]:
-    """The folders of gripped samples that are meant."""
     return [] if target.startswith(PREFIX) else folders_in(Path(target))
 
 
 def _shipped_name(target: str) -> str | None:
-    """The name of the sample that ships and is meant, empty for all of them; None for none."""
+    """Return the name of a shipped sample, an empty text for all of them, or None."""
     if target.startswith(PREFIX):
         return target.removeprefix(PREFIX)
     first, *others = PurePath(target).parts or ("",)
@@ -161,7 +147,6 @@ def _shipped_name(target: str) -> str | None:
 
 
 def _note(target: str, count: int) -> str:
-    """What a user should know who may have meant samples that ship."""
     name = "/".join(PurePath(target).parts[1:])
     if not name:
         return f"the folder {target} here has samples too, {count}: they run with those that ship"
@@ -170,34 +155,23 @@ def _note(target: str, count: int) -> str:
 
 
 SHIPPED = "samples"
-"""Stands for all of them."""
+"""Name of all shipped samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """Draws the values of one of the tensors that a sample's configuration makes, which are not kept.
-
-    Attributes
-    ----------
-    place : among the tensors in the arguments
-    """
+    """Draws one of the tensors that a sample's configuration makes. They are not kept in memory."""
 
     name: str
     configuration: str
     place: int
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """The values, on the generator's device."""
         return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
 
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """The sample that ships under a name, or all, as far as they have one of some names and all of some tags.
-
-    Raises
-    ------
-    UserError : where a name or tag is not known
-    """
+    """Return shipped samples by name, patterns and tags; raise `UserError` for an unknown name or tag."""
     requested_tags = _tags(tags)
     return [
         sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
@@ -205,12 +179,6 @@ def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[st
 
 
 def samples_named(name: str) -> list[Sample]:
-    """The sample that ships under a name; all of them for an empty one.
-
-    Raises
-    ------
-    UserError : where there is none of the name
-    """
     if not name:
         return list(samples().values())
     if name not in samples():
@@ -231,7 +199,6 @@ def _tag(word: str) -> Tag:
 
 
 def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
-    """A case of one of a sample's configurations."""
     arguments = sample.arguments(configuration)
     drawables = {
         place: ConfigurationTensor(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))

@@ -1,4 +1,4 @@
-"""What a source of cases is."""
+"""The interface of a source of cases."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 
 @dataclass(frozen=True, slots=True)
 class CaseSet:
-    """What a source gives.
+    """Cases from one source.
 
-    Attributes
-    ----------
-    cases : those that are selected, by falling share of time
-    trace : that they are of
-    are_calls : whether they are single calls of the trace, which have neighbours there
-    all_cases : all cases of the trace, where they had to be made
-    has_run_code : whether functions were run to make them, after which a fork of this process could hang
-    is_cut : whether they are already the part of them that `Cut` says
+    cases : the selected ones, by falling share of time
+    are_calls : True if they are single calls of a trace, which have preceding calls
+    all_cases : all cases of the trace, if they were made
+    has_run_code : True if functions were run to make them; forks of this process could then hang
+    is_cut : True if `Cut` was applied already
     """
 
     cases: list[Case]
@@ -39,13 +36,11 @@ class CaseSet:
 
 
 class Source(Protocol):
-    """Something that cases are made of.
+    """A source of cases.
 
-    Attributes
-    ----------
-    lacks : what it has nothing for, of the words of `Option.only`; such options are refused, with `hint`
-    place : among the sources, which are asked by it: the first that takes what a user names has it, a trace is the last
-    in_program : whether its cases stand in a program, whose other calls run between theirs
+    lacks : words of `Option.only`; options for these are refused, with `hint`
+    place : sources are asked in this order, and the first that takes a target has it
+    in_program : True if its cases have preceding calls
     """
 
     lacks: Sequence[str]
@@ -53,29 +48,17 @@ class Source(Protocol):
     place: int
     in_program: bool
 
-    def takes(self, target: str) -> bool:
-        """Whether what a user names is of this kind."""
+    def takes(self, target: str) -> bool: ...
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """The cases of what a user names.
-
-        Parameters
-        ----------
-        extensions : modules whose functions may be called
-
-        Raises
-        ------
-        UserError : where it cannot be read, or nothing of it is selected
-        """
+        """Return the cases of a target; raise `UserError` if it cannot be read or nothing is selected."""
 
     def fingerprint(self, target: str) -> str:
-        """A hash of what the cases are made of."""
+        """Return a hash of what the cases are made from."""
 
 
 sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sources")
-"""Sources by name."""
 
 
 def source_of(target: str) -> Source:
-    """What cases of something that a user names come from."""
     return next(source for source in sorted(sources.values(), key=lambda source: source.place) if source.takes(target))

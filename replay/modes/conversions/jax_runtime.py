@@ -1,4 +1,4 @@
-"""Settings of jax, how tensors come to it, and names of devices in other runtimes."""
+"""Start jax with the task's settings, and convert tensors and device names for other runtimes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgrip.replay.operators.admission import Unsupported
 
 
 def device_index(device: str) -> int:
-    """The number of a device among those of its kind: of torch's current one where the name has none."""
+    """Return a device's index, or torch's current one for a name without index."""
     place = torch.device(device)
     index: int | None = place.index
     if index is None:
@@ -25,24 +25,22 @@ def device_index(device: str) -> int:
 
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
-"""What jax raises where the shape of something hangs on values, by the ends of the classes' names."""
+"""Errors of jax for value-dependent shapes, by the ends of the class names."""
 
 THREADS = "NPROC"
-"""Variable of the environment that says how many threads XLA starts on the CPU, once in a process."""
+"""Environment variable for XLA's threads on the CPU, read once per process."""
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-"""Variable of the environment that says whether XLA takes a GPU's memory when it starts there."""
+"""Environment variable that says whether XLA preallocates a GPU's memory."""
 
 RANDOM = "get_and_rotate_prng_key"
 """What torchax lacks outside of its own environment."""
 
 
 def start(task: Task) -> Any:
-    """The device of jax that a task runs on, with its platform, threads, precision and cache set.
+    """Return jax's device for a task, with platform, threads, precision and cache set.
 
-    Raises
-    ------
-    Unsupported : where XLA runs already, with another number of threads, or cannot start on that device
+    Raises `Unsupported` if XLA already runs with another number of threads or cannot start on that device.
     """
     place = torch.device(task.device)
     _set_platform(place)
@@ -61,14 +59,13 @@ def start(task: Task) -> Any:
 
 
 def platform_of(place: torch.device) -> str:
-    """What jax calls a kind of device."""
     return "rocm" if place.type == "cuda" and torch.version.hip else place.type
 
 
 def _set_platform(place: torch.device) -> None:
-    """Have jax start on the device alone, and take memory of it as it needs that.
+    """Start jax on this device only, without preallocation.
 
-    Else it starts on any GPU that there is, and takes three quarters of its memory, which torch and others have too.
+    Else it starts on every GPU and takes three quarters of its memory, which torch and others use too.
     """
     platform = platform_of(place)
     platforms = platform if platform == "cpu" else f"{platform},cpu"
@@ -81,7 +78,7 @@ def _set_platform(place: torch.device) -> None:
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
-    """A tensor as jax takes it, in the same memory where that is contiguous and aligned."""
+    """Return a tensor as a jax array, over the same memory if it is contiguous and aligned."""
     import jax
 
     array = jax.numpy.from_dlpack(tensor.detach().resolve_conj().resolve_neg().contiguous())
@@ -89,13 +86,13 @@ def to_jax(tensor: Tensor, device: Any) -> Any:
 
 
 def to_torch(array: Any) -> Tensor:
-    """A result of jax, in the same memory."""
+    """Return a jax array as a tensor over the same memory."""
     tensor: Tensor = torch.utils.dlpack.from_dlpack(array)
     return tensor
 
 
 def reason(error: Exception) -> str:
-    """What an error of torchax or jax says, without the places of its own code and the advice."""
+    """Return the message of an error of torchax or jax without its advice."""
     if type(error).__name__ in VALUES_NEEDED:
         return "shapes in it hang on values"
     if RANDOM in str(error):
@@ -107,7 +104,6 @@ def reason(error: Exception) -> str:
 
 
 def _set_threads(threads: int) -> None:
-    """Have XLA start so many threads on the CPU."""
     from jax._src import xla_bridge
 
     if not xla_bridge.backends_are_initialized():
@@ -118,7 +114,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _keep_in(folder: Path | None) -> None:
-    """Have jax keep what it compiles in a folder, however fast it did; None to keep nothing."""
+    """Let jax cache every compiled program in a folder, or none."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 

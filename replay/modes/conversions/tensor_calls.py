@@ -1,4 +1,4 @@
-"""A call as a function of tensors alone, which is what exporters and graph compilers take."""
+"""A call as a function of tensors, as exporters and graph compilers need it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from opgrip.traces.schema.arguments import map_leaves
 
 
 class TensorCall(nn.Module):
-    """A call that takes its tensors one after the other and gives tensors; all else that it takes is constant.
+    """A call as a module of its tensors; all other arguments are constant.
 
-    What it makes of arguments that it writes into follows its results.
-
-    Parameters
-    ----------
-    in_place : write into the arguments, as the call does; else into copies, for runtimes that know no other way
+    Arguments that it writes into follow its results.
+    in_place : write into the arguments, as the call does; else into copies, for runtimes that cannot
     """
 
     def __init__(self, task: Task, in_place: bool = False) -> None:
@@ -33,7 +30,6 @@ class TensorCall(nn.Module):
         self._results = 0
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the call."""
         inputs = [tensor.clone() for tensor in tensors] if self._copies else list(tensors)
         remaining_inputs = iter(inputs)
 
@@ -46,20 +42,16 @@ class TensorCall(nn.Module):
         return (*results, *(inputs if self._mutates else ()))
 
     def enter(self, arguments: Arguments) -> Arguments:
-        """What `forward` takes of a call's arguments."""
         return tuple(tensors_in(list(arguments))), {}
 
     def leave(self, tensors: Sequence[Tensor]) -> Results:
-        """What `forward` gave, or a program that was made of it."""
         return Results(list(tensors[: self._results]), list(tensors[self._results :]))
 
 
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
-    """A call as torch.export has it.
+    """Export a call by torch.export.
 
-    Raises
-    ------
-    Unsupported : where it takes or gives no tensor, or writes into memory that its arguments share
+    Raises `Unsupported` if it takes or gives no tensor, or writes into memory that its arguments share.
     """
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])

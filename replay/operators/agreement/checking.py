@@ -121,7 +121,6 @@ _SIZES: Mapping[str, Check] = {
     "aten::_nested_from_padded": layers.padded_rows,
     **{f"aten::rrelu_with_noise{ending}": layers.noise for ending in ("", "_", "_functional", "_backward")},
 }
-"""What agrees with what, in sizes and numbers."""
 
 _STATES = ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "momentum_buffer_list")
 _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
@@ -164,7 +163,7 @@ _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
     **{f"aten::{name}": ("self",) for name in ("median", "nanmedian")},
     **{f"aten::rrelu_with_noise{ending}": ("noise",) for ending in ("", "_", "_functional", "_backward")},
 }
-"""Arguments whose elements the kernels take one after another in memory, whatever their strides."""
+"""Arguments whose elements the kernels read contiguously, whatever their strides."""
 
 
 def _tables() -> Mapping[str, Check]:
@@ -173,16 +172,11 @@ def _tables() -> Mapping[str, Check]:
 
 
 CHECKS = _tables()
-"""By operator, all that must agree."""
+"""All checks by operator."""
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Hold a call's arguments against each other, where its operator does not.
-
-    Raises
-    ------
-    Unsupported : where they do not agree
-    """
+    """Check that a call's arguments agree, where the operator does not; raise `Unsupported` if they do not."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         return
@@ -202,7 +196,7 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 class _CheckedCalls(TorchDispatchMode):
-    """Checks each call that an operator makes, before it is made."""
+    """Checks each call that an operator makes."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -214,17 +208,12 @@ class _CheckedCalls(TorchDispatchMode):
 
 
 def checking_parts(function: Any) -> AbstractContextManager[Any]:
-    """A context in which the calls that an operator makes are checked, if it is made of others.
-
-    Raises
-    ------
-    Unsupported : from the call, where arguments of one that it makes do not agree
-    """
+    """Return a context in which the calls that a composite operator makes are checked."""
     return _CheckedCalls() if is_composite(function) else nullcontext()
 
 
 def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run an operator that is made of others once, with its calls checked; what else goes wrong, goes wrong again."""
+    """Run a composite operator once with its calls checked. Its other errors are raised again when it is measured."""
     with torch.no_grad(), checking_parts(function):
         try:
             function(*args, **kwargs)
@@ -233,7 +222,7 @@ def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def is_checked(graph: fx.Graph) -> bool:
-    """Whether a graph calls an operator whose sizes must be held against each other, or one made of others."""
+    """Return True if a graph calls an operator that needs a check, or a composite one."""
     functions = (bounded_function(node.target) for node in graph.nodes if node.op == "call_function")
     return any(
         getattr(getattr(function, "_schema", None), "name", None) in CHECKS or is_composite(function)
@@ -242,10 +231,7 @@ def is_checked(graph: fx.Graph) -> bool:
 
 
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """Run a unit's graph once with its calls checked, where it calls what needs it.
-
-    Sizes inside may differ from those recorded.
-    """
+    """Run a subgraph once with its calls checked, if it needs that. Sizes inside may differ from recorded ones."""
     if is_checked(module.graph):
         with torch.no_grad(), _CheckedCalls():
             fx.Interpreter(module).run(*args)

@@ -13,7 +13,7 @@ from opgrip.replay.operators.agreement.layers import Call, Check, Sizes, element
 
 
 def optimizer(call: Call) -> Iterator[Sizes]:
-    """Lists of tensors with one for each parameter, some of which may be empty."""
+    """Tensor lists have one entry per parameter, or none."""
     expected = [shape_of(parameter) for parameter in call["self"]]
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
     if call.get("amsgrad"):
@@ -31,12 +31,9 @@ def optimizer(call: Call) -> Iterator[Sizes]:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The operator that a backward belongs to.
+    """The forward of a backward operator.
 
-    Attributes
-    ----------
-    name : of the operator, in `aten`
-    results : the names that the backward has for what it gives, and for gradients of that, by its place
+    results : names that the backward has for the forward's results and their gradients, by index
     """
 
     name: str
@@ -54,7 +51,7 @@ FORWARDS: Mapping[str, Forward] = {
     },
     "aten::unfold_backward": Forward("unfold", (("grad_in",),)),
 }
-"""By backward, the forward that tells the sizes of its arguments: those that have one name in both are the same."""
+"""Forward operator by backward. Arguments of the same name in both have the same sizes."""
 
 
 def _on_meta(value: Any) -> Any:
@@ -62,7 +59,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def as_forward(forward: Forward) -> Check:
-    """What a backward takes has the shapes that its forward gives for the same arguments."""
+    """Arguments of a backward have the shapes that the forward gives for the same arguments."""
     function = getattr(torch.ops.aten, forward.name).default
 
     def check(call: Call) -> Iterator[Sizes]:
@@ -82,7 +79,7 @@ def as_forward(forward: Forward) -> Check:
 
 
 def pooled_planes(dimensions: int) -> Check:
-    """As many planes in the gradient as were pooled."""
+    """The gradient has as many planes as the input."""
 
     def check(call: Call) -> Iterator[Sizes]:
         shape = shape_of(call["self"])
@@ -98,7 +95,7 @@ def pooled_planes(dimensions: int) -> Check:
 
 
 def pooled_to(dimensions: int) -> Check:
-    """As many output sizes as dimensions that are pooled."""
+    """One output size per pooled dimension."""
 
     def check(call: Call) -> Iterator[Sizes]:
         yield "output_size", len(call["output_size"]), dimensions
@@ -107,19 +104,16 @@ def pooled_to(dimensions: int) -> Check:
 
 
 def grid(call: Call) -> Iterator[Sizes]:
-    """Sampling from a grid."""
     yield from shapes(call, (*shape_of(call["input"])[:2], *shape_of(call["grid"])[1:-1]), "grad_output")
 
 
 def pairwise(call: Call) -> Iterator[Sizes]:
-    """Distances of all rows from each other."""
     rows = shape_of(call["self"])[0]
     pairs = (rows * (rows - 1) // 2,)
     yield from shapes(call, pairs, "grad", "grad_output", "pdist")
 
 
 def distances(call: Call) -> Iterator[Sizes]:
-    """Distances of the rows of two matrices."""
     one, other = shape_of(call["x1"]), shape_of(call["x2"])
     yield "size of x2", other[-1], one[-1]
     batch = tuple(torch.broadcast_shapes(one[:-2], other[:-2]))
@@ -127,7 +121,7 @@ def distances(call: Call) -> Iterator[Sizes]:
 
 
 def of_output(*names: str) -> Check:
-    """The shape of what the forward gave, for which the backward has one of these names."""
+    """The named argument has the shape of the forward's result."""
 
     def check(call: Call) -> Iterator[Sizes]:
         for name in names:
@@ -138,7 +132,6 @@ def of_output(*names: str) -> Check:
 
 
 def segments(call: Call) -> Iterator[Sizes]:
-    """Reductions of segments of rows."""
     data, axis = shape_of(call["data"]), call.get("axis", 0)
     ends = call.get("lengths") if is_tensor(call.get("lengths")) else call["offsets"]
     count = shape_of(ends)[-1] - (not is_tensor(call.get("lengths")))
@@ -148,7 +141,6 @@ def segments(call: Call) -> Iterator[Sizes]:
 
 
 def ctc(call: Call) -> Iterator[Sizes]:
-    """Alignments of targets with what a recognizer heard."""
     time, batch, classes = shape_of(call["log_probs"])
     targets = shape_of(call["targets"])
     yield f"blank from 0 to {classes - 1}", 0 <= call["blank"] < classes, True
@@ -172,7 +164,7 @@ def ctc(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_int4(call: Call) -> Iterator[Sizes]:
-    """A matrix by one of 4 bits, scaled in groups along what is summed."""
+    """A matrix times a 4-bit matrix, scaled in groups along the summed dimension."""
     inner, group = shape_of(call["self"])[-1], call["qGroupSize"]
     columns = shape_of(call["mat2"])[0]
     yield "qGroupSize in that of self", inner % group if group > 0 else None, 0
@@ -181,7 +173,7 @@ def matmul_int4(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_4bit(call: Call) -> Iterator[Sizes]:
-    """Rows by a matrix of 4 bits, packed with its scales, and with a bias or none."""
+    """Rows times a 4-bit matrix that is packed with its scales and a bias."""
     block, inner, columns = call["block_size"], call["in_features"], call["out_features"]
     weight = call["packed_weights"]
     yield "sizes of inp but the first", shape_of(call["inp"])[1:], (inner,)
@@ -192,17 +184,14 @@ def matmul_4bit(call: Call) -> Iterator[Sizes]:
 
 
 def bag(call: Call) -> Iterator[Sizes]:
-    """Sums, means or maxima of rows of a table."""
     yield "any bags for what there is", prod(shape_of(call["offsets"])) > 0 or not prod(shape_of(call["indices"])), True
 
 
 def bag_of_rows(call: Call) -> Iterator[Sizes]:
-    """Rows of a packed table, with a weight for each place."""
     yield from shapes(call, shape_of(call["indices"]), "per_sample_weights")
 
 
 def bag_gradient(call: Call) -> Iterator[Sizes]:
-    """The backward of sums, means or maxima of rows of a table."""
     indices, grad = shape_of(call["indices"]), shape_of(call["grad"])
     yield "dimensions of grad", len(grad), 2
     rows, table = grad[0], call["num_weights"] if "num_weights" in call else shape_of(call["weight"])[0]
@@ -224,12 +213,11 @@ def bag_gradient(call: Call) -> Iterator[Sizes]:
 
 
 def numbered(call: Call) -> Iterator[Sizes]:
-    """As many elements as are said to be there."""
     yield "numel", call["numel"], min(max(call["numel"], 0), prod(shape_of(call["input"])))
 
 
 def observed(call: Call) -> Iterator[Sizes]:
-    """Scales for each channel or for all; ranges may not be there yet."""
+    """One scale per channel or one for all; ranges may be empty."""
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
     yield from elements(call, count, "scale", "zero_point")
     for name in ("running_min", "running_max"):

@@ -1,6 +1,6 @@
-"""Indices that operators do not check, brought into bounds: which values they have says a trace, a stranger's perhaps.
+"""Bounds for indices that operators do not check. A trace, which may be untrusted, says which values they have.
 
-Found by calling torch's operators with indices far outside, and seeing which of them read or wrote foreign memory.
+Found by calling torch's operators with indices far out of bounds and observing which of them accessed other memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.memory import Arguments, Function
 
 Call: TypeAlias = Mapping[str, Any]
-"""What a call takes, by the names of the operator's schema."""
+"""Arguments of a call by name."""
 Bound: TypeAlias = Callable[[Tensor, Call], Tensor]
-"""Values of an index as near to the ones that it has as the call allows."""
+"""Returns the nearest valid values of an index."""
 
 
 def _below(size: Callable[[Call], int]) -> Bound:
@@ -44,7 +44,7 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _plane(dimensions: int) -> Bound:
-    """Places in the last dimensions of what was pooled."""
+    """Index into the last dimensions of the pooled tensor."""
     return _below(lambda call: prod(call["self"].shape[-dimensions:]))
 
 
@@ -53,7 +53,7 @@ def _ascending_up_to(size: Callable[[Call], int]) -> Bound:
 
 
 def _lengths(lengths: Tensor, call: Call) -> Tensor:
-    """Lengths of segments, cut off where the data ends."""
+    """Segment lengths, cut at the end of the data."""
     ends = lengths.clamp(0, _segmented(call)).cumsum(-1).clamp(max=_segmented(call))
     return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1]))
 
@@ -63,24 +63,23 @@ def _segmented(call: Call) -> int:
 
 
 def _shares(samples: Tensor, call: Call) -> Tensor:
-    """Where windows begin, as shares of the way that they can move."""
+    """Start of windows as a share of the possible offset."""
     return samples.nan_to_num().clamp(0, 1)
 
 
 def _in_sizes(indices: Tensor, call: Call) -> Tensor:
-    """Rows of indices, each within the size of its dimension."""
     most = torch.tensor(call["size"][: indices.shape[0]], device=indices.device) - 1
     return torch.minimum(indices.clamp(min=0), most[:, None])
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Regions whose first column is the number of an image."""
+    """Regions whose first column is an image number."""
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
-    """Where bags begin, up to the end of the last one; each index is in one."""
+    """Offsets of bags up to the last one's end."""
     count = int(call["indices"].numel())
     offsets = offsets.clamp(0, count).cummax(-1).values
     if "grad" in call:
@@ -90,14 +89,14 @@ def _bags(offsets: Tensor, call: Call) -> Tensor:
 
 
 def _class_or_none(target: Tensor, call: Call) -> Tensor:
-    """Classes, and the number that stands for none."""
+    """Classes, or the ignored index."""
     shape = call["self"].shape
     bounded = _clamp(target, shape[1 if len(shape) > 1 else 0] - 1)
     return torch.where(target == call["ignore_index"], target, bounded)
 
 
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
-    """Numbers of rows from 1 on, negative only in twos."""
+    """Row numbers from 1 on, negative only in pairs."""
     size = int(call["LD"].shape[-1])
     rows = []
     for row in pivots.reshape(-1, size).tolist():
@@ -127,9 +126,8 @@ _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 
 
 def _longest_target(call: Call) -> int:
-    """So long may all be.
-
-    Of a batch in rows as long as a row, of one in a line their share of it; no longer than a backward has states for.
+    """Return the longest valid target: a row's length, or its share of a flat batch, and at most the backward's
+    states.
     """
     targets, states = call["targets"], call.get("log_alpha")
     longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
@@ -181,7 +179,7 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "torchvision::ps_roi_pool": {"rois": _images},
     "torchvision::_ps_roi_pool_backward": {"rois": _images},
 }
-"""By operator, the arguments that hold indices which it takes as they come."""
+"""Index arguments that operators do not check, by operator."""
 
 
 NO_BOUNDS = "its indices cannot be brought into bounds"
@@ -189,13 +187,13 @@ NO_BOUNDS = "its indices cannot be brought into bounds"
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The rows of the table that are about one operator, and the names of its arguments by their places."""
+    """Bounds of one operator's indices, and the names of its arguments in order."""
 
     names: tuple[str, ...]
     bounds: Mapping[str, Bound]
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Name and values of each index of a call, and what is in bounds."""
+        """Yield name, values and bounded values of each index."""
         call = {**dict(zip(self.names, args, strict=False)), **kwargs}
         for name, bound in self.bounds.items():
             index = call.get(name)
@@ -203,7 +201,6 @@ class _Rules:
                 yield name, index, bound(index, call).to(index.dtype)
 
     def replace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], others: dict[str, Tensor]) -> Arguments:
-        """A call's arguments, with others in the place of some."""
         args = tuple(others.pop(name, arg) for name, arg in zip(self.names, args, strict=False))
         return args, {**kwargs, **others}
 
@@ -218,7 +215,7 @@ def _rules_of(function: Any) -> _Rules | None:
 
 @contextmanager
 def _refusing(reason: str) -> Iterator[None]:
-    """Raise `Unsupported` in place of what rules raise of a call that is none of their operator's."""
+    """Raise `Unsupported` instead of what the rules raise for an invalid call."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
@@ -226,11 +223,9 @@ def _refusing(reason: str) -> Iterator[None]:
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Write into a call's arguments, where it would read or write foreign memory by them.
+    """Clamp indices in place if a call would access memory outside its tensors.
 
-    Raises
-    ------
-    Unsupported : where it indexes into nothing, or is no call of its operator
+    Raises `Unsupported` if it indexes an empty tensor or is not a valid call.
     """
     rules = _rules_of(function)
     if rules is None:
@@ -242,11 +237,9 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """A call's arguments, with others where it would read or write foreign memory by them, whose values stay.
+    """Return the arguments with copies of out-of-bounds indices clamped.
 
-    Raises
-    ------
-    Unsupported : where it indexes into nothing, or is no call of its operator
+    Raises `Unsupported` if the call indexes an empty tensor or is not valid.
     """
     rules = _rules_of(function)
     if rules is None:
@@ -262,7 +255,7 @@ def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` where a call would read or write foreign memory by its indices, whose values stay."""
+    """Raise `Unsupported` if indices are out of bounds."""
     rules = _rules_of(function)
     with _refusing("a call that it makes has indices that have no bounds"):
         if rules is not None and any(not torch.equal(index, bounded) for _, index, bounded in rules.of(args, kwargs)):
@@ -270,9 +263,9 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounding(function: Function) -> Function:
-    """A function that brings the indices of a call into bounds before it; the same one where it checks them itself.
+    """Return a function that clamps the indices of each call, or the same function if it checks them itself.
 
-    For calls inside of units, whose indices other calls make.
+    For calls inside subgraphs, whose indices other calls compute.
     """
     rules = _rules_of(function)
     if rules is None:
@@ -287,7 +280,7 @@ def bounding(function: Function) -> Function:
 
 
 def bounded_function(function: Function) -> Function:
-    """The operator that `bounding` was given."""
+    """Return the function that `bounding` wrapped."""
     return getattr(function, "bounds", function)
 
 

@@ -15,45 +15,43 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.traces.schema.arguments import TensorSpec
 
 Call: TypeAlias = Mapping[str, Any]
-"""What a call takes, by the names of the operator's schema: tensors, or what a trace says of them."""
+"""Arguments of a call by name: tensors, or their specs."""
 Sizes: TypeAlias = tuple[str, object, object]
 """A name, what it has, and what it should have."""
 Check: TypeAlias = Callable[[Call], Iterator[Sizes]]
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a tensor, or what a trace says of one."""
     return isinstance(value, Tensor | TensorSpec)
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of a tensor."""
     return tuple(value.shape)
 
 
 def shapes(call: Call, expected: tuple[int, ...], *names: str) -> Iterator[Sizes]:
-    """The arguments of these names that are tensors have this shape."""
+    """The named tensor arguments have this shape."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, shape_of(call[name]), expected
 
 
 def elements(call: Call, expected: int, *names: str) -> Iterator[Sizes]:
-    """The arguments of these names that are tensors have as many elements."""
+    """The named tensor arguments have this number of elements."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, prod(shape_of(call[name])), expected
 
 
 def dtypes(call: Call, expected: torch.dtype, *names: str) -> Iterator[Sizes]:
-    """The arguments of these names that are tensors have this dtype."""
+    """The named tensor arguments have this dtype."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, call[name].dtype, expected
 
 
 def own_memory(*names: str) -> Check:
-    """The elements of these arguments, tensors or lists of them, share no memory: the kernel reads as many in a row."""
+    """Elements of the named arguments do not share memory: the kernel reads them contiguously."""
 
     def check(call: Call) -> Iterator[Sizes]:
         for name in names:
@@ -67,7 +65,7 @@ def own_memory(*names: str) -> Check:
 
 
 def ends_in_a_row(call: Call, *names: str) -> Iterator[Sizes]:
-    """The last dimension of these arguments lies in a row."""
+    """The last dimension of the named arguments is contiguous."""
     for name in names:
         tensor = call.get(name)
         if is_tensor(tensor) and shape_of(tensor)[-1] > 1:
@@ -75,8 +73,6 @@ def ends_in_a_row(call: Call, *names: str) -> Iterator[Sizes]:
 
 
 def both(*checks: Check) -> Check:
-    """All of some checks, in their order."""
-
     def check(call: Call) -> Iterator[Sizes]:
         for one in checks:
             yield from one(call)
@@ -91,7 +87,7 @@ def _has_strides(tensor: Any) -> bool:
 
 
 def _places(tensor: Any) -> int:
-    """How many places in memory a tensor with strides reaches over."""
+    """Return how many elements of memory a strided tensor spans."""
     if 0 in tensor.shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape_of(tensor), _strides(tensor), strict=True))
@@ -102,7 +98,6 @@ def _strides(tensor: Any) -> tuple[int, ...]:
 
 
 def attention(call: Call) -> Iterator[Sizes]:
-    """Queries, keys and values of heads."""
     query, key, value = (shape_of(call[name]) for name in ("query", "key", "value"))
     for name, shape in (("query", query), ("key", key), ("value", value)):
         yield f"dimensions of {name}", len(shape), 4
@@ -115,7 +110,7 @@ def attention(call: Call) -> Iterator[Sizes]:
 
 
 def attention_for_cpu(call: Call) -> Iterator[Sizes]:
-    """Attention in blocks on the CPU, which walks along heads by pointers."""
+    """Blocked attention on the CPU, which walks along heads by pointers."""
     yield from attention(call)
     yield "value", shape_of(call["value"]), shape_of(call["key"])
     yield from shapes(call, shape_of(call["query"])[:3], "logsumexp")
@@ -128,7 +123,7 @@ def _last_size(value: Any) -> int:
 
 
 def projected(call: Call) -> Iterator[Sizes]:
-    """Queries, keys and values side by side, with a bias."""
+    """Queries, keys and values in one tensor, with a bias."""
     width, heads = _last_size(call["qkv"]), call["num_heads"]
     yield from shapes(call, (width,), "qkv_bias")
     yield from dtypes(call, call["qkv"].dtype, "qkv_bias")
@@ -136,7 +131,6 @@ def projected(call: Call) -> Iterator[Sizes]:
 
 
 def encoder(call: Call) -> Iterator[Sizes]:
-    """Attention by heads with its projections, alone or as a layer of an encoder."""
     embed, heads = call["embed_dim"], call.get("num_heads", call.get("num_head"))
     for name in ("src", "query", "key", "value"):
         if is_tensor(call.get(name)):
@@ -152,7 +146,7 @@ def encoder(call: Call) -> Iterator[Sizes]:
 
 
 def rnn(call: Call) -> Iterator[Sizes]:
-    """An LSTM's layer; others have no kernel of this."""
+    """One LSTM layer; other cells have no such kernel."""
     inputs, hidden = shape_of(call["input"]), call["hidden_size"]
     places = (0, 1, 2, 3) if "weight0" in call else (1, 2, 3, 4)
     first, second, *biases = (f"weight{place}" for place in places)
@@ -172,7 +166,7 @@ def rnn(call: Call) -> Iterator[Sizes]:
 
 
 def _workspace(call: Call) -> tuple[int, ...]:
-    """The shape of what the forward leaves for its backward, which depends on the processor."""
+    """Return the shape of what the forward saves for its backward, which depends on the CPU."""
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     renamed = {**{f"weight{place}": f"weight{place + 1}" for place in range(4)}, "cx_": "cx_tmp"}
     call = {**call, "train": True}
@@ -184,30 +178,25 @@ def _workspace(call: Call) -> tuple[int, ...]:
 
 
 def pivots(call: Call) -> Iterator[Sizes]:
-    """A pivot for each row of the smaller side of each matrix."""
     shape = shape_of(call["LU_data"])
     yield from shapes(call, (*shape[:-2], min(shape[-2:])), "LU_pivots")
 
 
 def solutions(call: Call) -> Iterator[Sizes]:
-    """A factored matrix for each right side."""
     shape, right = shape_of(call["LD"]), shape_of(call["B"])
     yield from shapes(call, shape[:-1], "pivots")
     yield "batch of B with that of LD", tuple(torch.broadcast_shapes(shape[:-2], right[:-2])), shape[:-2]
 
 
 def diagonals(call: Call) -> Iterator[Sizes]:
-    """A matrix made of diagonals."""
     yield "shape with negative sizes", [size for size in call["shape"] if size < 0], []
 
 
 def compressed_rows(call: Call) -> Iterator[Sizes]:
-    """Rows that are counted."""
     yield "size that has places for all", call["size"] > 0 or call["size"] == prod(shape_of(call["self"])) == 0, True
 
 
 def reduced_products(call: Call) -> Iterator[Sizes]:
-    """The backward of a product whose sums are minima, maxima or means."""
     rows, inner = shape_of(call["self"])
     weight = shape_of(call["weight"])
     yield "rows of weight", weight[0], inner
@@ -218,7 +207,7 @@ def reduced_products(call: Call) -> Iterator[Sizes]:
 
 
 def reach(call: Call) -> Iterator[Sizes]:
-    """Strides whose products are numbers of 64 bits: torch counts with them where a view ends."""
+    """Products of strides fit in 64 bits: torch computes with them where a view ends."""
     last = (call.get("storage_offset") or 0) + sum(
         (size - 1) * stride for size, stride in zip(call["size"], call["stride"], strict=True) if size > 0
     )
@@ -226,14 +215,13 @@ def reach(call: Call) -> Iterator[Sizes]:
 
 
 def dimensions(call: Call) -> Iterator[Sizes]:
-    """Dimensions that there are, each once."""
+    """Valid dimensions, each once."""
     count = len(shape_of(call["self"]))
     yield f"dimensions from {-count} to {count - 1}", all(-count <= dim < count for dim in call["dim"]), True
     yield "different dimensions", len({dim % count for dim in call["dim"]}) if count else 0, len(call["dim"])
 
 
 def half_spectrum(call: Call) -> Iterator[Sizes]:
-    """As much of the last dimension as is not its mirror image."""
     yield from dimensions(call)
     shape = shape_of(call["self"])
     yield "last_dim_size above 0", call["last_dim_size"] > 0, True
@@ -242,25 +230,22 @@ def half_spectrum(call: Call) -> Iterator[Sizes]:
 
 
 def padded_rows(call: Call) -> Iterator[Sizes]:
-    """A row of sizes for each nested tensor."""
     padded = shape_of(call["padded"])
     yield from shapes(call, (padded[0], len(padded) - 1), "cpu_nested_shape_example")
 
 
 def classes(call: Call) -> Iterator[Sizes]:
-    """The backward of a loss by classes, of which there are some."""
+    """The backward of a loss over at least one class."""
     shape = shape_of(call["self"])
     yield "classes", shape[1 if len(shape) > 1 else 0] > 0 or not prod(shape_of(call["target"])), True
 
 
 def noise(call: Call) -> Iterator[Sizes]:
-    """Noise for each element, which is written or read as they are."""
     yield from shapes(call, shape_of(call["self"]), "noise", "grad_output")
     yield "dtype of noise", call["noise"].dtype, call["self"].dtype
 
 
 def margins(call: Call) -> Iterator[Sizes]:
-    """The backward of a loss over classes: one gradient, or one for each target."""
     shape = shape_of(call["self"])
     samples = shape[0] if len(shape) > 1 else 1
     yield "elements of target", prod(shape_of(call["target"])), samples
@@ -269,7 +254,7 @@ def margins(call: Call) -> Iterator[Sizes]:
 
 
 def upsample(call: Call) -> Iterator[Sizes]:
-    """Scales by which the output is about as large as it is, in as many dimensions as it has."""
+    """Scales fit the output size, one per dimension."""
     if "output_size" not in call or "input" in call:
         # this overload computes the one from the other
         return
@@ -285,7 +270,6 @@ def upsample(call: Call) -> Iterator[Sizes]:
 
 
 def batch_norm(call: Call) -> Iterator[Sizes]:
-    """Statistics and weights of channels."""
     shape = shape_of(call["input"])
     channels = shape[1]
     yield from elements(call, channels, "weight", "bias", "running_mean", "running_var", "mean", "invstd")
@@ -298,7 +282,6 @@ def batch_norm(call: Call) -> Iterator[Sizes]:
 
 
 def layer_norm(call: Call) -> Iterator[Sizes]:
-    """Weights of the last dimensions, and statistics of the others."""
     shape, normalized = shape_of(call["input"]), tuple(call["normalized_shape"])
     yield "normalized_shape", normalized, shape[len(shape) - len(normalized) :]
     yield from shapes(call, normalized, "weight", "bias")
@@ -307,7 +290,6 @@ def layer_norm(call: Call) -> Iterator[Sizes]:
 
 
 def group_norm(call: Call) -> Iterator[Sizes]:
-    """Weights of channels, and statistics of their groups."""
     batch, channels, groups = call["N"], call["C"], call["group"]
     yield "N, C and HxW", batch * channels * call["HxW"], prod(shape_of(call["input"]))
     yield "C modulo group", channels % groups if groups > 0 else None, 0
@@ -317,14 +299,14 @@ def group_norm(call: Call) -> Iterator[Sizes]:
 
 
 def group_norm_backward(call: Call) -> Iterator[Sizes]:
-    """The same for its backward, some versions of which read gradients in a row."""
+    """As `group_norm`; some versions read gradients contiguously."""
     yield from group_norm(call)
     if not _takes_any_strides():
         yield from own_memory("grad_out", "input", "weight", "mean", "rstd")(call)
 
 
 class _Gradients(TorchDispatchMode):
-    """Sees whether the backward of a group norm is called with a gradient that is not contiguous."""
+    """Records whether the backward of a group norm gets a non-contiguous gradient."""
 
     any_strides: bool = False
 
@@ -336,7 +318,7 @@ class _Gradients(TorchDispatchMode):
 
 @cache
 def _takes_any_strides() -> bool:
-    """Whether this torch leaves it to the backward of a group norm to lay a gradient in a row, as 2.15 does."""
+    """Return True if the backward of a group norm makes a gradient contiguous itself, as in torch 2.15."""
     # a thread of its own: the caller may be in a dispatch mode, where nothing has gradients
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_sees_any_strides).result()
@@ -351,12 +333,10 @@ def _sees_any_strides() -> bool:
 
 
 def weight_norm(call: Call) -> Iterator[Sizes]:
-    """Norms along all dimensions but one."""
     shape = shape_of(call["v"] if "v" in call else call["saved_v"])
     yield from shapes(call, shape, "grad_w")
     yield from elements(call, shape[call.get("dim", 0)], "g", "saved_g", "saved_norms")
 
 
 def quantized_batch_norm(call: Call) -> Iterator[Sizes]:
-    """A batch norm of integers with scales."""
     yield from elements(call, shape_of(call["qx"])[1], "weight", "bias", "mean", "var")
