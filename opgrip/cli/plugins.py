@@ -41,11 +41,11 @@ class Registry(Generic[T]):
 
     Parameters
     ----------
-    package : the package whose modules are the plug-ins, `opgrip.replay.modes`
+    package : the package whose modules are the plug-ins, `opgrip.replay.modes`; None if only entry points are
     group : the group of entry points that other packages add theirs under, `opgrip.modes`
     """
 
-    def __init__(self, package: str, group: str) -> None:
+    def __init__(self, package: str | None, group: str) -> None:
         self.package = package
         self.group = group
         self._entries: dict[str, T] = {}
@@ -79,9 +79,10 @@ class Registry(Generic[T]):
     def _load(self) -> dict[str, T]:
         if not self._loaded:
             self._loaded = True
-            package = importlib.import_module(self.package)
-            for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
-                importlib.import_module(module.name)
+            if self.package is not None:
+                package = importlib.import_module(self.package)
+                for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+                    importlib.import_module(module.name)
             for entry_point in entry_points(group=self.group):
                 entry_point.load()
         return self._entries

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.command import INTERRUPTED, run_command
 from opgrip.cli.options import from_arguments
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from opgrip.replay.command.several.targets import Target
     from opgrip.replay.outcome import Results
     from opgrip.replay.results.results import Result
-    from opgrip.replay.scoring import Score
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +68,7 @@ def _replay_one(
 ) -> int:
     """Replay one trace, and print its table."""
     from opgrip.replay.reports.results_table import list_cases, print_results
-    from opgrip.replay.scoring import distilled_scores, standing_of
+    from opgrip.replay.results.scorers import scorers
 
     output = replay.output
     if is_done:
@@ -82,7 +81,8 @@ def _replay_one(
     if replay.is_sequence:
         return _replay_sequence(replay, args, reporter)
     # what is refused is refused before it runs
-    standing_of(replay.loaded.trace.header)
+    for scorer in scorers.values():
+        scorer.check(replay.loaded.trace.header)
     again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
     try:
         replayed = replay.run()
@@ -97,7 +97,7 @@ def _replay_one(
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
-    _print_scores(lambda: distilled_scores(replayed.results), reporter)
+    _print_scores([scorer.print_scores for scorer in scorers.values()], replayed.results, reporter)
     if not replayed.interrupted:
         _say_where(replay, replayed.results, reporter)
     for row in rows:
@@ -123,14 +123,15 @@ def _end(args: argparse.Namespace, rows: Sequence[Result], reporter: Reporter, i
     return 1 if lines or (args.strict and not is_ok) else 0
 
 
-def _print_scores(scores: Callable[[], Sequence[Score]], reporter: Reporter) -> None:
-    """Print them; of more than are told, say so: rows of hours are kept all the same."""
-    from opgrip.replay.scoring import print_scores
-
-    try:
-        print_scores(scores(), sys.stdout)
-    except UserError as error:
-        reporter.say(f"no score: {error}")
+def _print_scores(
+    printers: Sequence[Callable[[Results, IO[str]], None]], results: Results, reporter: Reporter
+) -> None:
+    """Print the scores, or why there are none: an error here must not lose rows that took hours."""
+    for print_scores in printers:
+        try:
+            print_scores(results, sys.stdout)
+        except UserError as error:
+            reporter.say(f"no score: {error}")
 
 
 def _say_where(replay: Replay, results: Results, reporter: Reporter) -> None:
@@ -149,10 +150,11 @@ def _replay_several(
     from opgrip.replay.command.replay import keep, several_replays
     from opgrip.replay.outputs import is_completed
     from opgrip.replay.reports.results_table import print_reasons
-    from opgrip.replay.scoring import read_baselines, score_of
+    from opgrip.replay.results.scorers import scorers
     from opgrip.replay.workers.engines.local_processes import start_engine
 
-    baseline = read_baselines(from_arguments(ScoreOptions, args).baseline)
+    baseline = from_arguments(ScoreOptions, args).baseline
+    printers = [scorer.against(baseline) for scorer in scorers.values()]
     if is_completed(output):
         reporter.say(f"{output.output} is whole: there is nothing to go on with")
         return 0
@@ -163,7 +165,7 @@ def _replay_several(
         outcome = several_replays(args, targets, reporter, engine).run()
     rows = list(outcome.results)
     if rows:
-        _print_scores(lambda: score_of(outcome.results, baseline), reporter)
+        _print_scores(printers, outcome.results, reporter)
         print_reasons(rows, sys.stdout)
     for analysis in outcome.analyses:
         analysis.print(rows, sys.stdout)

@@ -1,0 +1,36 @@
+"""Scores that `opreplay` prints below its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from opgrip.replay.results.scorers import scorers
+from opgrip.replay.scoring.baselines import read_baselines
+from opgrip.replay.scoring.distilled import distilled_scores, standing_of
+from opgrip.replay.scoring.score_table import print_scores
+from opgrip.replay.scoring.scores import score_of
+
+if TYPE_CHECKING:
+    from opgrip.replay.outcome import Results
+
+
+class ZooScorer:
+    """Scores distilled traces by the times in their header, and several traces by a baseline."""
+
+    def check(self, header: Mapping[str, Any]) -> None:
+        """Raise `UserError` if the header of a distilled trace is damaged."""
+        standing_of(header)
+
+    def print_scores(self, results: Results, file: IO[str]) -> None:
+        """Print the scores of a distilled trace."""
+        print_scores(distilled_scores(results), file)
+
+    def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
+        """Read a baseline, and return a function that prints scores relative to it."""
+        times = read_baselines(baseline)
+        return lambda results, file: print_scores(score_of(results, times), file)
+
+
+scorers.register("zoo")(ZooScorer())
