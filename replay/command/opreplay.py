@@ -67,8 +67,8 @@ def _replay_one(
     replay: Replay, args: argparse.Namespace, is_done: bool, words: Sequence[str], reporter: Reporter
 ) -> int:
     """Replay one trace, and print its table."""
+    from opgrip.replay.command.scorers import scorers
     from opgrip.replay.reports.results_table import list_cases, print_results
-    from opgrip.replay.results.scorers import scorers
 
     output = replay.output
     if is_done:
@@ -97,7 +97,8 @@ def _replay_one(
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
-    _print_scores([scorer.print_scores for scorer in scorers.values()], replayed.results, reporter)
+    for scorer in scorers.values():
+        _print_score(scorer.print_scores, replayed.results, reporter)
     if not replayed.interrupted:
         _say_where(replay, replayed.results, reporter)
     for row in rows:
@@ -123,15 +124,12 @@ def _end(args: argparse.Namespace, rows: Sequence[Result], reporter: Reporter, i
     return 1 if lines or (args.strict and not is_ok) else 0
 
 
-def _print_scores(
-    printers: Sequence[Callable[[Results, IO[str]], None]], results: Results, reporter: Reporter
-) -> None:
-    """Print the scores, or why there are none: an error here must not lose rows that took hours."""
-    for print_scores in printers:
-        try:
-            print_scores(results, sys.stdout)
-        except UserError as error:
-            reporter.say(f"no score: {error}")
+def _print_score(print_score: Callable[[Results, IO[str]], None], results: Results, reporter: Reporter) -> None:
+    """Print a score, or why there is none: an error here must not lose rows that took hours."""
+    try:
+        print_score(results, sys.stdout)
+    except UserError as error:
+        reporter.say(f"no score: {error}")
 
 
 def _say_where(replay: Replay, results: Results, reporter: Reporter) -> None:
@@ -148,9 +146,9 @@ def _replay_several(
 ) -> int:
     """Replay several traces in turn, and print a line for each model and the score."""
     from opgrip.replay.command.replay import keep, several_replays
+    from opgrip.replay.command.scorers import scorers
     from opgrip.replay.outputs import is_completed
     from opgrip.replay.reports.results_table import print_reasons
-    from opgrip.replay.results.scorers import scorers
     from opgrip.replay.workers.engines.local_processes import start_engine
 
     baseline = from_arguments(ScoreOptions, args).baseline
@@ -165,7 +163,8 @@ def _replay_several(
         outcome = several_replays(args, targets, reporter, engine).run()
     rows = list(outcome.results)
     if rows:
-        _print_scores(printers, outcome.results, reporter)
+        for print_score in printers:
+            _print_score(print_score, outcome.results, reporter)
         print_reasons(rows, sys.stdout)
     for analysis in outcome.analyses:
         analysis.print(rows, sys.stdout)

@@ -22,14 +22,14 @@ from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
-from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
-from opgrip.replay.scoring.baselines import MOST_BYTES
-from opgrip.replay.scoring.case_times import machine_of, times_of
-from opgrip.replay.scoring.distilled import distilled_scores
-from opgrip.replay.scoring.score_table import print_scores, score_line
-from opgrip.replay.scoring.scores import CHARGE, Score, Z
-from opgrip.replay.scoring.spread import MOST_DEVIATION, interval_of
 from opgrip.traces.zoo.distilled import FIELD
+from opgrip.zoo.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
+from opgrip.zoo.scoring.baselines import MOST_BYTES
+from opgrip.zoo.scoring.case_times import machine_of, times_of
+from opgrip.zoo.scoring.distilled import distilled_scores
+from opgrip.zoo.scoring.score_table import print_scores, score_line
+from opgrip.zoo.scoring.scores import CHARGE, Score, Z
+from opgrip.zoo.scoring.spread import MOST_DEVIATION, interval_of
 
 MODELS = (
     Origin("a.predict", "a", "predict", "lib", "x"),

@@ -21,9 +21,6 @@ from opgrip.replay.cases.preceding_calls import RECENT_BYTES, Place, make_surrou
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import OK
-from opgrip.replay.scoring import distilled_scores, standing_of
-from opgrip.replay.scoring.baselines import read_baselines
-from opgrip.replay.scoring.case_times import is_replay_of
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.reader import read_header
@@ -33,6 +30,9 @@ from opgrip.zoo.corpus import Corpus, read_corpus
 from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.zoo.corpus.distill import Points, choose, distill, named_by_files, with_times
 from opgrip.zoo.corpus.predictions import Check, check_of, print_check
+from opgrip.zoo.scoring import distilled_scores, standing_of
+from opgrip.zoo.scoring.baselines import read_baselines
+from opgrip.zoo.scoring.case_times import is_replay_of
 
 SHIPPED = SHIPPED_TRACES[0]
 

@@ -16,7 +16,7 @@ from opgrip.tools.verbs.corpus import say_notes
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.replay.scoring.case_times import Times
+    from opgrip.zoo.scoring.case_times import Times
 
 CASES = 500
 BASELINE = "baseline"
@@ -91,8 +91,8 @@ def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[s
     """
     from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring.baselines import read_baselines
-    from opgrip.replay.scoring.case_times import is_replay_of, machine_of, times_of, times_of_baseline
+    from opgrip.zoo.scoring.baselines import read_baselines
+    from opgrip.zoo.scoring.case_times import is_replay_of, machine_of, times_of, times_of_baseline
 
     machine, times = "", dict[tuple[str, str], float]()
     for name in names:

@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.errors import UserError
     from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
-    from opgrip.replay.scoring.score_table import plain_of
+    from opgrip.zoo.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
+    from opgrip.zoo.scoring.score_table import plain_of
 
     store, baseline = Store(args.store), args.baseline
     results = read_run(store.find(args.which))

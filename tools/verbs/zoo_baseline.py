@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the baseline, and say what is in it."""
     from opgrip.replay.comparison.store.store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring import added, baseline_of, read_baselines, write_baseline
+    from opgrip.zoo.scoring import added, baseline_of, read_baselines, write_baseline
 
     baseline = baseline_of(read_run(Store(args.store).find(args.which)))
     if args.add_to is not None:

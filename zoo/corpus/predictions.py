@@ -9,9 +9,9 @@ from typing import IO, Any
 
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.scoring.case_times import Times
 from opgrip.zoo.corpus.corpus import Corpus
 from opgrip.zoo.corpus.distill import Distilled
+from opgrip.zoo.scoring.case_times import Times
 
 HELD = 0.1
 """Relative error that is held."""

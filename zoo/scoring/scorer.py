@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from opgrip.replay.results.scorers import scorers
-from opgrip.replay.scoring.baselines import read_baselines
-from opgrip.replay.scoring.distilled import distilled_scores, standing_of
-from opgrip.replay.scoring.score_table import print_scores
-from opgrip.replay.scoring.scores import score_of
+from opgrip.replay.command.scorers import scorers
+from opgrip.zoo.scoring.baselines import read_baselines
+from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
+from opgrip.zoo.scoring.score_table import print_scores
+from opgrip.zoo.scoring.scores import score_of
 
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results

@@ -1,6 +1,6 @@
 """One number for a device or a compiler: how fast it runs what models run, beside a baseline's results."""
 
-from opgrip.replay.scoring.baselines import (
+from opgrip.zoo.scoring.baselines import (
     Baseline,
     BaselineCase,
     BaselineTrace,
@@ -9,9 +9,9 @@ from opgrip.replay.scoring.baselines import (
     read_baselines,
     write_baseline,
 )
-from opgrip.replay.scoring.distilled import distilled_scores, standing_of
-from opgrip.replay.scoring.score_table import print_scores
-from opgrip.replay.scoring.scores import ModelScore, Score, TraceScore, score_of
+from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
+from opgrip.zoo.scoring.score_table import print_scores
+from opgrip.zoo.scoring.scores import ModelScore, Score, TraceScore, score_of
 
 __all__ = [
     "Baseline",

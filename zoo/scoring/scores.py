@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, WRONG, Result
-from opgrip.replay.scoring.baselines import (
+from opgrip.zoo.scoring.baselines import (
     Baseline,
     BaselineCase,
     BaselineTrace,
@@ -24,8 +24,8 @@ from opgrip.replay.scoring.baselines import (
     keyed,
     unusual_in,
 )
-from opgrip.replay.scoring.case_times import Measured, measured_of, way_of
-from opgrip.replay.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
+from opgrip.zoo.scoring.case_times import Measured, measured_of, way_of
+from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
 
 CHARGE = 2.0
 """Times the baseline's time, or what this machine would take at its pace, that a case costs which is not ok."""

@@ -13,7 +13,7 @@ from opgrip.cli.plural import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.results.results import OK
-from opgrip.replay.scoring.scores import WHOLE, ModelScore, Score, Z, wrong_and_not_run
+from opgrip.zoo.scoring.scores import WHOLE, ModelScore, Score, Z, wrong_and_not_run
 
 NOTHING = "-"
 TOTAL = "total"

@@ -28,9 +28,9 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result
-from opgrip.replay.scoring.spread import MOST_DEVIATION, deviation_of
 from opgrip.traces.schema.limits import check_nesting
 from opgrip.traces.zoo import manifest
+from opgrip.zoo.scoring.spread import MOST_DEVIATION, deviation_of
 
 FORMAT = 1
 SHIPPED = ("baseline.json.zst", "baseline.json")

@@ -12,7 +12,7 @@ from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.results import OK, Result
-from opgrip.replay.scoring.baselines import Baseline, about_of, is_of_program, is_time, unusual_in
+from opgrip.zoo.scoring.baselines import Baseline, about_of, is_of_program, is_time, unusual_in
 
 CPU = "cpu"
 
