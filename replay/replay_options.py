@@ -28,8 +28,7 @@ from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.run.settings import GROUPS, Plan
-from opgrip.replay.sequences.ranks.rank_options import RankOptions, launch_of
-from opgrip.replay.sequences.sequence_options import SequenceOptions
+from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
 from opgrip.replay.workers.engines.engine_options import PROCESSES, EngineOptions
 
@@ -231,7 +230,7 @@ def job_of(args: argparse.Namespace) -> Job:
             raise UserError("a sequence is replayed on one device", "name one with --device")
         if len(args.mode) > 1:
             raise UserError("a sequence runs under one mode at a time", "name one with --mode")
-        from opgrip.replay.sequences.sequence_programs import check_mode
+        from opgrip.replay.sequences.step_programs import check_mode
 
         check_mode(args.mode[0])
     if not (args.sequence and launch_of()):

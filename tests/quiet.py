@@ -9,7 +9,7 @@ from opgrip.platform.contention import Contention
 MEASURING = (
     "opgrip.replay.timing.rounds",
     "opgrip.replay.timing.concurrent",
-    "opgrip.replay.sequences.slowdown",
+    "opgrip.replay.sequences.call_timers",
 )
 """Modules that ask for contention while they measure."""
 

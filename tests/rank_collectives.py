@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, distributed
 
 from opgrip.replay.sequences.ranks.collective_times import ask_clock, clock_offsets_ns
-from opgrip.replay.sequences.ranks.collectives import Collective
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.rank_options import launch_of
+from opgrip.replay.sequences.ranks.rank_collectives import Collective
 from opgrip.replay.sequences.ranks.running import Members, make_starter
-from opgrip.traces.analysis.ranks.operators import (
+from opgrip.replay.sequences.step_options import launch_of
+from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

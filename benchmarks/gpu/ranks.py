@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from gpu.step import Facts, NotHereError, Place, Step, expect
-from opgrip.replay.sequences.ranks.collectives import read_collective
+from opgrip.replay.sequences.ranks.rank_collectives import read_collective
 from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature

@@ -33,8 +33,8 @@ from opgrip.cli.command import INTERRUPTED, USAGE_ERROR
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.traces.analysis.ceilings.bandwidth import bandwidth_of
 from opgrip.traces.analysis.longtail import find_longtail, print_longtail
+from opgrip.traces.analysis.machine_ceilings import bandwidth_of
 from opgrip.traces.table.trace import load
 
 MOST_NAMES = 4

@@ -15,7 +15,7 @@ from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.replay_options import Output, ScoreOptions, make_parser
 from opgrip.replay.results.results import RAN, summarize
-from opgrip.replay.sequences.ranks.rank_options import Launch, launch_of
+from opgrip.replay.sequences.step_options import Launch, launch_of
 
 if TYPE_CHECKING:
     from opgrip.replay.command.replay import Replay

@@ -18,8 +18,8 @@ from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import own_file
-from opgrip.replay.sequences.ranks.rank_options import Launch, RankOptions
-from opgrip.replay.sequences.ranks.replay import StepOutcome
+from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
+from opgrip.replay.sequences.step_options import Launch, RankOptions
 
 
 class RunsRanks(Protocol):

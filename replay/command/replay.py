@@ -42,12 +42,12 @@ from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.preparation import expected_rows
-from opgrip.replay.sequences.apart import replay_apart
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.rank_options import Launch, RankOptions, launch_of
-from opgrip.replay.sequences.ranks.replay import StepOutcome, replay_ranks
-from opgrip.replay.sequences.results import SequenceResult
-from opgrip.replay.sequences.sequence_rows import rows_of, totals_of
+from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks
+from opgrip.replay.sequences.step_options import Launch, RankOptions, launch_of
+from opgrip.replay.sequences.step_process import replay_apart
+from opgrip.replay.sequences.step_results import SequenceResult
+from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.engines.engine import Engine
 from opgrip.replay.workers.engines.local_processes import ProcessEngine, start_engine
 from opgrip.replay.workers.job import Job, Loaded

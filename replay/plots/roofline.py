@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def draw(request: Request) -> Figure:
     """The drawing of `opreplay --roofline -o x.svg`, of results that hold the ceilings."""
     from opgrip.replay.analyses.roofline import drawing
-    from opgrip.traces.analysis.ceilings.ceilings import from_json
+    from opgrip.traces.analysis.machine_ceilings import from_json
 
     (run,) = request.runs.values()
     if "ceilings" not in run.header:

@@ -19,7 +19,7 @@ from opgrip.replay.results.repeats import BehaviourColumns
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.cells import checked_cell, quoted
 from opgrip.replay.run.energy import EnergyColumns
-from opgrip.replay.sequences.ranks.columns import RankColumns, SequenceColumns
+from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
 from opgrip.traces.schema.json_values import check_finite
 from opgrip.traces.schema.limits import check_nesting
 

@@ -20,7 +20,7 @@ from opgrip.replay.reports.report import report
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.repeats import BehaviourColumns
 from opgrip.replay.results.results import CONTENDED, Result, describe_shapes
-from opgrip.replay.sequences.ranks.columns import SequenceColumns
+from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.timing.timing_options import ON_DEVICE
 
 COLUMNS = ("case", "share", "count", "operator", "shapes")

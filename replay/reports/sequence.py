@@ -11,7 +11,7 @@ from opgrip.cli.terminal import print_line
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.results_table import QUIETER, print_results
 from opgrip.replay.results.results import Result
-from opgrip.replay.sequences.results import SequenceResult
+from opgrip.replay.sequences.step_results import SequenceResult
 
 ROWS, REASONS = 20, 12
 """Printed, where their number is not given."""

@@ -10,7 +10,7 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.results import Result
-from opgrip.traces.analysis.ceilings.ceilings import from_json
+from opgrip.traces.analysis.machine_ceilings import from_json
 
 
 @report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))

@@ -22,7 +22,7 @@ from opgrip.replay.timing.timing_options import Effort, TimingOptions
 if TYPE_CHECKING:
     import torch
 
-    from opgrip.replay.batch_scale.batch import Batches
+    from opgrip.replay.batch_scale.batch_scale import Batches
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.inputs.inputs import DeviceMap
 
@@ -160,7 +160,7 @@ class Settings(Plan):
         ------
         Unsupported : where it is not known which of its sizes are the batch's
         """
-        from opgrip.replay.batch_scale.batch import scaled
+        from opgrip.replay.batch_scale.batch_scale import scaled
 
         if point.batch == 1:
             return case

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from opgrip.cli.options import from_plain
-from opgrip.replay.batch_scale.batch import Batches
+from opgrip.replay.batch_scale.batch_scale import Batches
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import Surroundings, make_surroundings
 from opgrip.replay.cases.selection import Selection

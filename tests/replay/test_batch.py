@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from opgrip.capture import Capture
-from opgrip.replay.batch_scale.batch import Batches, scaled
+from opgrip.replay.batch_scale.batch_scale import Batches, scaled
 from opgrip.replay.batch_scale.growth import grown_steps
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.lookup import Unsupported

@@ -264,8 +264,8 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 from opgrip.replay.run.settings import Plan
-from opgrip.replay.sequences import sequence
-from opgrip.replay.sequences.apart import sequence_settings
+from opgrip.replay.sequences import step_replay as sequence
+from opgrip.replay.sequences.step_process import sequence_settings
 from opgrip.replay.timing import pages
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load

@@ -19,9 +19,7 @@ from made_ranks import made_rank
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks import bandwidth
 from opgrip.replay.sequences.ranks.collective_times import StepTimes
-from opgrip.replay.sequences.ranks.collectives import as_tensors_alone, is_exchange, read_collective
 from opgrip.replay.sequences.ranks.plan import (
     Meeting,
     Offer,
@@ -32,11 +30,13 @@ from opgrip.replay.sequences.ranks.plan import (
     recorded_ranks,
     wait_points,
 )
-from opgrip.replay.sequences.ranks.rank_options import launch_of
+from opgrip.replay.sequences.ranks.rank_collectives import as_tensors_alone, is_exchange, read_collective
 from opgrip.replay.sequences.ranks.running import why_not
 from opgrip.replay.sequences.ranks.step import Stamps
+from opgrip.replay.sequences.step_options import launch_of
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
+from opgrip.traces.analysis.ranks.collectives import bus_factor, size_of
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
@@ -55,13 +55,13 @@ def signature(op: str, *args: Any) -> Signature:
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
-    factors = {kind: bandwidth.bus_factor(kind, 4) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
+    factors = {kind: bus_factor(kind, 4) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
     assert factors == {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
-    assert [bandwidth.bus_factor(kind, 4) for kind in ("all_to_all", "broadcast", "reduce", "send")] == [0.75, 1, 1, 1]
-    assert bandwidth.bus_factor("barrier", 4) == 0
-    assert bandwidth.size_of("all_gather", 100, 4) == 400
-    assert bandwidth.size_of("all_reduce", 100, 4) == 100
-    assert bandwidth.size_of("all_to_all", 100, 4) == 100
+    assert [bus_factor(kind, 4) for kind in ("all_to_all", "broadcast", "reduce", "send")] == [0.75, 1, 1, 1]
+    assert bus_factor("barrier", 4) == 0
+    assert size_of("all_gather", 100, 4) == 400
+    assert size_of("all_reduce", 100, 4) == 100
+    assert size_of("all_to_all", 100, 4) == 100
 
 
 def test_a_collective_is_read_from_its_signature() -> None:

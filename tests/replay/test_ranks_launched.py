@@ -17,7 +17,7 @@ import pytest
 import torch
 from programs import ROOT, run_command
 
-from opgrip.replay.sequences.ranks.collectives import is_exchange
+from opgrip.replay.sequences.ranks.rank_collectives import is_exchange
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 LOAD = """
 import time
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.rank_options import launch_of
+from opgrip.replay.sequences.step_options import launch_of
 
 launch = launch_of()
 with Control(launch, timeout_s=3) as control:

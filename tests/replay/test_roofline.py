@@ -25,16 +25,16 @@ from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns, limit_of, nearness, with_limits
 from opgrip.replay.operators.work import Work, counted, work_of
 from opgrip.replay.results.results import Result
-from opgrip.traces.analysis.ceilings.ceilings import (
+from opgrip.traces.analysis.machine_ceilings import (
     Ceilings,
     Level,
+    caches,
     ceilings_path,
     from_json,
     keep,
     read_cached_ceilings,
     to_json,
 )
-from opgrip.traces.analysis.ceilings.copying import caches
 
 aten = torch.ops.aten
 FAST = ("--iterations", "1", "--warmup", "0")

@@ -19,8 +19,8 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.work import work_of
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import OK, Result
-from opgrip.traces.analysis.ceilings import copying
-from opgrip.traces.analysis.ceilings.ceilings import TF32, Ceilings, Level, from_json, to_json
+from opgrip.traces.analysis import machine_ceilings
+from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, Level, from_json, to_json
 
 CONVOLUTION, PRODUCT, ADDITION = "aten.convolution.default", "aten.mm.default", "aten.add.Tensor"
 
@@ -176,10 +176,12 @@ def test_tf32_is_measured_under_the_setting_that_allows_it(monkeypatch: pytest.M
 
 def test_a_cache_is_no_slower_than_the_memory_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"L2": 300.0, "memory": 320.0}
-    monkeypatch.setattr(copying, "last_cache_bytes", lambda device: 4 << 20)
-    monkeypatch.setattr(copying, "free_memory", lambda device: 16 << 30)
-    monkeypatch.setattr(copying, "_on_device", lambda device, name, size, both: Level(name, size, 1, {1: rates[name]}))
-    cache, memory = copying.levels("cuda:0", [1])
+    monkeypatch.setattr(machine_ceilings, "last_cache_bytes", lambda device: 4 << 20)
+    monkeypatch.setattr(machine_ceilings, "free_memory", lambda device: 16 << 30)
+    monkeypatch.setattr(
+        machine_ceilings, "_on_device", lambda device, name, size, both: Level(name, size, 1, {1: rates[name]})
+    )
+    cache, memory = machine_ceilings.levels("cuda:0", [1])
     assert (cache.name, cache.size, memory.size) == ("L2", 4 << 20, None)
     assert cache.bandwidth == memory.bandwidth == {1: 320.0}
 
@@ -198,7 +200,7 @@ def test_copies_within_a_cache_are_launched_at_once(monkeypatch: pytest.MonkeyPa
 
     for name, stand_in in (("CUDAGraph", Graph), ("graph", block), ("device", block)):
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    launch = copying._launched_at_once(lambda: runs.append("run"), "cuda:1")
+    launch = machine_ceilings._launched_at_once(lambda: runs.append("run"), "cuda:1")
     # on the device that is measured, once to set libraries up, and once for the graph
     assert captured[0] == "cuda:1"
     assert isinstance(captured[1], Graph)

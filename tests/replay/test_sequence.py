@@ -29,10 +29,10 @@ from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.operators.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.results.results import OK
-from opgrip.replay.sequences.memory import Memory
-from opgrip.replay.sequences.prepared import never_flowing
-from opgrip.replay.sequences.rehearsal import OTHER_SHAPES, Rehearsal, switching
-from opgrip.replay.sequences.sequence import SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.dry_run import OTHER_SHAPES, Rehearsal, switching
+from opgrip.replay.sequences.prepared_calls import never_flowing
+from opgrip.replay.sequences.step_memory import Memory
+from opgrip.replay.sequences.step_replay import SequenceResult, SequenceSettings, replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import EXTENSION, Calls, Record, Scope, Signature, Thread, Values
@@ -472,7 +472,7 @@ def test_a_trace_without_calls_is_the_users_mistake(tmp_path: Path) -> None:
 def test_a_call_that_fails_in_a_timed_pass_alone_is_given_up(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    module = sys.modules["opgrip.replay.sequences.sequence"]
+    module = sys.modules["opgrip.replay.sequences.step_replay"]
     run, failed = module.run_call, []  # type: ignore[attr-defined]
 
     def failing(rehearsal: Rehearsal, call: Any, part: Any, watch: Any) -> None:

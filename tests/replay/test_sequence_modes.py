@@ -18,10 +18,10 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import OK, UNSUPPORTED, WRONG, Result
 from opgrip.replay.run.settings import Plan
-from opgrip.replay.sequences.apart import sequence_settings
-from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
-from opgrip.replay.sequences.sequence_rows import rows_of
-from opgrip.replay.sequences.slowdown import Slowdown
+from opgrip.replay.sequences.call_timers import Slowdown
+from opgrip.replay.sequences.step_process import sequence_settings
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
+from opgrip.replay.sequences.step_rows import rows_of
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 

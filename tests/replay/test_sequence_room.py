@@ -17,10 +17,10 @@ from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.settings import Plan
-from opgrip.replay.sequences import sequence
-from opgrip.replay.sequences.rehearsal import Rehearsal
-from opgrip.replay.sequences.sequence import SequenceResult, SequenceSettings, replay_sequence
-from opgrip.replay.sequences.sequence_rows import rows_of, totals_of
+from opgrip.replay.sequences import step_replay as sequence
+from opgrip.replay.sequences.dry_run import Rehearsal
+from opgrip.replay.sequences.step_replay import SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec

@@ -24,11 +24,11 @@ from opgrip.replay.outcome import Results
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.settings import Plan
-from opgrip.replay.sequences.apart import sequence_settings
-from opgrip.replay.sequences.ranks.columns import SequenceColumns
-from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
-from opgrip.replay.sequences.sequence_rows import rows_of, totals_of
-from opgrip.replay.sequences.slowdown import HostWatch, Slowdown
+from opgrip.replay.sequences.call_timers import HostWatch, Slowdown
+from opgrip.replay.sequences.step_options import SequenceColumns
+from opgrip.replay.sequences.step_process import sequence_settings
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
+from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.job import Loaded, settings_for
 from opgrip.traces import Trace, load
 
@@ -198,7 +198,7 @@ def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pyt
             timed.append(function)
             return super().run(function, args, kwargs)
 
-    monkeypatch.setattr("opgrip.replay.sequences.sequence.HostWatch", Watch)
+    monkeypatch.setattr("opgrip.replay.sequences.step_replay.HostWatch", Watch)
     trace = load(tiny_trace)
     replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
     # its indices are brought into bounds before

@@ -17,10 +17,10 @@ from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.settings import Plan
-from opgrip.replay.sequences import slowdown
-from opgrip.replay.sequences.sequence import MOST_DROPPED, SequenceResult, SequenceSettings, replay_sequence
-from opgrip.replay.sequences.sequence_rows import rows_of, totals_of
-from opgrip.replay.sequences.slowdown import Slowdown
+from opgrip.replay.sequences import call_timers as slowdown
+from opgrip.replay.sequences.call_timers import Slowdown
+from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 

@@ -22,7 +22,7 @@ from opgrip.replay.outcome import Results
 from opgrip.replay.plots import Request, plots
 from opgrip.replay.results.results import Result
 from opgrip.tools.opgrip import main
-from opgrip.traces.analysis.ceilings.ceilings import Ceilings, Level, to_json
+from opgrip.traces.analysis.machine_ceilings import Ceilings, Level, to_json
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = r"aten.<b>&$\frac{1}{0}$_x^2$.default"

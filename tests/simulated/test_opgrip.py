@@ -20,7 +20,7 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.traces import load
-from opgrip.traces.analysis.ceilings import copying
+from opgrip.traces.analysis import machine_ceilings
 from opgrip.traces.schema.arguments import tensors
 
 LONG_US = 300_000.0
@@ -237,7 +237,7 @@ def test_memory_of_a_call_is_what_the_allocator_took_for_it(tmp_path: Path) -> N
 
 
 def make_measuring_quick() -> None:
-    measuring.SIZES, measuring.LAUNCHES, copying.MOST_COPIES = (64,), 20, 2
+    measuring.SIZES, measuring.LAUNCHES, machine_ceilings.MOST_COPIES = (64,), 20, 2
 
 
 @on_simulator(SIM_MEMORY=str(64 << 20))

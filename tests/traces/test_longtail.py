@@ -18,10 +18,9 @@ from opgrip.capture import Capture
 from opgrip.capture.command.own_cost import own_cost
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.ceilings.bandwidth import bandwidth, bandwidth_of
-from opgrip.traces.analysis.ceilings.ceilings import Ceilings, Level, keep
 from opgrip.traces.analysis.longtail import LongTail, LongTailFunction, find_longtail
 from opgrip.traces.analysis.longtail.commands import grip_command
+from opgrip.traces.analysis.machine_ceilings import Ceilings, Level, bandwidth, bandwidth_of, keep
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, End, Scope, Signature
 

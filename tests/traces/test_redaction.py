@@ -22,8 +22,8 @@ from opgrip.traces.analysis.redaction import Policy, Redaction, salt_of
 from opgrip.traces.analysis.redaction.arguments import Position
 from opgrip.traces.analysis.redaction.coarse_models import _COARSE, IntegerMap, coarse_float, coarse_int
 from opgrip.traces.analysis.redaction.names import NAME_RULES, Names
+from opgrip.traces.analysis.redaction.policy import Report
 from opgrip.traces.analysis.redaction.redact import redact
-from opgrip.traces.analysis.redaction.report import Report
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.io.writer import encode_line

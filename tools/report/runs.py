@@ -139,7 +139,7 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
     found = header.get("ceilings")
     if not isinstance(found, Mapping):
         return {}
-    from opgrip.traces.analysis.ceilings.ceilings import from_json
+    from opgrip.traces.analysis.machine_ceilings import from_json
 
     try:
         ceilings, threads = from_json(dict(found)), int(header.get("threads", 1))

@@ -18,7 +18,7 @@ from opgrip.platform.devices import check_device
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.analysis.ceilings.ceilings import Ceilings
+    from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 EXAMPLES = """\
 examples:
@@ -40,7 +40,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure what is not known yet, and print it."""
     from opgrip.replay.analyses.roofline.measuring import measure
-    from opgrip.traces.analysis.ceilings.ceilings import keep, read_cached_ceilings, write
+    from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings, write
 
     device = str(check_device(args.device))
     if args.output is not None:

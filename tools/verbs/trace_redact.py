@@ -129,7 +129,7 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
 
 
 def _check(original: Path, output: Path, reporter: Reporter) -> int:
-    from opgrip.tools.redaction.check import CASES, check_replays
+    from opgrip.tools.redaction_check import CASES, check_replays
 
     with reporter.doing(f"replaying {CASES} cases of both"):
         check = check_replays(original, output)

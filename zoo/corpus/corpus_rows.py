@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.errors import shortened
-from opgrip.traces.analysis.call_outline import call_outline
+from opgrip.traces.analysis.differences.side import call_outline
 from opgrip.traces.codec.case_identity import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Signature

@@ -12,7 +12,7 @@ from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
-    from opgrip.traces.analysis.ceilings.ceilings import Ceilings
+    from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 
 @titled("the machine's limits")
@@ -43,7 +43,7 @@ class RooflineAnalysis(Analysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
-        from opgrip.traces.analysis.ceilings.ceilings import to_json
+        from opgrip.traces.analysis.machine_ceilings import to_json
 
         ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
@@ -57,7 +57,7 @@ class RooflineAnalysis(Analysis):
     def _ceilings(self) -> Ceilings:
         """Return the machine's peaks; they are measured the first time, when nothing is forked any more."""
         from opgrip.replay.analyses.roofline.measuring import measure
-        from opgrip.traces.analysis.ceilings.ceilings import keep, read_cached_ceilings
+        from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
 
         device, reporter = self.session.device, self.session.reporter
         ceilings = read_cached_ceilings(device)

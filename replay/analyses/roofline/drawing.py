@@ -13,7 +13,7 @@ from opgrip.cli.plural import counted
 from opgrip.display.figures import PALETTE, label_axis, literal, logarithmic, new_figure
 from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns
 from opgrip.replay.results.results import Result
-from opgrip.traces.analysis.ceilings.ceilings import TF32, Ceilings
+from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

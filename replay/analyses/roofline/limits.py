@@ -19,7 +19,7 @@ from opgrip.replay.timing.timing_options import COLD, GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Loaded
-    from opgrip.traces.analysis.ceilings.ceilings import Ceilings
+    from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
@@ -97,7 +97,7 @@ def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
     """Return a function that gives a row's dtype of arithmetic: TF32 if the settings of its case allow it."""
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS
-    from opgrip.traces.analysis.ceilings.ceilings import TF32
+    from opgrip.traces.analysis.machine_ceilings import TF32
 
     context_of_case = {case.number: case.context for case in loaded.cases}
 

@@ -18,8 +18,7 @@ from opgrip.errors import UserError
 from opgrip.platform.machine import processor
 from opgrip.replay.operators.contexts import KINDS, restored
 from opgrip.replay.operators.devices import synchronizer
-from opgrip.traces.analysis.ceilings.ceilings import TF32, Ceilings
-from opgrip.traces.analysis.ceilings.copying import best_s, levels, no_less
+from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, best_s, levels, no_less
 from opgrip.traces.schema.tensor_specs import plain_name
 
 aten = torch.ops.aten

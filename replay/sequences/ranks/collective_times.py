@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import distributed
 
-from opgrip.replay.sequences.ranks.bandwidth import bus_factor
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import Meeting
 from opgrip.replay.sequences.ranks.step import Stamps
+from opgrip.traces.analysis.ranks.collectives import bus_factor
 
 ROUNDS = 20
 """Of asking another clock; the one that took shortest counts."""

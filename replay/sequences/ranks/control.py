@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[
 from opgrip.cli.command import USAGE_ERROR, printable
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.sequences.ranks.rank_options import Launch
+from opgrip.replay.sequences.step_options import Launch
 
 T = TypeVar("T")
 BEAT_S = 0.5

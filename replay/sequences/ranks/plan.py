@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow
-from opgrip.replay.sequences.ranks.bandwidth import SEND_RECV, size_of
-from opgrip.replay.sequences.ranks.collectives import LOCAL, MOST_MEMBERS, Collective, is_exchange
+from opgrip.replay.sequences.ranks.rank_collectives import LOCAL, MOST_MEMBERS, Collective, is_exchange
 from opgrip.traces import Trace
-from opgrip.traces.analysis.ranks.operators import ALL_TO_ALL, MESSAGES, SEND
+from opgrip.traces.analysis.ranks.collectives import ALL_TO_ALL, MESSAGES, SEND, SEND_RECV, size_of
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import read_header
 from opgrip.traces.schema.records import NO_STORAGE

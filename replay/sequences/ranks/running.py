@@ -15,9 +15,9 @@ from torch import Tensor, distributed
 
 from opgrip.errors import UserError, one_line
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks.collectives import SUM, Collective
 from opgrip.replay.sequences.ranks.control import RankEndedError
-from opgrip.traces.analysis.ranks.operators import (
+from opgrip.replay.sequences.ranks.rank_collectives import SUM, Collective
+from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

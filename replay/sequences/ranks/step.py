@@ -16,13 +16,8 @@ from opgrip.replay.cases.flow import Flow, FlowingCall, NewMemory, make_flow, ne
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.memory import Memory, reason_of, room_on
-from opgrip.replay.sequences.ranks.collectives import (
-    Collective,
-    as_tensors_alone,
-    is_exchange,
-    read_collective,
-)
+from opgrip.replay.sequences.call_timers import HostWatch, Slowdown
+from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, Part, switching
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import (
     GroupKey,
@@ -33,12 +28,17 @@ from opgrip.replay.sequences.ranks.plan import (
     offer_of,
     wait_points,
 )
-from opgrip.replay.sequences.ranks.rank_options import COLLECTIVES, RankOptions
-from opgrip.replay.sequences.ranks.rehearsal import RankRehearsal
+from opgrip.replay.sequences.ranks.rank_collectives import (
+    Collective,
+    as_tensors_alone,
+    is_exchange,
+    read_collective,
+)
+from opgrip.replay.sequences.ranks.rank_dry_run import RankRehearsal
 from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter, why_not
-from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Part, switching
-from opgrip.replay.sequences.results import Pass, Passes, SequenceResult, make_result
-from opgrip.replay.sequences.sequence import (
+from opgrip.replay.sequences.step_memory import Memory, reason_of, room_on
+from opgrip.replay.sequences.step_options import COLLECTIVES, RankOptions
+from opgrip.replay.sequences.step_replay import (
     MOST_FAILURES,
     SequenceSettings,
     may_drop,
@@ -47,7 +47,7 @@ from opgrip.replay.sequences.sequence import (
     set_seed,
     wants_more,
 )
-from opgrip.replay.sequences.slowdown import HostWatch, Slowdown
+from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.traces import Trace

@@ -18,7 +18,7 @@ from torch import nn
 
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
-from opgrip.replay.batch_scale.batch import Batches, scaled
+from opgrip.replay.batch_scale.batch_scale import Batches, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 from opgrip.traces.formats.onnx_operators import TABLE

@@ -16,7 +16,7 @@ from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.ranks.alignment import thinned
-from opgrip.traces.analysis.ranks.operators import collective_of
+from opgrip.traces.analysis.ranks.collectives import collective_of
 from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
 from opgrip.traces.analysis.ranks.waits import find_waits
 from opgrip.traces.codec.call_blocks import CallBlock, block_of

@@ -11,7 +11,7 @@ from opgrip.traces.analysis.differences.compare import (
     compare_traces,
     write_difference,
 )
-from opgrip.traces.analysis.differences.sides import load_side, paths_of
+from opgrip.traces.analysis.differences.side import load_side, paths_of
 
 __all__ = [
     "KINDS",

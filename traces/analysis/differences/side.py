@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from opgrip.cli.output_files import whole_file
-from opgrip.errors import UserError
-from opgrip.traces.analysis.call_outline import call_outline
+from opgrip.errors import UserError, shortened
 from opgrip.traces.codec.case_identity import key_of_case
-from opgrip.traces.schema.arguments import FormatError, TensorSpec, tensors
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.schema.arguments import FormatError, GeneratorSpec, Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.schema.json_values import check_finite, elapsed_ns, integer, text
+from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.tensor_specs import tensor_outline
 from opgrip.traces.table.profiler_labels import STEP_LABEL, own_calls
 from opgrip.traces.table.step_starts import reported_starts
-from opgrip.traces.table.trace import Trace
+from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.table.weighted_quantiles import COUNT, quantiles
 from opgrip.traces.values import ValueModel
 
@@ -207,3 +210,81 @@ def _side(form: Mapping[str, Any]) -> Side:
         side.calls += cases.count
         side.time_ns += cases.time_ns
     return side
+
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+PATTERN = "*?["
+
+
+def paths_of(side: Path) -> list[Path]:
+    """The traces of a side, in the order of their names.
+
+    Raises
+    ------
+    UserError : for a folder or pattern of none
+    """
+    # a folder can be what another tool wrote
+    if side.is_dir() and format_of(side) is None:
+        paths = sorted(path for path in side.iterdir() if path.name.endswith(SUFFIXES))
+        if not paths:
+            raise UserError(f"{side} holds no traces", f"their names end in {', '.join(SUFFIXES)}")
+        return paths
+    if not side.exists() and any(letter in side.name for letter in PATTERN):
+        paths = sorted(side.parent.glob(side.name))
+        if not paths:
+            raise UserError(f"no file matches {side}", "name a trace, a folder of them, or a pattern")
+        return paths
+    return [side]
+
+
+def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
+    """What traces have together; they are read one after the other, and none is kept."""
+    side = Side()
+    for path in paths:
+        if path.name.endswith(SUFFIX):
+            side.include(read_day(path))
+        else:
+            side.add(load(path, partial, unbounded))
+    return side
+
+
+MOST = 400
+"""Characters of a call's arguments."""
+MOST_LEAVES = 60
+"""Arguments of a call that are written one by one."""
+
+
+def outline(value: Any) -> str:
+    """Arguments in short: `(float32[2,3], 1, [2, 2])`."""
+    many = sum(1 for _ in islice(leaves(value), MOST_LEAVES + 1)) > MOST_LEAVES
+    return shortened(_short(value) if not many else _first_leaves(value), MOST)
+
+
+def _first_leaves(value: Any) -> str:
+    return f"{', '.join(map(_short, islice(leaves(value), MOST_LEAVES)))}, ..."
+
+
+def _short(value: Any) -> str:
+    match value:
+        case TensorSpec():
+            return tensor_outline(value.dtype, value.shape)
+        case Opaque(name):
+            return f"<{name}>"
+        case GeneratorSpec(device):
+            return f"generator of {device}"
+        case str():
+            return repr(value)
+        case list():
+            return f"[{', '.join(map(_short, value))}]"
+        case tuple():
+            return f"({', '.join(map(_short, value))})"
+        case dict():
+            return f"{{{', '.join(f'{_short(key)}: {_short(item)}' for key, item in value.items())}}}"
+    inner = children(value)
+    return str(value) if inner is None else f"{type(value).__name__}({', '.join(map(_short, inner))})"
+
+
+def call_outline(signature: Signature) -> str:
+    """A signature in short: `aten.mul.Tensor(float32[2,3], 2.5)`."""
+    words = [f"{name}={outline(value)}" for name, value in signature.kwargs.items()]
+    return f"{signature.op}({shortened(', '.join([*map(outline, signature.args), *words]), MOST)})"

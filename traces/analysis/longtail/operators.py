@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from opgrip.traces.analysis.ranks.operators import namespace_of
+from opgrip.traces.analysis.ranks.collectives import namespace_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.operator_arguments import Interface, interface_of, schema_of, written
 from opgrip.traces.schema.records import OPERATOR, Signature

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.traces.analysis.ranks.operators import Collective, collective_of, is_wait
+from opgrip.traces.analysis.ranks.collectives import Collective, collective_of, is_wait
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.call_source import NumberSet

@@ -16,9 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.ranks.alignment import is_ambiguous, rank_of
-from opgrip.traces.analysis.ranks.meetings import Meetings, match
-from opgrip.traces.analysis.ranks.operators import FROM_ROOT, TO_ROOT, Collective
+from opgrip.traces.analysis.ranks.alignment import Meetings, is_ambiguous, match, rank_of
+from opgrip.traces.analysis.ranks.collectives import FROM_ROOT, TO_ROOT, Collective
 from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader

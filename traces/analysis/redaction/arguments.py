@@ -17,8 +17,7 @@ from opgrip.traces.analysis.redaction.call_facts import CallFacts, argument_name
 from opgrip.traces.analysis.redaction.coarse_models import coarse, coarse_float, coarse_int, rounded_up
 from opgrip.traces.analysis.redaction.header_tables import TableRedactor
 from opgrip.traces.analysis.redaction.names import NAME_RULES, NOT_RECORDED, Names
-from opgrip.traces.analysis.redaction.policy import LABELS, SCALARS, Policy
-from opgrip.traces.analysis.redaction.report import ASKED, Report
+from opgrip.traces.analysis.redaction.policy import ASKED, LABELS, SCALARS, Policy, Report
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
 from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.privacy import Privacy, privacy_of

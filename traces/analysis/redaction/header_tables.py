@@ -8,8 +8,7 @@ from signal import Signals
 from typing import Any, NamedTuple
 
 from opgrip.traces.analysis.redaction.names import DEVICE, OWN, RUNS, Names, is_public_text, public_version
-from opgrip.traces.analysis.redaction.policy import MODEL, Policy
-from opgrip.traces.analysis.redaction.report import ASKED, Report
+from opgrip.traces.analysis.redaction.policy import ASKED, MODEL, Policy, Report
 from opgrip.traces.io.foreign_files import formats
 from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.privacy import DEVICE_KEY, HEADER_FIELDS, Privacy, Table

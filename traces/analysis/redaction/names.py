@@ -119,7 +119,6 @@ def public_version(text: str) -> str:
 
 DIGITS = 5
 """Bytes of a hash: ten thousand names collide with a probability of 1 in 20,000."""
-SALTED = re.compile(r"\bx[0-9a-f]{10}\b")
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_LINES = 1 << 20
 MADE_UP = frozenset(

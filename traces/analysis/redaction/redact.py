@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.redaction.policy import Policy
+from opgrip.traces.analysis.redaction.policy import Policy, Report
 from opgrip.traces.analysis.redaction.redaction import Redaction
-from opgrip.traces.analysis.redaction.report import Report
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD

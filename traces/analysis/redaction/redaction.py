@@ -24,8 +24,7 @@ from opgrip.traces.analysis.redaction.call_facts import (
 )
 from opgrip.traces.analysis.redaction.coarse_models import RedactedModel, redact_model
 from opgrip.traces.analysis.redaction.names import REGION, Names, is_public_operator
-from opgrip.traces.analysis.redaction.policy import VALUES, Policy
-from opgrip.traces.analysis.redaction.report import Report
+from opgrip.traces.analysis.redaction.policy import VALUES, Policy, Report
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.records import (
     FUNCTION,

@@ -14,8 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opgrip.traces.analysis.trimming.flow import Flow
-from opgrip.traces.analysis.trimming.outline import Flags, Outline, Part, read_outline, selected_calls, with_inner_calls
+from opgrip.traces.analysis.trimming.outline import (
+    Flags,
+    Flow,
+    Outline,
+    Part,
+    read_outline,
+    selected_calls,
+    with_inner_calls,
+)
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD

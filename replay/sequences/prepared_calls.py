@@ -16,7 +16,7 @@ from opgrip.replay.operators.agreement.checking import check_agreement
 from opgrip.replay.operators.agreement.indices import bounded_arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import Arguments
-from opgrip.replay.sequences.memory import Memory
+from opgrip.replay.sequences.step_memory import Memory
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature

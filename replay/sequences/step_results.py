@@ -13,9 +13,9 @@ import numpy as np
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
-from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
-from opgrip.replay.sequences.sequence_programs import CallProgram
-from opgrip.replay.sequences.slowdown import typical_ns
+from opgrip.replay.sequences.call_timers import typical_ns
+from opgrip.replay.sequences.dry_run import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
+from opgrip.replay.sequences.step_programs import CallProgram
 from opgrip.replay.timing.samples import LEAST
 from opgrip.traces import Trace
 

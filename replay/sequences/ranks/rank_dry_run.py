@@ -11,11 +11,11 @@ from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
-from opgrip.replay.sequences.memory import reason_of
-from opgrip.replay.sequences.ranks.collectives import LOCAL, Collective
+from opgrip.replay.sequences.dry_run import SUBSTITUTED, UNSUPPORTED, Part, Rehearsal
 from opgrip.replay.sequences.ranks.control import Control, RankEndedError
+from opgrip.replay.sequences.ranks.rank_collectives import LOCAL, Collective
 from opgrip.replay.sequences.ranks.running import Exchange, Started
-from opgrip.replay.sequences.rehearsal import SUBSTITUTED, UNSUPPORTED, Part, Rehearsal
+from opgrip.replay.sequences.step_memory import reason_of
 from opgrip.replay.timing.rounds import NO_ROW
 
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from opgrip.replay.batch_scale.argument_choices import NOTHING, Choice
-from opgrip.replay.batch_scale.growth import PLAIN, Growth, grown, growth_of
-from opgrip.replay.batch_scale.trials import with_growth
-from opgrip.replay.batch_scale.verdicts import Judge, Verdict, with_asked
+from opgrip.replay.batch_scale.growth import NOTHING, PLAIN, Choice, Growth, grown, growth_of
+from opgrip.replay.batch_scale.trials import Judge, Verdict, with_asked, with_growth
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.flow import FlowingCall, make_flow
 from opgrip.replay.operators.lookup import Unsupported, find_operator

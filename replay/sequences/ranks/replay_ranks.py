@@ -10,7 +10,6 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import Result
-from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.ranks.collective_times import (
     CollectiveTimes,
     OwnTimes,
@@ -19,13 +18,13 @@ from opgrip.replay.sequences.ranks.collective_times import (
     clock_offsets_ns,
     share_stamps,
 )
-from opgrip.replay.sequences.ranks.columns import RankColumns
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import part_of, recorded_ranks
-from opgrip.replay.sequences.ranks.rank_options import RankOptions
 from opgrip.replay.sequences.ranks.running import backend_for
 from opgrip.replay.sequences.ranks.step import replay_step
-from opgrip.replay.sequences.sequence_rows import rows_of, totals_of
+from opgrip.replay.sequences.step_options import RankColumns, RankOptions
+from opgrip.replay.sequences.step_process import sequence_settings
+from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.job import Loaded
 
 

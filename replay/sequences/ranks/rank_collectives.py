@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.analysis.ranks.operators import (
+from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

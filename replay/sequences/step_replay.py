@@ -23,11 +23,11 @@ from opgrip.replay.operators.devices import (
     synchronizer,
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.memory import Memory, reason_of, room_on
-from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Excluded, Part, Rehearsal, switching
-from opgrip.replay.sequences.results import Pass, Passes, SequenceResult, make_result, under_mode
-from opgrip.replay.sequences.sequence_programs import ModeSettings
-from opgrip.replay.sequences.slowdown import DeviceWatch, HostWatch, Slowdown, Watch, typical_ns
+from opgrip.replay.sequences.call_timers import DeviceWatch, HostWatch, Slowdown, Watch, typical_ns
+from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, Excluded, Part, Rehearsal, switching
+from opgrip.replay.sequences.step_memory import Memory, reason_of, room_on
+from opgrip.replay.sequences.step_programs import ModeSettings
+from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result, under_mode
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.traces import Trace

@@ -22,9 +22,9 @@ from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.operators.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.replay.results.results import OK, SKIPPED
 from opgrip.replay.run.failures import describe_failure
-from opgrip.replay.sequences.memory import Memory, reason_of
-from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
-from opgrip.replay.sequences.sequence_programs import CallProgram, ModeSettings, make_call_program
+from opgrip.replay.sequences.prepared_calls import Drawn, Prepared, never_flowing
+from opgrip.replay.sequences.step_memory import Memory, reason_of
+from opgrip.replay.sequences.step_programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.operator_arguments import Interface

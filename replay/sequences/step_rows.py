@@ -11,8 +11,8 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.results.results import CONTENDED, NOISY, RAN, Result
 from opgrip.replay.run.preparation import empty_row
 from opgrip.replay.run.settings import Settings
-from opgrip.replay.sequences.ranks.columns import SequenceColumns
-from opgrip.replay.sequences.results import SequenceResult, SignatureTimes
+from opgrip.replay.sequences.step_options import SequenceColumns
+from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes
 from opgrip.replay.timing.timing_options import PROGRAM, SEQUENCE
 
 OF_CAPTURED_TIMES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -177,3 +177,42 @@ def collective_of(signature: Signature) -> Collective | None:
 def _size(signature: Signature) -> int:
     sides = ([signature.outputs], *([item] for item in signature.args))
     return max(sum(prod(item.shape) * item.dtype.itemsize for item in tensors(side)) for side in sides)
+
+
+SEND_RECV = "send_recv"
+"""The two sides of a message from rank to rank, in a table of collectives."""
+
+
+def _others(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+_FACTORS: dict[str, Callable[[int], float]] = {
+    ALL_REDUCE: lambda ranks: 2 * _others(ranks),
+    REDUCE_SCATTER: _others,
+    ALL_GATHER: _others,
+    ALL_TO_ALL: _others,
+    GATHER: _others,
+    SCATTER: _others,
+    BROADCAST: lambda ranks: 1.0,
+    REDUCE: lambda ranks: 1.0,
+    SEND_RECV: lambda ranks: 1.0,
+}
+WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
+"""Kinds whose size is that of all members' parts together."""
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """What algorithm bandwidth is multiplied by; 0 for a barrier, which moves nothing."""
+    factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)
+    return 0.0 if factor is None else factor(ranks)
+
+
+def size_of(kind: str, member_bytes: int, ranks: int) -> int:
+    """The size that bandwidths refer to in bytes.
+
+    Parameters
+    ----------
+    member_bytes : of the part that each member gives or gets; of an all-to-all, of all that this rank sends
+    """
+    return member_bytes * ranks if kind in WHOLE - {ALL_TO_ALL} else member_bytes

@@ -26,7 +26,7 @@ from opgrip.replay.operators.memory import Arguments, tensors_in
 from opgrip.replay.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
 from opgrip.replay.run.failures import describe_failure
-from opgrip.replay.sequences.slowdown import Watch
+from opgrip.replay.sequences.call_timers import Watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from opgrip.cli.plural import counted
+from opgrip.errors import one_line
 from opgrip.replay import Results, compare, replay
+from opgrip.replay.cases.cases import contexts_of
 from opgrip.replay.comparison.differences import Verdict
-from opgrip.tools.redaction.shapes import Shapes, recorded_shapes
+from opgrip.replay.inputs.inputs import Inputs, device_map
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, load
+from opgrip.traces.schema.arguments import leaves, tensors
+from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.weighted_quantiles import COUNT
 
 CASES = 10
@@ -96,7 +105,7 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
     given: Given = {}
     remaining = list(numbers)
     while remaining:
-        command = [sys.executable, "-m", "opgrip.tools.redaction.shapes", str(path), *map(str, remaining)]
+        command = [sys.executable, "-m", "opgrip.tools.redaction_check", str(path), *map(str, remaining)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         given |= {row.pop("signature"): row for row in rows}
@@ -124,3 +133,51 @@ def _with_keys_of(base: Results, new: Results) -> Results:
     keys = {row.case: (row.key, row.shapes) for row in base}
     rows = [replace(row, key=keys[row.case][0], shapes=keys[row.case][1]) if row.case in keys else row for row in new]
     return Results(rows, new.header)
+
+
+Shapes = list[list[int]]
+
+
+def main(path: str, numbers: Sequence[str]) -> None:
+    """Print the sizes of signatures' outputs."""
+    trace = load(Path(path), partial=True)
+    contexts = contexts_of(trace, trace.own_distinct_calls)
+    signatures = {item.number: item for item in trace.signatures}
+    for number in map(int, numbers):
+        signature = signatures[number]
+        with warnings.catch_warnings(), restored(contexts.get(number, {})):
+            warnings.simplefilter("ignore")
+            print(json.dumps({"signature": number, **_run(signature, trace.values)}), flush=True)
+
+
+def recorded_shapes(signature: Signature) -> Shapes:
+    """The sizes of what the signature's first call gave."""
+    return [list(spec.shape) for spec in tensors(signature.outputs)]
+
+
+def _run(signature: Signature, values: Mapping[int, Any]) -> dict[str, Any]:
+    device = next((spec.device for spec in tensors([signature.args, signature.kwargs])), "cpu")
+    place = device_map(device, None if _is_there(device) else "cpu")
+    try:
+        operator = find_operator(signature)
+        args, kwargs = Inputs(signature.args, signature.kwargs, values, place, seed=0).make()
+        result = operator.function(*args, **kwargs)
+    except Unsupported as error:
+        return {"unsupported": one_line(error)}
+    except Exception as error:
+        return {"error": one_line(error)}
+    return {"shapes": [list(tensor.shape) for tensor in _tensors(result)]}
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor))
+
+
+def _is_there(device: str) -> bool:
+    kind = device.partition(":")[0]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return kind == "cpu" or (accelerator is not None and accelerator.type == kind)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,6 +1,6 @@
 """Replays a sequence in a process of its own: a call that crashes, hangs or loses the device costs its row alone.
 
-`python -m opgrip.replay.sequences.apart` is that process where it is not forked, and reads what to do.
+`python -m opgrip.replay.sequences.step_process` is that process where it is not forked, and reads what to do.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
 from opgrip.replay.operators.devices import DeviceLostError, check_use, is_accelerator, use_device
 from opgrip.replay.run.settings import Settings
-from opgrip.replay.sequences.rehearsal import Excluded
-from opgrip.replay.sequences.results import SequenceResult, from_plain
-from opgrip.replay.sequences.sequence import MOST_FAILURES, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.dry_run import Excluded
+from opgrip.replay.sequences.step_replay import MOST_FAILURES, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.step_results import SequenceResult, from_plain
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING, Watch
 from opgrip.replay.workers.worker import end_without_device, limit_memory, receive
 from opgrip.replay.workers.worker_processes import Ended, ForkLimits, answer, run_in_fork, run_spawned
 
-MODULE = "opgrip.replay.sequences.apart"
+MODULE = "opgrip.replay.sequences.step_process"
 
 
 def sequence_settings(settings: Settings) -> SequenceSettings:

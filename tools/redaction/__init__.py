@@ -1,1 +1,0 @@
-"""Whether a redacted trace replays as the one that it was made from."""

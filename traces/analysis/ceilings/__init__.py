@@ -1,1 +1,0 @@
-"""What a machine gives at most."""
