@@ -14,8 +14,8 @@ from torch import Tensor, distributed
 
 from opgrip.replay.sequences.ranks.collective_times import ask_clock, clock_offsets_ns
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.rank_collectives import Collective
-from opgrip.replay.sequences.ranks.running import Members, make_starter
+from opgrip.replay.sequences.ranks.rank_collectives import ReplayedCollective
+from opgrip.replay.sequences.ranks.running import GroupMembers, make_starter
 from opgrip.replay.sequences.step_options import launch_of
 from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,
@@ -37,12 +37,12 @@ from opgrip.traces.schema.arguments import GroupSpec
 ROWS = 3
 
 
-def run(members: Members, kind: str, form: str, *arguments: Any, **others: Any) -> list[Tensor]:
+def run(members: GroupMembers, kind: str, form: str, *arguments: Any, **others: Any) -> list[Tensor]:
     """What a collective gives, when it is done."""
     rank = distributed.get_rank()
     fields = {"reduction": "", "peer": None, "makes_result": False, **others}
     group = GroupSpec("g", "gloo", tuple(range(members.size)), rank)
-    collective = Collective(
+    collective = ReplayedCollective(
         kind=kind, group=group, form=form, is_async=False, member_bytes=0, dtype="float32", **fields
     )
     results, works = make_starter(collective, members)(*arguments)
@@ -56,7 +56,7 @@ def part(rank: int, rows: int = ROWS) -> Tensor:
     return torch.arange(rows * 2.0).view(rows, 2) + 100 * rank
 
 
-def check(members: Members) -> None:
+def check(members: GroupMembers) -> None:
     """Run all kinds of collectives."""
     rank, size, there = distributed.get_rank(), members.size, len(members.present)
     other, total = 1 - rank, part(0) + part(1)
@@ -134,8 +134,8 @@ def main() -> None:
     with Control(launch, timeout_s=60) as everyone:
         both = distributed.group.WORLD
         assert both is not None
-        check(Members(both, 2, (0, 1), (0, 1), on_gloo=True))
-        shrunk = Members(both, 4, (0, 1), (0, 1), on_gloo=True)
+        check(GroupMembers(both, 2, (0, 1), (0, 1), on_gloo=True))
+        shrunk = GroupMembers(both, 4, (0, 1), (0, 1), on_gloo=True)
         check(shrunk)
         # a root that is not there: the first member stands in for it
         assert (shrunk.rank_of(1), shrunk.rank_of(3)) == (1, 0)

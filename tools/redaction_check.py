@@ -37,7 +37,7 @@ Given = dict[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RedactionCheck:
     """What two replays had alike.
 
     Attributes
@@ -75,7 +75,7 @@ class Check:
             yield f"check: {op} no longer runs"
 
 
-def check_replays(original: Path, redacted: Path, cases: int = CASES) -> Check:
+def check_replays(original: Path, redacted: Path, cases: int = CASES) -> RedactionCheck:
     """Replay the longest cases of both."""
     trace = load(original, partial=True)
     numbers = _longest(trace, cases)
@@ -90,7 +90,7 @@ def check_replays(original: Path, redacted: Path, cases: int = CASES) -> Check:
     comparison = compare(base, _with_keys_of(base, new))
     broken = [pair.new.op for pair in comparison.broken]
     ran = sum("shapes" in both[0].get(number, {}) for number in numbers)
-    return Check(len(numbers), len(numbers) - len(differing), ran, differing, broken, comparison.counts)
+    return RedactionCheck(len(numbers), len(numbers) - len(differing), ran, differing, broken, comparison.counts)
 
 
 def _longest(trace: Trace, cases: int) -> list[int]:

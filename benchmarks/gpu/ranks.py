@@ -9,7 +9,7 @@ from torch import distributed
 
 from gpu.step import Facts, NotHereError, Place, Step, expect
 from opgrip.replay.sequences.ranks.rank_collectives import read_collective
-from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter
+from opgrip.replay.sequences.ranks.running import GLOO, GroupMembers, backend_for, make_starter
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 
@@ -26,7 +26,7 @@ def check_collective(place: Place) -> Facts:
     backend = backend_for(place.device)
     distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
     group = distributed.new_group([0], backend=backend)
-    start = make_starter(collective, Members(group, 1, (0,), (0,), backend == GLOO))
+    start = make_starter(collective, GroupMembers(group, 1, (0,), (0,), backend == GLOO))
     given, began = x.clone(), perf_counter()
     _, works = start([given])
     for work in works:

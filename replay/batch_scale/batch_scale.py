@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from opgrip.replay.batch_scale.growth import NOTHING, PLAIN, Choice, Growth, grown, growth_of
-from opgrip.replay.batch_scale.trials import Judge, Verdict, with_asked, with_growth
+from opgrip.replay.batch_scale.growth import NOTHING, PLAIN, ArgumentChoice, Growth, grown, growth_of
+from opgrip.replay.batch_scale.trials import Judge, ScaledCall, with_asked, with_growth
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.flow import FlowingCall, make_flow
 from opgrip.replay.operators.lookup import Unsupported, find_operator
@@ -105,13 +105,13 @@ class _Pass:
     growths: dict[Key, Growth] = field(default_factory=dict)
     origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
     memory: dict[int, Growth] = field(default_factory=dict)
-    verdicts: dict[int, Counter[Verdict]] = field(default_factory=dict)
+    verdicts: dict[int, Counter[ScaledCall]] = field(default_factory=dict)
     requested_origins: set[Origin] = field(default_factory=set)
     begun: bool = False
     guessed: bool = False
 
 
-class Batches:
+class BatchScale:
     """The batch of a trace.
 
     Parameters
@@ -135,16 +135,16 @@ class Batches:
             for number, interface in flow.interfaces.items()
         }
         self._first: dict[int, TensorSpec] = {}
-        self._tried: dict[int, set[Choice]] = {}
+        self._tried: dict[int, set[ArgumentChoice]] = {}
         self._entering: dict[int, Growth] = {}
         self._forced: dict[Key, Growth] = {}
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[int, ScaledCall] = {}
         self.batch = batch or self._batch()
         self._judge = Judge(self.batch)
         if self.batch:
             self._find_out()
 
-    def verdict(self, number: int) -> Verdict:
+    def verdict(self, number: int) -> ScaledCall:
         """What becomes of the calls of a signature, of most of those where it is known if they differ.
 
         Raises
@@ -313,7 +313,9 @@ class Batches:
                 return True
         return False
 
-    def _origins(self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: Verdict) -> tuple[Origin, ...]:
+    def _origins(
+        self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: ScaledCall
+    ) -> tuple[Origin, ...]:
         origins = dict.fromkeys(origin for key in keys for origin in going.origins.get(key, ()))
         own = verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives)
         if own and self._judge.own(signature):
@@ -321,12 +323,12 @@ class Batches:
         return tuple(origins)[:2]
 
 
-def _most_frequent(counts: Counter[Verdict]) -> Verdict:
+def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
     """Return the verdict on most calls of a signature, among those on calls whose growth is known if there are any."""
     return max(counts, key=lambda verdict: (verdict.lost is None, counts[verdict]))
 
 
-def scaled(case: Case, factor: int, batches: Batches) -> Case:
+def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
     """A case as it would be in a batch `factor` times as large; as it is where it takes nothing of the batch.
 
     What was captured of it, such as its time and count, stays. Values are drawn for the new shapes.

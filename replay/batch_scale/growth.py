@@ -123,7 +123,7 @@ RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.defa
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ArgumentChoice:
     """What of a call's arguments, beside its tensors, is multiplied.
 
     Attributes
@@ -136,35 +136,35 @@ class Choice:
     listed: bool = False
 
 
-NOTHING = Choice()
+NOTHING = ArgumentChoice()
 
 
-def choices(signature: Signature, batch: int) -> list[Choice]:
+def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
     """What may have to be multiplied: single sizes, all sizes of parts, a list of tensors."""
     function = operator_of(signature)
     if function is None:
         return []
     schema = function._schema.arguments
     names = [schema[place].name if place < len(schema) else "" for place in range(len(signature.args))]
-    candidates: list[Choice] = []
-    together: list[Choice] = []
+    candidates: list[ArgumentChoice] = []
+    together: list[ArgumentChoice] = []
     leaf = 0
     for name, value in (*zip(names, signature.args, strict=True), *signature.kwargs.items()):
         values = list(leaves(value))
         if name in SIZE_ARGUMENTS:
             places = [leaf + at for at, item in enumerate(values) if _may_be_size(item, batch)]
-            candidates += [Choice(frozenset({place})) for place in places]
+            candidates += [ArgumentChoice(frozenset({place})) for place in places]
             if name == "split_sizes" and len(places) == len(values) > 1:
-                together.append(Choice(frozenset(places)))
+                together.append(ArgumentChoice(frozenset(places)))
         leaf += len(values)
     if signature.op in LISTED and len(signature.args[0]) == batch:
-        candidates.append(Choice(listed=True))
+        candidates.append(ArgumentChoice(listed=True))
     return candidates + together
 
 
 def in_order(
-    signature: Signature, growths: Sequence[Growth], candidates: Sequence[Choice], batch: int
-) -> Iterator[Choice]:
+    signature: Signature, growths: Sequence[Growth], candidates: Sequence[ArgumentChoice], batch: int
+) -> Iterator[ArgumentChoice]:
     """The choices, those that are more likely first."""
     stated = _sliced(signature, growths) or _put_back(signature, growths)
     if stated is not None:
@@ -195,7 +195,7 @@ def dimension_of(signature: Signature) -> int:
     return int(dimension) % max(len(spec.shape), 1)
 
 
-def _sliced(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
+def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
     """Of a slice of the batch, that its bounds are multiplied; None for one element of it, and for other calls."""
     if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
         return None
@@ -204,10 +204,10 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
     size = spec.shape[dimension]
     if dimension not in growths[0].sizes or not isinstance(end, int) or (end - start == 1 and size > 1):
         return None
-    return Choice(frozenset(place for place, bound in ((2, start), (3, end)) if 0 < bound <= size))
+    return ArgumentChoice(frozenset(place for place, bound in ((2, start), (3, end)) if 0 < bound <= size))
 
 
-def _put_back(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
+def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
     """Of the gradient of a slice, the size of the whole, which the meta device does not compare; else None."""
     if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
         return None
@@ -215,10 +215,10 @@ def _put_back(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
     removed = len(sizes) > len(next(tensors(signature.args)).shape)
     places = [at + (removed and at >= dimension) for at in growths[0].sizes]
     # the tensor is the first leaf
-    return Choice(frozenset(1 + at for at in places))
+    return ArgumentChoice(frozenset(1 + at for at in places))
 
 
-def _likely(signature: Signature, growth: Growth, choice: Choice, batch: int) -> tuple[bool, bool, int]:
+def _likely(signature: Signature, growth: Growth, choice: ArgumentChoice, batch: int) -> tuple[bool, bool, int]:
     """A key that sorts the sizes of a view: those of the batch alone first, then that which stays in its place."""
     # the tensor is the first leaf
     place = min(choice.numbers, default=0) - 1

@@ -17,7 +17,7 @@ from opgrip.replay.batch_scale.growth import (
     NOTHING,
     PLAIN,
     RESHAPED,
-    Choice,
+    ArgumentChoice,
     Growth,
     choices,
     dimension_of,
@@ -41,7 +41,7 @@ class Contradiction(Exception):
     """A call that cannot be one of a larger batch with these arguments, by the reason."""
 
 
-def with_growth(signature: Signature, growths: Sequence[Growth], choice: Choice, factor: int) -> Signature:
+def with_growth(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, factor: int) -> Signature:
     """The signature with its arguments as they would be in a batch `factor` times as large; its results as they are."""
     numbers = _with_steps(signature, choice.numbers)
     of_tensor, place = iter(growths), -1
@@ -59,7 +59,7 @@ def with_growth(signature: Signature, growths: Sequence[Growth], choice: Choice,
     return replace(signature, args=args, kwargs=kwargs)
 
 
-def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, batch: int) -> tuple[Growth, ...]:
+def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, batch: int) -> tuple[Growth, ...]:
     """How the results grow.
 
     Raises
@@ -213,7 +213,7 @@ FEW, MOST_TRIED = 12, 40
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScaledCall:
     """What becomes of a call in a larger batch.
 
     Attributes
@@ -223,7 +223,7 @@ class Verdict:
     """
 
     takes: tuple[Growth, ...]
-    choice: Choice
+    choice: ArgumentChoice
     gives: tuple[Growth, ...]
     asks: tuple[tuple[int, Growth], ...] = ()
 
@@ -244,21 +244,21 @@ class Judge:
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
-        self.chosen: dict[int, Choice] = {}
-        self._choices: dict[int, list[Choice]] = {}
-        self._verdict_cache: dict[Any, Verdict] = {}
+        self.chosen: dict[int, ArgumentChoice] = {}
+        self._choices: dict[int, list[ArgumentChoice]] = {}
+        self._verdict_cache: dict[Any, ScaledCall] = {}
 
-    def judge(self, signature: Signature, growths: tuple[Growth, ...]) -> Verdict:
+    def judge(self, signature: Signature, growths: tuple[Growth, ...]) -> ScaledCall:
         """What becomes of a call whose arguments grow like that."""
         chosen = self.chosen.get(signature.number)
         if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
-            chosen = Choice(listed=True)
+            chosen = ArgumentChoice(listed=True)
         key = (signature.number, growths, chosen)
         if key not in self._verdict_cache:
             self._verdict_cache[key] = self._find_verdict(signature, growths, chosen)
         return self._verdict_cache[key]
 
-    def own(self, signature: Signature) -> list[Choice]:
+    def own(self, signature: Signature) -> list[ArgumentChoice]:
         """What a call that takes nothing of the batch may be given that is."""
         own_choices = self._choices.get(signature.number)
         if own_choices is None:
@@ -272,19 +272,21 @@ class Judge:
             self._choices[signature.number] = own_choices
         return own_choices
 
-    def sizes(self, signature: Signature, choice: Choice) -> list[tuple[int, ...]]:
+    def sizes(self, signature: Signature, choice: ArgumentChoice) -> list[tuple[int, ...]]:
         """Which sizes of each result grow by a choice alone."""
         plain = (PLAIN,) * len(tensors_of(signature))
         return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
 
-    def _find_verdict(self, signature: Signature, growths: tuple[Growth, ...], chosen: Choice | None) -> Verdict:
+    def _find_verdict(
+        self, signature: Signature, growths: tuple[Growth, ...], chosen: ArgumentChoice | None
+    ) -> ScaledCall:
         result_count = len(list(tensors(signature.outputs)))
         lost = next((growth.lost for growth in growths if growth.lost is not None), None)
         if lost is not None:
-            return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(result_count, 1))
+            return ScaledCall(growths, NOTHING, (Growth(lost=lost),) * max(result_count, 1))
         if chosen is None and not any(growth.any for growth in growths):
             items = {growth.item for growth in growths if growth.item is not None}
-            return Verdict(growths, NOTHING, (Growth(item=items.pop() if len(items) == 1 else None),) * result_count)
+            return ScaledCall(growths, NOTHING, (Growth(item=items.pop() if len(items) == 1 else None),) * result_count)
         candidates = choices(signature, self.batch)
         likely = [*in_order(signature, growths, candidates, self.batch)] if chosen is None else [chosen, *candidates]
         try:
@@ -292,20 +294,22 @@ class Judge:
         except Contradiction as contradiction:
             lost = f"how {signature.op} grows with the batch is not known: {contradiction}"
             asks = self._missing(signature, growths, candidates)
-            return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(result_count, 1), asks)
+            return ScaledCall(growths, NOTHING, (Growth(lost=lost),) * max(result_count, 1), asks)
 
-    def _tested(self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[Choice]) -> Verdict:
+    def _tested(
+        self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
+    ) -> ScaledCall:
         first, *others = candidates
         try:
-            return Verdict(growths, first, outcome(signature, growths, first, self.batch))
+            return ScaledCall(growths, first, outcome(signature, growths, first, self.batch))
         except Contradiction:
             for choice in others:
                 with suppress(Contradiction):
-                    return Verdict(growths, choice, outcome(signature, growths, choice, self.batch))
+                    return ScaledCall(growths, choice, outcome(signature, growths, choice, self.batch))
             raise
 
     def _missing(
-        self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[Choice]
+        self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
     ) -> tuple[tuple[int, Growth], ...]:
         """Which arguments that do not grow ought to, that the call be one of a larger batch."""
         specs = tensors_of(signature)

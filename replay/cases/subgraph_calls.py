@@ -14,7 +14,7 @@ from opgrip.replay.inputs.filling import CAST
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.operators.traits import sizes_vary
 from opgrip.traces import Trace
-from opgrip.traces.analysis.timeline import Place, runs_of
+from opgrip.traces.analysis.timeline import TimelinePlace, runs_of
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
 from opgrip.traces.schema.operator_arguments import Interface, interface_of, written
 from opgrip.traces.schema.python_objects import NamedSpec
@@ -116,7 +116,7 @@ class Run:
     scope : number of its first call's scope
     """
 
-    place: Place
+    place: TimelinePlace
     calls: tuple[UnitCall, ...]
     time_ns: float
     raw_ns: float
@@ -131,7 +131,7 @@ class _Row:
     """A call of the trace. `number` is its index in the table."""
 
     number: int
-    place: Place | None
+    place: TimelinePlace | None
     signature: int
     scope: int
     time_ns: float
@@ -143,7 +143,7 @@ class _Row:
 
 
 def make_runs(
-    trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts], selected: Collection[int]
+    trace: Trace, places: Mapping[int, TimelinePlace], facts: Mapping[int, Facts], selected: Collection[int]
 ) -> list[Run]:
     """Return the runs of all subgraphs, in the order in which each thread made them. `selected` has call numbers."""
     threads: dict[tuple[int, int], list[_Row]] = {}
@@ -160,7 +160,7 @@ def geometry(spec: TensorSpec) -> tuple[object, ...]:
 
 
 def _rows(
-    trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts], selected: Collection[int]
+    trace: Trace, places: Mapping[int, TimelinePlace], facts: Mapping[int, Facts], selected: Collection[int]
 ) -> Iterator[tuple[tuple[int, int], _Row]]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
     own = trace.own_calls
@@ -211,7 +211,7 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result
     return uses
 
 
-def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
+def _run(rows: list[_Row], place: TimelinePlace, uses: Mapping[_Result, int]) -> Run:
     numbers = {NO_STORAGE: NO_STORAGE}
 
     def counted(memory: tuple[int, ...]) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ from opgrip.replay.inputs.filling import drawn_values
 from opgrip.replay.operators.agreement.indices import bounding
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
 from opgrip.traces import Trace
-from opgrip.traces.analysis.timeline import OUTSIDE, Place, frames_of, origins
+from opgrip.traces.analysis.timeline import OUTSIDE, TimelinePlace, frames_of, origins
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Scope, Signature
 from opgrip.traces.table.unconverted import no_calls
@@ -161,14 +161,14 @@ def _paths(tree: Any) -> list[tuple[Any, ...]]:
     return [(key, *path) for key, item in items for path in _paths(item)]
 
 
-def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Place]:
+def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:
     """Return the place of each scope's calls, without those that are not selected.
 
     A backward call has the place of the forward call that caused it, in a phase of its own.
     """
     origin = origins(trace)
     find = partial(_module, module_types(trace)) if unit == MODULE else _function
-    place_of_scope: dict[int, Place] = {}
+    place_of_scope: dict[int, TimelinePlace] = {}
     for scope in trace.scopes:
         place = find(origin[scope.number], scope.phase, selection)
         if place is not None:
@@ -176,7 +176,7 @@ def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Plac
     return place_of_scope
 
 
-def names_of(places: Mapping[int, Place]) -> dict[int, str]:
+def names_of(places: Mapping[int, TimelinePlace]) -> dict[int, str]:
     return {number: place.name for number, place in places.items()}
 
 
@@ -184,18 +184,18 @@ def module_types(trace: Trace) -> dict[str, str]:
     return {scope.module: scope.module_type for scope in trace.scopes if scope.module_type}
 
 
-def unit_name(place: Place, types: Mapping[str, str]) -> str:
+def unit_name(place: TimelinePlace, types: Mapping[str, str]) -> str:
     """Return the name of a subgraph with its class and phase: `blocks.0 (Block) backward`."""
     kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase
     return " ".join(filter(None, (place.name, f"({kind})" if kind else "", phase)))
 
 
-def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selection) -> Place | None:
+def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selection) -> TimelinePlace | None:
     path = _selected_path(scope.module, selection.module) if selection.module else scope.module
     if path is None:
         return None
     name = path or (scope.module_type if not scope.module else "") or OUTSIDE
-    place = Place(name, phase)
+    place = TimelinePlace(name, phase)
     is_selected = matches(name, selection.op) or matches(unit_name(place, types), selection.op)
     return place if is_selected else None
 
@@ -210,13 +210,13 @@ def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
     return next((prefix for prefix in prefixes if matches(prefix, patterns)), None)
 
 
-def _function(scope: Scope, phase: str, selection: Selection) -> Place | None:
+def _function(scope: Scope, phase: str, selection: Selection) -> TimelinePlace | None:
     if not matches(scope.module, selection.module):
         return None
     for depth, (file, function) in enumerate(frames_of(scope)):
         name = f"{PurePath(file).stem}:{function}" if function else OUTSIDE
         if matches(name, selection.op):
-            return Place(name, phase, file, scope.callers[depth:])
+            return TimelinePlace(name, phase, file, scope.callers[depth:])
     return None
 
 

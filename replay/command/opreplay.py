@@ -15,7 +15,7 @@ from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.replay_options import Output, ScoreOptions, make_parser
 from opgrip.replay.results.results import RAN, summarize
-from opgrip.replay.sequences.step_options import Launch, launch_of
+from opgrip.replay.sequences.step_options import RankLaunch, launch_of
 
 if TYPE_CHECKING:
     from opgrip.replay.command.replay import Replay
@@ -232,7 +232,7 @@ def _replay_sequence(replay: Replay, args: argparse.Namespace, reporter: Reporte
     return _end(args, rows, reporter, is_ok=not result.unsupported)
 
 
-def _replay_ranks(args: argparse.Namespace, launch: Launch, reporter: Reporter) -> int:
+def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Reporter) -> int:
     """Replay a step with other ranks; the first prints."""
     from opgrip.replay.command.replay import replay_with_ranks
     from opgrip.replay.reports.ranks import ROWS, print_ranks

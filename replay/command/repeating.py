@@ -19,7 +19,7 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import own_file
 from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
-from opgrip.replay.sequences.step_options import Launch, RankOptions
+from opgrip.replay.sequences.step_options import RankLaunch, RankOptions
 
 
 class RunsRanks(Protocol):
@@ -42,7 +42,7 @@ class Launched(Generic[T]):
 
 
 def replay_launched(
-    args: argparse.Namespace, launch: Launch, reporter: Reporter, make: Callable[[argparse.Namespace, Reporter], T]
+    args: argparse.Namespace, launch: RankLaunch, reporter: Reporter, make: Callable[[argparse.Namespace, Reporter], T]
 ) -> Launched[T] | None:
     """Replay a rank's part of a step, with the other ranks that were launched; None in all but the first.
 
@@ -64,7 +64,7 @@ def replay_launched(
         return None if outcome is None else Launched(whole, results, outcome)
 
 
-def _own(args: argparse.Namespace, launch: Launch) -> argparse.Namespace:
+def _own(args: argparse.Namespace, launch: RankLaunch) -> argparse.Namespace:
     """What a command line asks of one rank: its own of several traces, and its own device."""
     if len(args.trace) > 1:
         args.trace = [own_file(args.trace, launch.rank, args.unbounded)]

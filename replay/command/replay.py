@@ -44,7 +44,7 @@ from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.preparation import expected_rows
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks
-from opgrip.replay.sequences.step_options import Launch, RankOptions, launch_of
+from opgrip.replay.sequences.step_options import RankLaunch, RankOptions, launch_of
 from opgrip.replay.sequences.step_process import replay_apart
 from opgrip.replay.sequences.step_results import SequenceResult
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
@@ -120,7 +120,7 @@ def replay_arguments(args: argparse.Namespace) -> Results:
     return whole.kept(replayed.results)
 
 
-def replay_with_ranks(args: argparse.Namespace, launch: Launch, reporter: Reporter) -> Launched[Replay] | None:
+def replay_with_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Reporter) -> Launched[Replay] | None:
     """Replay a rank's part of a step, with the other ranks; None in all but the first; raises as `replay_launched`."""
     return replay_launched(args, launch, reporter, lambda own, tells: Replay(own, tells, may_fork=False))
 

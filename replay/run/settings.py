@@ -22,7 +22,7 @@ from opgrip.replay.timing.timing_options import Effort, TimingOptions
 if TYPE_CHECKING:
     import torch
 
-    from opgrip.replay.batch_scale.batch_scale import Batches
+    from opgrip.replay.batch_scale.batch_scale import BatchScale
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.inputs.inputs import DeviceMap
 
@@ -109,7 +109,7 @@ class Settings(Plan):
 
     place: DeviceMap
     device: str
-    batches: Batches | None = None
+    batches: BatchScale | None = None
     memory: bool = False
     adds_gradients: bool = False
 

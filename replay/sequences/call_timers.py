@@ -22,7 +22,7 @@ LAUNCH_NS = 20_000
 """What two events around a launch add to it at most."""
 
 
-class Watch(Protocol):
+class CallTimer(Protocol):
     """Runs the calls of one pass, in their order.
 
     Attributes
@@ -42,7 +42,7 @@ class Watch(Protocol):
         """The time of each call in ns, 0 for one that was not run."""
 
 
-class HostWatch:
+class HostTimer:
     """By the host's clock; on an accelerator, that is how long launches take.
 
     Parameters
@@ -74,7 +74,7 @@ class HostWatch:
         return self._times
 
 
-class DeviceWatch:
+class DeviceTimer:
     """By an accelerator's clock, for calls that work on it; the others by the host's.
 
     The accelerator is kept busy before each call until the host has launched it: a shorter one would else seem to take

@@ -22,8 +22,8 @@ from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.operators.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.replay.results.results import OK, SKIPPED
 from opgrip.replay.run.failures import describe_failure
-from opgrip.replay.sequences.prepared_calls import Drawn, Prepared, never_flowing
-from opgrip.replay.sequences.step_memory import Memory, reason_of
+from opgrip.replay.sequences.prepared_calls import DrawnValues, PreparedCall, never_flowing
+from opgrip.replay.sequences.step_memory import StepMemory, reason_of
 from opgrip.replay.sequences.step_programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import leaves
@@ -41,7 +41,7 @@ NOTHING = Interface((), ())
 
 
 @dataclass(slots=True)
-class Part:
+class CallPlan:
     """How one call is run.
 
     Attributes
@@ -54,13 +54,13 @@ class Part:
     """
 
     status: str = REPLAYED
-    prepared: Prepared | None = None
+    prepared: PreparedCall | None = None
     redrawn: set[int] = field(default_factory=set)
     reason: str = ""
     row_status: str = OK
 
 
-class Rehearsal:
+class DryRun:
     """The calls of a trace, each with the way in which it can run.
 
     Parameters
@@ -77,7 +77,7 @@ class Rehearsal:
     def __init__(
         self,
         flow: Flow,
-        memory: Memory,
+        memory: StepMemory,
         values: Mapping[int, ValueModel],
         place: DeviceMap,
         device: str,
@@ -91,13 +91,13 @@ class Rehearsal:
         self.announce = announce
         self.programs: dict[int, CallProgram] = {}
         self._excluded = excluded
-        self.parts = [Part() for _ in flow.calls]
+        self.parts = [CallPlan() for _ in flow.calls]
         self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
         self._device = device
         self._synchronize = synchronizer(device)
-        self._drawn = Drawn(values, place, seed, memory)
+        self._drawn = DrawnValues(values, place, seed, memory)
         self._operators: dict[int, Operator | str] = {}
-        self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], Prepared] = WeakValueDictionary()
+        self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
         """Run all calls until each runs as it did the time before.
@@ -114,7 +114,7 @@ class Rehearsal:
                 changed = False
                 for place, (call, part) in enumerate(zip(self.flow.calls, self.parts, strict=True)):
                     if monotonic() - told > REDRAW_S:
-                        tell(f"rehearsal {number}", place, count)
+                        tell(f"dry run {number}", place, count)
                         told = monotonic()
                     use(call.settings)
                     changed |= self._try(call, part)
@@ -139,13 +139,13 @@ class Rehearsal:
         for prepared in self._prepared.values():
             prepared.begin()
 
-    def redraw(self, call: FlowingCall, part: Part) -> None:
+    def redraw(self, call: FlowingCall, part: CallPlan) -> None:
         """Draw the values anew that a call cannot take as they come."""
         specs = self._interface(call).takes
         for index in part.redrawn:
             self._drawn.write(call.takes[index], specs[index])
 
-    def hand_on(self, call: FlowingCall, part: Part, result: Any) -> None:
+    def hand_on(self, call: FlowingCall, part: CallPlan, result: Any) -> None:
         """Let the results of a call be what later calls take.
 
         Never raises for a call that is not `replayed`: what there is no memory for is `unmade`.
@@ -166,7 +166,7 @@ class Rehearsal:
                     # the reason of those that take it; this call ran as well as it could
                     self.memory.unmade[number] = reason_of(error)
 
-    def give_up(self, call: FlowingCall, part: Part, reason: str) -> None:
+    def give_up(self, call: FlowingCall, part: CallPlan, reason: str) -> None:
         """Run a call from now on with arguments of its own, or not at all where it cannot run with those either."""
         part.redrawn = set()
         try:
@@ -186,7 +186,7 @@ class Rehearsal:
         """Whether another pass is due after one in which some call came to run otherwise, or none did."""
         return changed
 
-    def _try(self, call: FlowingCall, part: Part) -> bool:
+    def _try(self, call: FlowingCall, part: CallPlan) -> bool:
         """Run a call; whether it will run otherwise from now on."""
         before = part.status, len(part.redrawn)
         result = None
@@ -210,7 +210,7 @@ class Rehearsal:
         self.memory.drop(call.over)
         return before != (part.status, len(part.redrawn))
 
-    def _fitting(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
+    def _fitting(self, call: FlowingCall, part: CallPlan, prepared: PreparedCall) -> Any:
         """Results of the recorded form, if need be with masks drawn anew, and then indices: they decide on shapes."""
         flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
         specs = self._interface(call).takes
@@ -225,14 +225,14 @@ class Rehearsal:
             part.redrawn |= deciding
         return self._fitted(call, part, prepared)
 
-    def _fitted(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
+    def _fitted(self, call: FlowingCall, part: CallPlan, prepared: PreparedCall) -> Any:
         self.redraw(call, part)
         result = self._run(call, prepared)
         if not self._fits(call, prepared, result):
             raise Unsupported(OTHER_SHAPES)
         return result
 
-    def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
+    def _run(self, call: FlowingCall, prepared: PreparedCall) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
         with checking_parts(prepared.function):
@@ -241,7 +241,7 @@ class Rehearsal:
         self._synchronize()
         return result
 
-    def _arrange(self, call: FlowingCall, part: Part) -> Prepared:
+    def _arrange(self, call: FlowingCall, part: CallPlan) -> PreparedCall:
         """The call with memory that flows, and in its part what has to be drawn."""
         memory, interface = self.memory, self._interface(call)
         places = list(enumerate(zip(call.takes, interface.takes, strict=True)))
@@ -264,7 +264,7 @@ class Rehearsal:
                 part.redrawn.add(index)
         return prepared
 
-    def _prepare(self, signature: int, own: frozenset[int]) -> Prepared:
+    def _prepare(self, signature: int, own: frozenset[int]) -> PreparedCall:
         key = signature, own
         prepared = self._prepared.get(key)
         if prepared is not None:
@@ -275,7 +275,7 @@ class Rehearsal:
         self.memory.charge(size)
         record = self.flow.signatures[signature]
         try:
-            prepared = Prepared(record, operator, own, self._values, self._place, self._seed)
+            prepared = PreparedCall(record, operator, own, self._values, self._place, self._seed)
         except BaseException:
             self.memory.refund(size)
             raise
@@ -312,7 +312,7 @@ class Rehearsal:
         record = self.flow.signatures.get(signature)
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
-    def _fits(self, call: FlowingCall, prepared: Prepared, result: Any) -> bool:
+    def _fits(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
         """Whether results are as recorded, or as the first call that takes them does."""
         result_tensors = tensors_of(result)
         if not call.gives:

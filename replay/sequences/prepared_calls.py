@@ -16,7 +16,7 @@ from opgrip.replay.operators.agreement.checking import check_agreement
 from opgrip.replay.operators.agreement.indices import bounded_arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import Arguments
-from opgrip.replay.sequences.step_memory import Memory
+from opgrip.replay.sequences.step_memory import StepMemory
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
@@ -41,11 +41,11 @@ class _Flowing:
     spec: TensorSpec
 
 
-Filling: TypeAlias = Callable[[Memory, tuple[int, ...]], Any]
+Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
 """Makes a part of a call's arguments, by the memory of its tensors."""
 
 
-class Prepared:
+class PreparedCall:
     """An operator that can be called with memory.
 
     Parameters
@@ -99,7 +99,7 @@ class Prepared:
         if self._changes:
             self._inputs.restore()
 
-    def arguments(self, memory: Memory, takes: tuple[int, ...]) -> Arguments:
+    def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
         """Positional and named arguments; indices that the operator does not check are brought into bounds.
 
         Parameters
@@ -128,14 +128,14 @@ def _filling(value: Any, kept: bool) -> Filling:
     return lambda memory, takes: _filled(value, memory, takes)
 
 
-def _filled(tree: Any, memory: Memory, takes: tuple[int, ...]) -> Any:
+def _filled(tree: Any, memory: StepMemory, takes: tuple[int, ...]) -> Any:
     def fill(leaf: Any) -> Any:
         return memory.view(takes[leaf.index], leaf.spec) if type(leaf) is _Flowing else leaf
 
     return map_leaves(fill, tree)
 
 
-class Drawn:
+class DrawnValues:
     """Tensors that the value models draw, for those that a call cannot take as they flow.
 
     Parameters
@@ -143,7 +143,7 @@ class Drawn:
     values, place, seed : as for `Inputs`
     """
 
-    def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: Memory) -> None:
+    def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: StepMemory) -> None:
         self._values, self._place, self._seed, self._memory = values, place, seed, memory
         self._tensors: dict[TensorSpec, torch.Tensor] = {}
         self._ranges: dict[TensorSpec, tuple[int, int]] = {}

@@ -22,7 +22,7 @@ SHARE = 0.8
 SEEDS = 1 << 62
 
 
-class Memory:
+class StepMemory:
     """What the numbers of a trace's memory stand for.
 
     Parameters

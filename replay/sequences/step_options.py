@@ -26,7 +26,7 @@ class SequenceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class RankLaunch:
     """A process among those that were launched together.
 
     Attributes
@@ -45,7 +45,7 @@ class Launch:
     port: int
 
 
-def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
+def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
     """What a launcher says in the environment; None where there is none."""
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     numbers = [environment.get(name, "") for name in names]
@@ -56,7 +56,7 @@ def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
     local, beside = environment.get("LOCAL_RANK", ""), environment.get("LOCAL_WORLD_SIZE", "")
     local_rank = int(local) if local.isdecimal() else rank
     local_world_size = int(beside) if beside.isdecimal() and int(beside) else world_size
-    return Launch(rank, world_size, local_rank, local_world_size, address, port)
+    return RankLaunch(rank, world_size, local_rank, local_world_size, address, port)
 
 
 COLLECTIVES = "collectives"

@@ -26,7 +26,7 @@ from opgrip.replay.operators.memory import Arguments, tensors_in
 from opgrip.replay.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
 from opgrip.replay.run.failures import describe_failure
-from opgrip.replay.sequences.call_timers import Watch
+from opgrip.replay.sequences.call_timers import CallTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CallProgram:
     max_abs: float | None = None
     max_rel: float | None = None
 
-    def run(self, arguments: Arguments, watch: Watch) -> Any:
+    def run(self, arguments: Arguments, watch: CallTimer) -> Any:
         """What a call gives, of which the mode's part alone is timed."""
         assert self.program is not None, "else it runs in eager"
         args, kwargs = arguments

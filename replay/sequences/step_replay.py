@@ -23,9 +23,9 @@ from opgrip.replay.operators.devices import (
     synchronizer,
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.call_timers import DeviceWatch, HostWatch, Slowdown, Watch, typical_ns
-from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, Excluded, Part, Rehearsal, switching
-from opgrip.replay.sequences.step_memory import Memory, reason_of, room_on
+from opgrip.replay.sequences.call_timers import CallTimer, DeviceTimer, HostTimer, Slowdown, typical_ns
+from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
+from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_programs import ModeSettings
 from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result, under_mode
 from opgrip.replay.timing import pages
@@ -45,7 +45,7 @@ MOST_FAILURES = 20
 
 
 class _PassFailedError(Exception):
-    """A call failed in a timed pass, which the rehearsal had found to run; says which, and why."""
+    """A call failed in a timed pass, which the dry run had found to run; says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +104,37 @@ def replay_sequence(
     flow = make_flow(trace)
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
     with own_randomness(settings.device):
-        memory = Memory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
-        rehearsal = Rehearsal(
+        memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
+        dry_run = DryRun(
             *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions),
             *(excluded, announce),
         )
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
-        on_host = _measure(rehearsal, new_memory(trace, flow) if on_cpu else {}, settings, tell)
-        on_device = _measure_on_device(rehearsal, settings, on_host.kept, tell)
-    result = make_result(trace, flow, rehearsal.parts, on_host, on_device, settings.device)
-    return result if settings.mode == EAGER else under_mode(result, settings.mode, rehearsal.programs)
+        on_host = _measure(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell)
+        on_device = _measure_on_device(dry_run, settings, on_host.kept, tell)
+    result = make_result(trace, flow, dry_run.parts, on_host, on_device, settings.device)
+    return result if settings.mode == EAGER else under_mode(result, settings.mode, dry_run.programs)
 
 
-def _measure(rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell) -> Passes:
+def _measure(dry_run: DryRun, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell) -> Passes:
     if memory:
         pages.keep_freed_memory()
-    begin = _beginning(rehearsal, settings)
-    _settle(rehearsal, begin, settings, tell)
+    begin = _beginning(dry_run, settings)
+    _settle(dry_run, begin, settings, tell)
     timed = Passes()
     with no_garbage_collection(), closing(Slowdown()) as slowdown:
         started = perf_counter_ns()
         while wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES:
             if slowdown.is_contended:
-                _wait_until_quiet(rehearsal, slowdown, timed, started, settings)
+                _wait_until_quiet(dry_run, slowdown, timed, started, settings)
             tell("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
             begin()
             try:
-                one = _pass(rehearsal, settings.device, HostWatch(memory), slowdown)
+                one = _pass(dry_run, settings.device, HostTimer(memory), slowdown)
             except _PassFailedError as error:
                 # values that are not the same at each pass: it is found out anew what can run
                 timed.fail(str(error))
-                _settle(rehearsal, begin, settings, tell)
+                _settle(dry_run, begin, settings, tell)
             else:
                 timed.add(one, may_drop(timed, perf_counter_ns() - started, settings))
     timed.settle()
@@ -142,7 +142,7 @@ def _measure(rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: Se
 
 
 def _wait_until_quiet(
-    rehearsal: Rehearsal, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
+    dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
     """Wait until others leave enough cores: within the budget, and in all as long as the passes took, or a second."""
     while not slowdown.has_room:
@@ -150,24 +150,24 @@ def _wait_until_quiet(
         if not may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
             return
         # a supervisor shall not take it for a call that hangs
-        rehearsal.announce(rehearsal.flow.calls[0].signature, NO_ROW)
+        dry_run.announce(dry_run.flow.calls[0].signature, NO_ROW)
         sleep(QUIET_S)
         timed.waited_ns += perf_counter_ns() - started_ns - spent_ns
 
 
-def _settle(rehearsal: Rehearsal, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
-    rehearsal.settle(begin, tell)
+def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
+    dry_run.settle(begin, tell)
     if settings.mode != EAGER:
         device = settings.device
-        rehearsal.make_programs(ModeSettings(settings.mode, device, is_accelerator(device), settings.tolerance), tell)
+        dry_run.make_programs(ModeSettings(settings.mode, device, is_accelerator(device), settings.tolerance), tell)
 
 
-def _measure_on_device(rehearsal: Rehearsal, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
+def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
     """Passes of their own, as an accelerator is held back in them: timed by its clock; none on the CPU."""
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
         return timed
-    begin = _beginning(rehearsal, settings)
+    begin = _beginning(dry_run, settings)
     host_ns = typical_ns([one.times_ns for one in passes])
     count = min(FEWEST, settings.repeats or FEWEST)
     with no_garbage_collection(), closing(Slowdown()) as slowdown:
@@ -176,7 +176,7 @@ def _measure_on_device(rehearsal: Rehearsal, settings: SequenceSettings, passes:
             tell("runs timed by the device", len(timed.kept), count)
             begin()
             try:
-                one = _pass(rehearsal, settings.device, DeviceWatch(settings.device, host_ns), slowdown)
+                one = _pass(dry_run, settings.device, DeviceTimer(settings.device, host_ns), slowdown)
             except _PassFailedError as error:
                 timed.fail(str(error))
             else:
@@ -185,17 +185,17 @@ def _measure_on_device(rehearsal: Rehearsal, settings: SequenceSettings, passes:
     return timed
 
 
-def _beginning(rehearsal: Rehearsal, settings: SequenceSettings) -> Callable[[], None]:
+def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None]:
     """What puts all back to how it was before the first call."""
 
     def begin() -> None:
-        rehearsal.begin()
+        dry_run.begin()
         set_seed(settings.device, settings.seed)
 
     return begin
 
 
-def _pass(rehearsal: Rehearsal, device: str, watch: Watch, slowdown: Slowdown) -> Pass:
+def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> Pass:
     """Run all calls once; raises `_PassFailedError` where one fails that had not before."""
     synchronize = synchronizer(device)
     allocator = module_of(device) if is_accelerator(device) else None
@@ -207,21 +207,21 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch, slowdown: Slowdown) -
         synchronize()
         slowdown.begin()
         start = perf_counter_ns()
-        for call, part in zip(rehearsal.flow.calls, rehearsal.parts, strict=True):
+        for call, part in zip(dry_run.flow.calls, dry_run.parts, strict=True):
             use(call.settings)
             try:
-                run_call(rehearsal, call, part, watch)
+                run_call(dry_run, call, part, watch)
             except Exception as error:
                 check_use(device, error)
                 reason = reason_of(error)
-                rehearsal.give_up(call, part, reason)
+                dry_run.give_up(call, part, reason)
                 raise _PassFailedError(f"{call.op}: {reason}") from error
-            rehearsal.memory.drop(call.over)
+            dry_run.memory.drop(call.over)
             slowdown.check()
         synchronize()
         wall = perf_counter_ns() - start
         slowdown.end()
-    peak = rehearsal.memory.peak_bytes
+    peak = dry_run.memory.peak_bytes
     if allocator is not None:
         peak = allocator.max_memory_allocated(device) - at_start
     return Pass(
@@ -230,22 +230,22 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch, slowdown: Slowdown) -
     )
 
 
-def run_call(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> None:
+def run_call(dry_run: DryRun, call: FlowingCall, part: CallPlan, watch: CallTimer) -> None:
     """Run a call, where it can be, and hand on its result."""
     if part.prepared is None:
-        rehearsal.hand_on(call, part, None)
+        dry_run.hand_on(call, part, None)
         watch.skip()
         return
     if part.redrawn:
-        rehearsal.redraw(call, part)
-    own = rehearsal.programs.get(call.signature)
-    args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
-    rehearsal.announce(call.signature, NO_ROW)
+        dry_run.redraw(call, part)
+    own = dry_run.programs.get(call.signature)
+    args, kwargs = part.prepared.arguments(dry_run.memory, call.takes)
+    dry_run.announce(call.signature, NO_ROW)
     if own is None or own.program is None:
         result = watch.run(part.prepared.function, args, kwargs)
     else:
         result = own.run((args, kwargs), watch)
-    rehearsal.hand_on(call, part, result)
+    dry_run.hand_on(call, part, result)
 
 
 def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:

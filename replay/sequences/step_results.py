@@ -14,7 +14,7 @@ from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
 from opgrip.replay.sequences.call_timers import typical_ns
-from opgrip.replay.sequences.dry_run import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
+from opgrip.replay.sequences.dry_run import REPLAYED, SUBSTITUTED, UNSUPPORTED, CallPlan
 from opgrip.replay.sequences.step_programs import CallProgram
 from opgrip.replay.timing.samples import LEAST
 from opgrip.traces import Trace
@@ -235,7 +235,7 @@ class Passes:
 
 
 def make_result(
-    trace: Trace, flow: Flow, parts: Sequence[Part], on_host: Passes, on_device: Passes, device: str
+    trace: Trace, flow: Flow, parts: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
     """The result of a sequence whose calls ran as `parts` says, in timed passes.
 
@@ -318,7 +318,7 @@ def from_plain(fields: dict[str, Any]) -> SequenceResult:
 
 
 def _signatures(
-    paired: Sequence[tuple[FlowingCall, Part]], shown: Passes, host_passes: Sequence[Pass], failure: str
+    paired: Sequence[tuple[FlowingCall, CallPlan]], shown: Passes, host_passes: Sequence[Pass], failure: str
 ) -> Iterator[SignatureTimes]:
     passes = [*shown.kept, *shown.contended]
     places_of: dict[int, list[int]] = {}

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from opgrip.cli.options import from_plain
-from opgrip.replay.batch_scale.batch_scale import Batches
+from opgrip.replay.batch_scale.batch_scale import BatchScale
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import Surroundings, make_surroundings
 from opgrip.replay.cases.selection import Selection
@@ -140,7 +140,7 @@ def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:
         place=device_map(recorded, requested or _unsaid_device(trace, recorded)),
         device=device,
         adds_gradients=plan.timing.backward and not says_gradients(trace.header),
-        batches=Batches(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
+        batches=BatchScale(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
     )
 
 

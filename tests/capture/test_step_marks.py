@@ -12,7 +12,7 @@ from torch import nn
 from opgrip.capture import Capture, Schedule
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load, read
-from opgrip.traces.analysis.trimming import Part, trim
+from opgrip.traces.analysis.trimming import TracePart, trim
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.table.step_starts import find_step_starts
 
@@ -30,7 +30,7 @@ def steps_of(path: Path) -> list[list[str]]:
     assert starts is not None
     for number in range(len(starts.begins[None])):
         part = load(path, steps=number)
-        trim(path, path.with_name("part.jsonl"), Part(steps=(number, number + 1)), force=True)
+        trim(path, path.with_name("part.jsonl"), TracePart(steps=(number, number + 1)), force=True)
         assert validate(path.with_name("part.jsonl")).findings == []
         trimmed = load(path.with_name("part.jsonl"))
         assert ops_of(trimmed) == ops_of(part)
@@ -93,7 +93,7 @@ def test_a_program_without_steps_has_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not say how many steps"):
         load(tmp_path / "t.jsonl", steps=0)
     with pytest.raises(UserError, match="does not say how many steps"):
-        trim(tmp_path / "t.jsonl", tmp_path / "part.jsonl", Part(steps=(0, 1)))
+        trim(tmp_path / "t.jsonl", tmp_path / "part.jsonl", TracePart(steps=(0, 1)))
 
 
 def test_a_script_is_trimmed_by_the_steps_of_its_optimizer(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from opgrip.capture import Capture
-from opgrip.replay.batch_scale.batch_scale import Batches, scaled
+from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
 from opgrip.replay.batch_scale.growth import grown_steps
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.lookup import Unsupported
@@ -117,7 +117,7 @@ def calls_of(trace: Trace) -> Counter[str]:
 
 
 def calls_scaled(trace: Trace, factor: int, batch: int | None = None) -> Counter[str]:
-    batches = Batches(trace, batch)
+    batches = BatchScale(trace, batch)
     counts: Counter[str] = Counter()
     for case in make_cases(trace):
         counts[described(scaled(case, factor, batches).signature)] += case.count
@@ -145,7 +145,7 @@ def test_a_scaled_batch_has_the_calls_of_a_larger_one(
 
 def test_a_part_of_a_signature_s_calls_grows_as_all_of_them(tmp_path: Path) -> None:
     trace = captured(tmp_path, predicted(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
-    batches = Batches(trace)
+    batches = BatchScale(trace)
     for case in make_cases(trace):
         part = replace(case, signature=replace(case.signature, number=10_000), part_of=case.number)
         assert described(scaled(part, 2, batches).signature) == described(scaled(case, 2, batches).signature)
@@ -200,7 +200,7 @@ def test_calls_for_each_element_of_the_batch_stay_and_what_puts_them_together_gr
         return torch.stack([one.flatten(1).softmax(0) for one in way(features)]).relu()
 
     trace = captured(tmp_path, program)
-    batches = Batches(trace)
+    batches = BatchScale(trace)
     cases = {case.op: (case, scaled(case, 4, batches)) for case in make_cases(trace)}
     case, same = cases["aten._softmax.default"]
     assert same is case
@@ -220,7 +220,7 @@ def test_what_depends_on_values_is_not_known_and_neither_is_what_follows(tmp_pat
         conv.weight.abs()
 
     trace = captured(tmp_path, program)
-    batches = Batches(trace)
+    batches = BatchScale(trace)
     cases = {case.op: case for case in make_cases(trace)}
     with pytest.raises(Unsupported, match="depend on values"):
         scaled(cases["aten.index.Tensor"], 2, batches)
@@ -240,19 +240,19 @@ def test_a_call_of_unknown_growth_costs_no_row_of_calls_before_it(tmp_path: Path
 
     trace = captured(tmp_path, program)
     (case,) = (case for case in make_cases(trace) if case.op == "aten.relu.default")
-    assert scaled(case, 2, Batches(trace)).signature.args[0].shape == (4, 4, 5, 5)
+    assert scaled(case, 2, BatchScale(trace)).signature.args[0].shape == (4, 4, 5, 5)
 
 
 def test_a_trace_without_a_network_does_not_tell_its_batch(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: torch.ones(2, 3).sin())
     with pytest.raises(Unsupported, match="does not tell its batch"):
-        scaled(make_cases(trace)[0], 2, Batches(trace))
+        scaled(make_cases(trace)[0], 2, BatchScale(trace))
 
 
 def test_results_of_a_scaled_case_are_those_that_it_gives(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trace = captured(tmp_path, trained(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
-    batches = Batches(trace)
+    batches = BatchScale(trace)
     cases = [scaled(case, 3, batches) for case in make_cases(trace) if case.op.startswith("aten")]
     settings = settings_of(warmup=0, iterations=1, cache="warm")
     for row in rows_of(cases, settings):
@@ -261,7 +261,7 @@ def test_results_of_a_scaled_case_are_those_that_it_gives(tmp_path: Path) -> Non
 
 def test_the_shipped_detector_is_known_but_for_what_follows_its_proposals() -> None:
     trace = load(SHIPPED)
-    batches = Batches(trace)
+    batches = BatchScale(trace)
     assert batches.batch == 1
     cases, known = make_cases(trace), 0
     for case in cases:

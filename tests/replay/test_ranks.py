@@ -19,7 +19,7 @@ from made_ranks import made_rank
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks.collective_times import StepTimes
+from opgrip.replay.sequences.ranks.collective_times import CollectiveStepTimes
 from opgrip.replay.sequences.ranks.plan import (
     Meeting,
     Offer,
@@ -290,7 +290,7 @@ def test_times_are_from_the_last_arrival_to_the_last_end() -> None:
         # its clock is 500 ns ahead
         [Stamps([0], [5_500], [8_500], [3_000]), Stamps([0], [5_500], [8_500], [3_000])],
     ]
-    times = StepTimes([meeting], stamps, [[7], [9]], [0, 500])
+    times = CollectiveStepTimes([meeting], stamps, [[7], [9]], [0, 500])
     (row,) = times.together()
     assert (row.median_us, row.wait_us, row.last_rank, row.last_share, row.calls) == (4.0, 4.0, 1, 1.0, 1)
     assert (row.algorithm_gb_per_s, row.bus_gb_per_s) == (1.0, 1.0)

@@ -29,9 +29,9 @@ from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.operators.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.results.results import OK
-from opgrip.replay.sequences.dry_run import OTHER_SHAPES, Rehearsal, switching
+from opgrip.replay.sequences.dry_run import OTHER_SHAPES, DryRun, switching
 from opgrip.replay.sequences.prepared_calls import never_flowing
-from opgrip.replay.sequences.step_memory import Memory
+from opgrip.replay.sequences.step_memory import StepMemory
 from opgrip.replay.sequences.step_replay import SequenceResult, SequenceSettings, replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
@@ -51,23 +51,23 @@ def capture(folder: Path, function: Callable[[], Any], **options: Any) -> Trace:
     return load(folder / "t.jsonl", partial=False)
 
 
-def rehearsed(trace: Trace) -> Rehearsal:
-    """A sequence after its rehearsal, with the memory as the last pass left it."""
+def after_dry_run(trace: Trace) -> DryRun:
+    """A sequence after its dry run, with the memory as the last pass left it."""
     flow = make_flow(trace)
-    memory = Memory(flow.needs, flow.outside, trace.values, SETTINGS.place, 0, ROOM)
-    rehearsal = Rehearsal(
+    memory = StepMemory(flow.needs, flow.outside, trace.values, SETTINGS.place, 0, ROOM)
+    dry_run = DryRun(
         *(flow, memory, trace.values, SETTINGS.place, "cpu", 0, SETTINGS.extensions), {}, lambda number, row: None
     )
-    rehearsal.settle(rehearsal.begin)
-    return rehearsal
+    dry_run.settle(dry_run.begin)
+    return dry_run
 
 
 def floats(storage: torch.UntypedStorage) -> list[float]:
     return torch.empty(0).set_(storage).tolist()
 
 
-def redrawn(rehearsal: Rehearsal) -> dict[str, set[int]]:
-    pairs = zip(rehearsal.flow.calls, rehearsal.parts, strict=True)
+def redrawn(dry_run: DryRun) -> dict[str, set[int]]:
+    pairs = zip(dry_run.flow.calls, dry_run.parts, strict=True)
     return {call.op: part.redrawn for call, part in pairs if part.redrawn}
 
 
@@ -139,20 +139,20 @@ def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
             optimizer.step()
 
     trace = capture(tmp_path, steps)
-    rehearsal = rehearsed(trace)
-    assert not any(part.redrawn for part in rehearsal.parts)
-    final = [floats(rehearsal.memory.live[number]) for number in rehearsal.flow.outside]
+    dry_run = after_dry_run(trace)
+    assert not any(part.redrawn for part in dry_run.parts)
+    final = [floats(dry_run.memory.live[number]) for number in dry_run.flow.outside]
     for parameter in model.parameters():
         assert parameter.flatten().tolist() in final
 
 
 def test_every_pass_begins_with_the_same_values(tmp_path: Path) -> None:
     x = torch.full((3,), 1.0)
-    rehearsal = rehearsed(capture(tmp_path, lambda: x.mul_(2)))
-    (number,) = rehearsal.flow.outside
-    assert floats(rehearsal.memory.live[number]) == [2.0] * 3
-    rehearsal.begin()
-    assert floats(rehearsal.memory.live[number]) == [1.0] * 3
+    dry_run = after_dry_run(capture(tmp_path, lambda: x.mul_(2)))
+    (number,) = dry_run.flow.outside
+    assert floats(dry_run.memory.live[number]) == [2.0] * 3
+    dry_run.begin()
+    assert floats(dry_run.memory.live[number]) == [1.0] * 3
 
 
 def test_views_and_writes_in_place_reach_the_memory_that_they_are_of(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_views_and_writes_in_place_reach_the_memory_that_they_are_of(tmp_path: P
         x[1:3].copy_(x[5:7])
         torch.add(x[:4], x[4:], out=out)
 
-    rehearsal = rehearsed(capture(tmp_path, program))
-    final = [floats(rehearsal.memory.live[number]) for number in rehearsal.flow.outside]
+    dry_run = after_dry_run(capture(tmp_path, program))
+    final = [floats(dry_run.memory.live[number]) for number in dry_run.flow.outside]
     assert [0.0, 3.0, 3.0, 0.0, 3.0, 3.0, 3.0, 3.0] in final
     assert [3.0, 6.0, 6.0, 3.0] in final
 
@@ -180,14 +180,14 @@ def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypa
     trace = capture(tmp_path, program)
     seen: list[StorageWeakRef] = []
     alive: list[int] = []
-    give = Memory.give
+    give = StepMemory.give
 
-    def watched(self: Memory, number: int, storage: torch.UntypedStorage) -> None:
+    def watched(self: StepMemory, number: int, storage: torch.UntypedStorage) -> None:
         seen.append(StorageWeakRef(storage))
         give(self, number, storage)
         alive.append(sum(not ref.expired() for ref in seen))
 
-    monkeypatch.setattr(Memory, "give", watched)
+    monkeypatch.setattr(StepMemory, "give", watched)
     result = replay_sequence(trace, SETTINGS)
     assert len(seen) > 30
     # the result of a call, and of that before
@@ -226,7 +226,7 @@ def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path)
     trace = capture(tmp_path, program)
     result = replay_sequence(trace, SETTINGS)
     # the mask, and numbers of which as many differ; what takes the substitutes takes them as they are
-    assert redrawn(rehearsed(trace)) == {"aten.index.Tensor": {1}, "aten._unique2.default": {0}}
+    assert redrawn(after_dry_run(trace)) == {"aten.index.Tensor": {1}, "aten._unique2.default": {0}}
     assert result.redrawn == 2
     assert told(result) == {"aten.unique_dim.default": f"substituted: {OTHER_SHAPES}"}
     assert (result.substituted, result.unsupported) == (1, 0)
@@ -263,8 +263,8 @@ def test_indices_that_an_operator_does_not_check_stay_in_the_recorded_range(tmp_
         indices.numpy()[:] = 7
         torch.ops.aten.embedding_dense_backward(grad, indices, 10, -1, True)
 
-    rehearsal = rehearsed(capture(tmp_path, program))
-    assert redrawn(rehearsal) == {"aten.embedding_dense_backward.default": {1}}
+    dry_run = after_dry_run(capture(tmp_path, program))
+    assert redrawn(dry_run) == {"aten.embedding_dense_backward.default": {1}}
 
 
 @pytest.mark.parametrize(
@@ -280,13 +280,13 @@ def test_floats_that_went_astray_are_drawn_anew(tmp_path: Path, values: torch.Te
         x.numpy()[:] = values
         (x * 2).exp()
 
-    rehearsal = rehearsed(capture(tmp_path, program))
-    assert redrawn(rehearsal) == {"aten.mul.Tensor": {0}}
+    dry_run = after_dry_run(capture(tmp_path, program))
+    assert redrawn(dry_run) == {"aten.mul.Tensor": {0}}
 
 
 def test_floats_that_were_not_finite_flow(tmp_path: Path) -> None:
     x = torch.tensor([1.0, float("nan"), 2.0])
-    assert redrawn(rehearsed(capture(tmp_path, lambda: (x * 2).exp()))) == {}
+    assert redrawn(after_dry_run(capture(tmp_path, lambda: (x * 2).exp()))) == {}
 
 
 ROW = torch.ones(1, 5)
@@ -475,11 +475,11 @@ def test_a_call_that_fails_in_a_timed_pass_alone_is_given_up(tiny_trace: Path, m
     module = sys.modules["opgrip.replay.sequences.step_replay"]
     run, failed = module.run_call, []  # type: ignore[attr-defined]
 
-    def failing(rehearsal: Rehearsal, call: Any, part: Any, watch: Any) -> None:
+    def failing(dry_run: DryRun, call: Any, part: Any, watch: Any) -> None:
         if call.op == "aten.relu_.default" and not failed:
             failed.append(call)
             raise RuntimeError("planted")
-        run(rehearsal, call, part, watch)
+        run(dry_run, call, part, watch)
 
     monkeypatch.setattr(module, "run_call", failing)
     result = replay_sequence(load(tiny_trace), SETTINGS)

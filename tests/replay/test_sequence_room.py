@@ -18,7 +18,7 @@ from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.settings import Plan
 from opgrip.replay.sequences import step_replay as sequence
-from opgrip.replay.sequences.dry_run import Rehearsal
+from opgrip.replay.sequences.dry_run import DryRun
 from opgrip.replay.sequences.step_replay import SequenceResult, SequenceSettings, replay_sequence
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.job import settings_for
@@ -122,10 +122,10 @@ def test_where_no_pass_comes_to_its_end_no_row_is_ok_and_why_is_said(
 ) -> None:
     run = sequence.run_call
 
-    def failing(rehearsal: Rehearsal, call: Any, part: Any, watch: Any) -> None:
+    def failing(dry_run: DryRun, call: Any, part: Any, watch: Any) -> None:
         if call.op == "aten.relu_.default":
             raise RuntimeError("planted")
-        run(rehearsal, call, part, watch)
+        run(dry_run, call, part, watch)
 
     monkeypatch.setattr(sequence, "run_call", failing)
     trace = load(tiny_trace)

@@ -24,7 +24,7 @@ from opgrip.replay.outcome import Results
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.settings import Plan
-from opgrip.replay.sequences.call_timers import HostWatch, Slowdown
+from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.sequences.step_process import sequence_settings
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
@@ -193,7 +193,7 @@ def test_times_that_there_are_none_of_are_empty_in_files(odd: tuple[Trace, Seque
 def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[object] = []
 
-    class Watch(HostWatch):
+    class Watch(HostTimer):
         def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             timed.append(function)
             return super().run(function, args, kwargs)

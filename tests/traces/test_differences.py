@@ -15,7 +15,7 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.differences import Difference, Tolerances, check_form, compare_traces, write_difference
+from opgrip.traces.analysis.differences import Tolerances, TraceDifference, check_form, compare_traces, write_difference
 from opgrip.traces.analysis.differences.compare import statistics_of
 from opgrip.traces.schema.tensor_specs import TensorSpec
 from opgrip.traces.table.trace import Trace as TraceType
@@ -31,7 +31,7 @@ def captured(path: Path, run: Callable[[], object]) -> Trace:
     return load(path)
 
 
-def compared(before: Trace, after: Trace, tolerances: Tolerances = USUAL) -> Difference:
+def compared(before: Trace, after: Trace, tolerances: Tolerances = USUAL) -> TraceDifference:
     return compare_traces(before, after, ("a", "b"), tolerances)
 
 

@@ -21,8 +21,8 @@ from opgrip.traces import load
 from opgrip.traces.analysis.redaction import Policy, Redaction, salt_of
 from opgrip.traces.analysis.redaction.arguments import Position
 from opgrip.traces.analysis.redaction.coarse_models import _COARSE, IntegerMap, coarse_float, coarse_int
-from opgrip.traces.analysis.redaction.names import NAME_RULES, Names
-from opgrip.traces.analysis.redaction.policy import Report
+from opgrip.traces.analysis.redaction.names import NAME_RULES, NameHasher
+from opgrip.traces.analysis.redaction.policy import RedactionReport
 from opgrip.traces.analysis.redaction.redact import redact
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.codec.record_forms import to_json
@@ -141,7 +141,7 @@ def declared_types() -> Iterator[type]:
 
 
 def test_labels_of_recorded_steps_stay_and_devices_of_other_packages_do_not() -> None:
-    names = Names(Policy())
+    names = NameHasher(Policy())
     assert names.label("opgrip step 12") == "opgrip step 12"
     assert names.label("opgrip step twelve") != "opgrip step twelve"
     assert names.device("cuda:1") == "cuda:1"
@@ -237,7 +237,7 @@ def test_kernels_of_compiled_regions_keep_the_names_that_inductor_gives() -> Non
 
 @pytest.mark.parametrize("name", ["autograd acme", "Thread-1 (serve_acme)", "pt_autograd_acme", "MainThread acme"])
 def test_threads_have_no_names_but_those_that_python_and_torch_give(name: str) -> None:
-    assert "acme" not in Names(Policy()).thread(name)
+    assert "acme" not in NameHasher(Policy()).thread(name)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_ranges_have_as_many_numbers_and_random_ones_a_range(overload: str, args
 
 def test_custom_operators_stay_by_name_and_are_told_unless_they_are_hidden() -> None:
     record = Signature(0, "extension", "acme.kernels:fused", (tensor((2,), torch.float32, None),), {"scale": 2.0})
-    report = Report()
+    report = RedactionReport()
     Redaction(Policy(), report).records(record)
     (told,) = [left for left in report.counts if left.kind == "operator"]
     assert told.value == "acme.kernels:fused"
@@ -280,12 +280,12 @@ def test_custom_operators_stay_by_name_and_are_told_unless_they_are_hidden() -> 
 @given(st.text(min_size=1), st.sampled_from(["module", "class_name", "function", "file", "caller", "label", "thread"]))
 @settings(max_examples=40, deadline=None)
 def test_a_name_of_any_letters_is_hashed(text: str, kind: str) -> None:
-    names = Names(Policy(b"s" * 32))
+    names = NameHasher(Policy(b"s" * 32))
     secret = f"q{text}Z"
     hashed = getattr(names, kind)(secret)
     assert "q" not in hashed.replace("forward", "")
     assert hashed == getattr(names, kind)(secret)
-    assert hashed != getattr(Names(Policy(b"t" * 32)), kind)(secret)
+    assert hashed != getattr(NameHasher(Policy(b"t" * 32)), kind)(secret)
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=64))
@@ -400,7 +400,7 @@ def test_traces_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
 
 def test_all_of_a_salt_counts() -> None:
     public = bytes(range(64))
-    assert Names(Policy(public + b"one")).word("Net") != Names(Policy(public + b"other")).word("Net")
+    assert NameHasher(Policy(public + b"one")).word("Net") != NameHasher(Policy(public + b"other")).word("Net")
 
 
 def test_ranks_that_make_a_salt_at_once_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,7 +469,7 @@ def test_no_recorded_secret_survives(secrets: list[str]) -> None:
         Effects(0, 1, 1, (trees, {one: other})),
         End(1, 1, 1, [Dropped(one, other, 1)], stopped=third, devices={fourth: one}, accelerator={one: other}),
     ]
-    report = Report()
+    report = RedactionReport()
     redaction = Redaction(Policy(), report)
     text = b"".join(encode_line(item) for record in written for item in redaction.records(record)).decode()
     texts = [text, *(left.value for left in report.counts if left.kind != "kernel")]

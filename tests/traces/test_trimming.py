@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load, read
 from opgrip.traces.analysis.graph import make_graph
-from opgrip.traces.analysis.trimming import Part, trim
+from opgrip.traces.analysis.trimming import TracePart, trim
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.schema.records import Calls, Observed, Signature
 
@@ -27,14 +27,14 @@ def times(trace: Trace) -> list[tuple[int, str, int]]:
     return list(zip(calls["start_ns"].tolist(), calls["op"].astype(str), calls["duration_ns"].tolist(), strict=True))
 
 
-def trimmed(source: Path, folder: Path, part: Part, with_producers: bool = False) -> Trace:
+def trimmed(source: Path, folder: Path, part: TracePart, with_producers: bool = False) -> Trace:
     trim(source, folder / "part.jsonl", part, with_producers, force=True)
     assert validate(folder / "part.jsonl").findings == []
     return load(folder / "part.jsonl", partial=False)
 
 
 def test_a_part_that_is_all_has_all(tiny_trace: Path, tmp_path: Path) -> None:
-    whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, Part())
+    whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, TracePart())
     assert part.calls.equals(whole.calls)
     assert part.signatures == whole.signatures
     assert part.scopes == whole.scopes
@@ -47,41 +47,41 @@ def test_a_part_that_is_all_has_all(tiny_trace: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_steps_are_those_that_the_program_made(tmp_path: Path) -> None:
     whole = load(SHIPPED)
-    parts = [trimmed(SHIPPED, tmp_path, Part(steps=(place, place + 1))) for place in range(3)]
+    parts = [trimmed(SHIPPED, tmp_path, TracePart(steps=(place, place + 1))) for place in range(3)]
     assert [len(part.calls) for part in parts] == [len(whole.calls) // 3] * 3
     assert sorted(item for part in parts for item in times(part)) == sorted(times(whole))
     first, *others = (Counter(part.calls["op"]) for part in parts)
     assert others == [first, first]
     assert [part.header["steps"] for part in parts] == [1, 1, 1]
-    assert len(trimmed(SHIPPED, tmp_path, Part(steps=(1, None))).calls) == 2 * len(whole.calls) // 3
+    assert len(trimmed(SHIPPED, tmp_path, TracePart(steps=(1, None))).calls) == 2 * len(whole.calls) // 3
 
 
 def test_a_trace_that_tells_no_steps_is_refused(tiny_trace: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.jsonl"
     old.write_text(re.sub(r'"step_starts_ns":\[[0-9,]*\],', "", tiny_trace.read_text()))
     with pytest.raises(UserError, match="does not say how many steps"):
-        trimmed(old, tmp_path, Part(steps=(0, 1)))
+        trimmed(old, tmp_path, TracePart(steps=(0, 1)))
     assert list(tmp_path.iterdir()) == [old]
     with pytest.raises(UserError, match="there is no step 3"):
-        trimmed(SHIPPED, tmp_path, Part(steps=(3, 4)))
+        trimmed(SHIPPED, tmp_path, TracePart(steps=(3, 4)))
 
 
 def test_phases_modules_operators_and_time_select_together(tiny_trace: Path, tmp_path: Path) -> None:
     whole = load(tiny_trace)
     calls = whole.calls
-    backward = trimmed(tiny_trace, tmp_path, Part(phases=("backward",)))
+    backward = trimmed(tiny_trace, tmp_path, TracePart(phases=("backward",)))
     assert set(backward.calls["phase"]) == {"backward"}
     assert len(backward.calls) == (calls["phase"] == "backward").sum()
-    head = trimmed(tiny_trace, tmp_path, Part(modules=("head",), phases=("backward",)))
+    head = trimmed(tiny_trace, tmp_path, TracePart(modules=("head",), phases=("backward",)))
     assert len(head.calls) == ((calls["module"] == "head") & (calls["phase"] == "backward")).sum() > 0
     middle = int(calls["start_ns"].median())
-    early = trimmed(tiny_trace, tmp_path, Part(ops=("aten.*add*",), time_ns=(0, middle)))
+    early = trimmed(tiny_trace, tmp_path, TracePart(ops=("aten.*add*",), time_ns=(0, middle)))
     assert set(early.calls["op"]) <= {op for op in set(calls["op"]) if "add" in op}
     assert early.calls["start_ns"].max() < middle
 
 
 def test_only_what_calls_refer_to_is_there(tiny_trace: Path, tmp_path: Path) -> None:
-    whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, Part(ops=("aten.convolution.default",)))
+    whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, TracePart(ops=("aten.convolution.default",)))
     assert [item.number for item in part.signatures] == part.calls["signature"].unique().tolist()
     assert set(part.values) == {
         number for item in part.signatures for number in (arg.values for arg in item.args[:3]) if number is not None
@@ -92,7 +92,7 @@ def test_only_what_calls_refer_to_is_there(tiny_trace: Path, tmp_path: Path) -> 
 
 
 def test_cut_edges_are_counted_and_producers_can_be_added(tmp_path: Path) -> None:
-    part = Part(modules=("roi_head*",), steps=(0, 1))
+    part = TracePart(modules=("roi_head*",), steps=(0, 1))
     cut = trim(SHIPPED, tmp_path / "cut.jsonl", part)
     assert cut.cut_edges > 0
     assert load(tmp_path / "cut.jsonl").header["trimmed"]["cut_edges"] == cut.cut_edges
@@ -110,21 +110,21 @@ def test_the_part_depends_on_what_the_graph_of_the_whole_says(tiny_trace: Path, 
         level = {before for number in level for before in graph.steps[number].after} - needed
         needed |= level
     starts = {graph.steps[number].start_ns for number in needed}
-    only = Part(ops=("aten.convolution_backward.default",), time_ns=(graph.steps[last].start_ns, None))
+    only = TracePart(ops=("aten.convolution_backward.default",), time_ns=(graph.steps[last].start_ns, None))
     part = trimmed(tiny_trace, tmp_path, only, with_producers=True)
     assert set(part.calls["start_ns"]) == starts
 
 
 def test_calls_inside_of_a_function_come_with_it(tmp_path: Path) -> None:
     whole = load(SHIPPED)
-    part = trimmed(SHIPPED, tmp_path, Part(ops=("mmcv._ext:nms",)))
+    part = trimmed(SHIPPED, tmp_path, TracePart(ops=("mmcv._ext:nms",)))
     inside = whole.calls["inside"] == "mmcv._ext:nms"
     assert len(part.calls) == inside.sum() + (whole.calls["op"] == "mmcv._ext:nms").sum()
     assert inside.any()
 
 
 def test_what_was_observed_stays_with_its_call(tmp_path: Path) -> None:
-    trim(SHIPPED, tmp_path / "part.jsonl", Part(steps=(1, 2)))
+    trim(SHIPPED, tmp_path / "part.jsonl", TracePart(steps=(1, 2)))
     observed = [record for record in read(tmp_path / "part.jsonl") if isinstance(record, Observed)]
     calls = load(tmp_path / "part.jsonl").calls
     placed = [record for record in observed if record.since_ns is not None]
@@ -137,25 +137,25 @@ def test_what_was_observed_stays_with_its_call(tmp_path: Path) -> None:
 
 def test_a_part_is_replayed_as_the_whole_is(tmp_path: Path) -> None:
     whole = {case.key: case for case in make_cases(load(SHIPPED))}
-    part = make_cases(trimmed(SHIPPED, tmp_path, Part(phases=("forward",), steps=(0, 1))))
+    part = make_cases(trimmed(SHIPPED, tmp_path, TracePart(phases=("forward",), steps=(0, 1))))
     assert len(part) > 100
     # values may be those of another of its calls
     assert all(case.trace_number == whole[case.key].trace_number for case in part)
 
 
 def test_a_part_can_be_trimmed_again(tmp_path: Path) -> None:
-    trim(SHIPPED, tmp_path / "one.jsonl", Part(steps=(0, 2)))
-    trim(tmp_path / "one.jsonl", tmp_path / "two.jsonl.gz", Part(steps=(1, 2)))
+    trim(SHIPPED, tmp_path / "one.jsonl", TracePart(steps=(0, 2)))
+    trim(tmp_path / "one.jsonl", tmp_path / "two.jsonl.gz", TracePart(steps=(1, 2)))
     again = load(tmp_path / "two.jsonl.gz")
-    assert sorted(times(again)) == sorted(times(trimmed(SHIPPED, tmp_path, Part(steps=(1, 2)))))
+    assert sorted(times(again)) == sorted(times(trimmed(SHIPPED, tmp_path, TracePart(steps=(1, 2)))))
     assert again.header["trimmed"]["before"]["steps"] == [0, 2]
 
 
 def test_what_selects_nothing_says_what_there_is(tiny_trace: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no op matches --op aten.convolutoin.*aten\.convolution"):
-        trim(tiny_trace, tmp_path / "t.jsonl", Part(ops=("aten.convolutoin*",)))
+        trim(tiny_trace, tmp_path / "t.jsonl", TracePart(ops=("aten.convolutoin*",)))
     with pytest.raises(UserError, match="no call has all"):
-        trim(tiny_trace, tmp_path / "t.jsonl", Part(ops=("aten.embedding.default",), phases=("optimizer",)))
+        trim(tiny_trace, tmp_path / "t.jsonl", TracePart(ops=("aten.embedding.default",), phases=("optimizer",)))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -164,7 +164,7 @@ def test_any_part_has_its_calls_with_their_storages(tiny_trace: Path, tmp_path: 
     whole = load(tiny_trace)
     ends = sorted(whole.calls["start_ns"].tolist())
     first, last = sorted(data.draw(st.lists(st.sampled_from(ends), min_size=2, max_size=2)))
-    part = trimmed(tiny_trace, tmp_path, Part(time_ns=(first, last + 1)))
+    part = trimmed(tiny_trace, tmp_path, TracePart(time_ns=(first, last + 1)))
     own = whole.calls[whole.calls["start_ns"].between(first, last)]
     assert times(part) == list(
         zip(own["start_ns"].tolist(), own["op"].astype(str), own["duration_ns"].tolist(), strict=True)

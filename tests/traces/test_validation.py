@@ -15,7 +15,7 @@ from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
 from opgrip.traces.analysis.validation import validate
-from opgrip.traces.analysis.validation.validate import NOT_INSTALLED, Schema
+from opgrip.traces.analysis.validation.validate import NOT_INSTALLED, SchemaCheck
 
 Line = dict[str, Any]
 
@@ -220,7 +220,7 @@ def test_without_the_package_it_is_said_that_the_schema_was_not_looked_at(
     tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    assert not Schema().is_available
+    assert not SchemaCheck().is_available
     validation = validate(tiny_trace)
     assert validation.notes == [NOT_INSTALLED]
     assert not validation.findings

@@ -15,7 +15,7 @@ from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.analysis.differences import Difference, Row, Tolerances
+    from opgrip.traces.analysis.differences import Row, Tolerances, TraceDifference
 
 KINDS = ("came", "went", "counts", "shares", "values")
 OPERATORS = "operators"
@@ -111,7 +111,7 @@ def _tolerances(args: argparse.Namespace, is_several: bool) -> Tolerances:
     return Tolerances(counts=counts, shares=args.share, values=args.spread, least=least)
 
 
-def _print(difference: Difference, top: int) -> None:
+def _print(difference: TraceDifference, top: int) -> None:
     for name, *sides in difference.facts:
         one, other = (printable(side if isinstance(side, str) else json.dumps(side, default=str)) for side in sides)
         print_line(f"{name:<12}{one} → {other}", sys.stdout, indent=12)

@@ -18,7 +18,7 @@ from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
-    from opgrip.traces.analysis.dataflow import Dataflow, Step, Storage
+    from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
     from opgrip.traces.analysis.graph import GraphFacts
 
 EXAMPLES = """\
@@ -77,7 +77,7 @@ def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
     yield "]}"
 
 
-def _items(items: Iterable[Step | Storage]) -> Iterator[str]:
+def _items(items: Iterable[DataflowStep | Storage]) -> Iterator[str]:
     before = ""
     for item in items:
         if before:

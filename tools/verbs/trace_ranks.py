@@ -21,7 +21,7 @@ from opgrip.tools.verbs.verb import Verb, verbs
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opgrip.traces.analysis.ranks.waits import Waits
+    from opgrip.traces.analysis.ranks.waits import RankWaits
 
 EXAMPLES = """\
 examples:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(waits: Waits, path: Path, force: bool) -> None:
+def _write(waits: RankWaits, path: Path, force: bool) -> None:
     with whole_file(path, force) as file:
         if path.suffix == ".csv":
             file.write(waits.ranks.to_csv(index=False).encode())

@@ -47,10 +47,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the part, and say what is in it."""
     from opgrip.cli.output_files import check_writable
-    from opgrip.traces.analysis.trimming import Part, trim
+    from opgrip.traces.analysis.trimming import TracePart, trim
 
     check_writable(args.output, args.force)
-    part = Part(args.steps, tuple(args.phase), tuple(args.module), tuple(args.op), args.time)
+    part = TracePart(args.steps, tuple(args.phase), tuple(args.module), tuple(args.op), args.time)
     with Reporter(args.prog).reading(args.trace):
         trimmed = trim(args.trace, args.output, part, args.with_producers, args.force, args.partial, args.unbounded)
     of_calls = f"{trimmed.calls:,} of {counted(trimmed.of_calls, 'call')}"

@@ -75,7 +75,7 @@ COLUMNS = (
 
 
 @dataclass(slots=True)
-class Step:
+class DataflowStep:
     """One call of a graph.
 
     Attributes
@@ -144,7 +144,7 @@ class Dataflow:
             self.has_memory |= len(memory) > 0
             self._note(own_calls(calls), memory)
 
-    def __iter__(self) -> Iterator[tuple[Step, list[Storage]]]:
+    def __iter__(self) -> Iterator[tuple[DataflowStep, list[Storage]]]:
         """Each call in the order in which they started, with the memory that it mentions first."""
         writers: dict[int, int] = {}
         self.writers = writers
@@ -180,14 +180,14 @@ class Dataflow:
         is_told = (storages != NO_STORAGE) & (extents != UNKNOWN)
         self._extents.raise_to(storages[is_told], extents[is_told])
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[DataflowStep]:
         for calls, memory in self._trace.call_parts():
             own, numbers = own_calls(calls), memory.tolist()
             for number, *values in zip(own.index.tolist(), *(own[name].tolist() for name in COLUMNS), strict=True):
                 signature, op, module, phase, thread, start, duration, device, time, host, count, first = values
                 shape = self._shapes.of(signature, count)
                 takes = numbers[first : first + shape.argument_count]
-                yield Step(
+                yield DataflowStep(
                     *(number, str(op), str(module), str(phase), str(thread), start, duration),
                     device_ns=None if device != device else round(device),
                     time_ns=round(time),

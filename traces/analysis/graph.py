@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opgrip.traces.analysis.dataflow import Dataflow, Step, Storage
+from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
 from opgrip.traces.table.trace import Trace
 
 PRUNED = 1 << 12
@@ -55,7 +55,7 @@ class Graph:
     storages : by number
     """
 
-    steps: dict[int, Step]
+    steps: dict[int, DataflowStep]
     storages: dict[int, Storage]
     facts: GraphFacts
 
@@ -63,7 +63,7 @@ class Graph:
 def make_graph(trace: Trace) -> Graph:
     """The dataflow of a trace's calls, all at once."""
     flow, watch = Dataflow(trace), _Watch()
-    steps: dict[int, Step] = {}
+    steps: dict[int, DataflowStep] = {}
     storages: dict[int, Storage] = {}
     for step, new in flow:
         steps[step.number] = step
@@ -88,7 +88,7 @@ class _Watch:
         self._calls = self._dependencies = self._storages = self._time_ns = self._host_ns = 0
         self._has_device = False
 
-    def add(self, step: Step, new: Iterable[Storage], writers: dict[int, int]) -> None:
+    def add(self, step: DataflowStep, new: Iterable[Storage], writers: dict[int, int]) -> None:
         """Add a call with the memory that it mentions first."""
         self._path.add(step, writers)
         self._calls += 1
@@ -124,7 +124,7 @@ class _CriticalPath:
         # by the call that a chain ends with, its times; a call without memory that is alive has none after it
         self._chains: dict[int, tuple[int, int]] = {}
 
-    def add(self, step: Step, writers: dict[int, int]) -> None:
+    def add(self, step: DataflowStep, writers: dict[int, int]) -> None:
         chains = self._chains
         before = max(step.after, key=lambda number: chains[number][0], default=-1)
         time_ns, host_ns = chains[before] if before >= 0 else (0, 0)
@@ -157,7 +157,7 @@ class _LiveMemory:
         # by call, what ends with it
         self._ends: dict[int, int] = {}
 
-    def add(self, step: Step, new: Iterable[Storage]) -> int:
+    def add(self, step: DataflowStep, new: Iterable[Storage]) -> int:
         """Add a call with the memory that it mentions first; gives how many pieces these are."""
         count = 0
         for storage in new:

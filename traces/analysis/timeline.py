@@ -28,7 +28,7 @@ _CALLER = re.compile(r"(.*):\d+ (.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TimelinePlace:
     """Where calls are made, as far as runs are told apart.
 
     Attributes
@@ -43,7 +43,7 @@ class Place:
     file: str = ""
     around: tuple[str, ...] = ()
 
-    def goes_on(self, other: Place) -> bool:
+    def goes_on(self, other: TimelinePlace) -> bool:
         """Whether a call that was made at another place right after belongs to the same run.
 
         Of a call further inside, fewer of the frames around the place are recorded.
@@ -57,7 +57,7 @@ class Placed(Protocol):
     """What was done at a place; None where that is of no interest."""
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> TimelinePlace | None:
         """The place."""
 
 
@@ -78,10 +78,10 @@ def frames_of(scope: Scope) -> list[tuple[str, str]]:
     return frames + [(match[1], match[2]) for match in map(_CALLER.fullmatch, scope.callers) if match is not None]
 
 
-def runs_of(calls: Iterable[P]) -> Iterator[tuple[Place, list[P]]]:
+def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
     """The calls of one thread, in runs; those without a place are in none, and end one."""
     run: list[P] = []
-    around: Place | None = None
+    around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):
         if begins and around is not None:
             yield around, run
@@ -92,9 +92,9 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[Place, list[P]]]:
         yield around, run
 
 
-def in_runs(calls: Iterable[P]) -> Iterator[tuple[Place, P, bool]]:
+def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
     """The calls of one thread that are in runs, each with its run's place so far, and whether it begins the run."""
-    place: Place | None = None
+    place: TimelinePlace | None = None
     for call in calls:
         if place is not None and call.place is not None and place.goes_on(call.place):
             place = max(place, call.place, key=lambda item: len(item.around))

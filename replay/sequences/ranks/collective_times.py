@@ -170,7 +170,7 @@ class _Samples:
     helds: dict[int, list[Times]] = field(default_factory=dict)
 
 
-class StepTimes:
+class CollectiveStepTimes:
     """Times of the collectives of all ranks.
 
     Parameters

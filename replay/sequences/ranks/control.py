@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[
 from opgrip.cli.command import USAGE_ERROR, printable
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.sequences.step_options import Launch
+from opgrip.replay.sequences.step_options import RankLaunch
 
 T = TypeVar("T")
 BEAT_S = 0.5
@@ -51,7 +51,7 @@ class Control:
     UserError : where the ranks do not meet
     """
 
-    def __init__(self, launch: Launch, timeout_s: float, prog: str = "opreplay") -> None:
+    def __init__(self, launch: RankLaunch, timeout_s: float, prog: str = "opreplay") -> None:
         self.launch, self.timeout_s, self._prog = launch, timeout_s, prog
         timeout, prefix = timedelta(seconds=timeout_s), f"opgrip/{next(_turns)}"
         try:
@@ -202,7 +202,7 @@ class _Life(threading.Thread):
     """
 
     def __init__(
-        self, launch: Launch, prefix: str, timeout_s: float, end: Callable[[Sequence[int], bool], None]
+        self, launch: RankLaunch, prefix: str, timeout_s: float, end: Callable[[Sequence[int], bool], None]
     ) -> None:
         super().__init__(name="opgrip ranks", daemon=True)
         self._launch, self._prefix, self._timeout_s, self._end = launch, prefix, timeout_s, end

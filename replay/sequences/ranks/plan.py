@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow
-from opgrip.replay.sequences.ranks.rank_collectives import LOCAL, MOST_MEMBERS, Collective, is_exchange
+from opgrip.replay.sequences.ranks.rank_collectives import LOCAL, MOST_MEMBERS, ReplayedCollective, is_exchange
 from opgrip.traces import Trace
 from opgrip.traces.analysis.ranks.collectives import ALL_TO_ALL, MESSAGES, SEND, SEND_RECV, size_of
 from opgrip.traces.codec.call_blocks import CallBlock
@@ -187,7 +187,7 @@ class Offer:
         return self.group, *sides
 
 
-def offer_of(collective: Collective | str, reason: str = "") -> Offer:
+def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
     """What a rank says of a collective, or of one that is not read, for this reason.
 
     Parameters

@@ -22,7 +22,7 @@ from opgrip.traces.analysis.ranks.collectives import (
     REDUCE_SCATTER,
     SCATTER,
     SEND,
-    Exchange,
+    ExchangeOp,
     exchange_of,
     group_of,
     is_async,
@@ -44,7 +44,7 @@ UNKNOWN_GROUP = "the trace does not tell which ranks its group has"
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class ReplayedCollective:
     """What calls of a signature exchange.
 
     Attributes
@@ -76,7 +76,7 @@ def is_exchange(signature: Signature) -> bool:
     return signature.kind == OPERATOR and namespace_of(signature) is not None and signature.op not in LOCAL
 
 
-def read_collective(signature: Signature) -> Collective:
+def read_collective(signature: Signature) -> ReplayedCollective:
     """What a signature exchanges.
 
     Raises
@@ -100,7 +100,7 @@ def read_collective(signature: Signature) -> Collective:
         raise Unsupported("the trace does not tell its root")
     if peer is not None and not 0 <= peer < len(group.ranks):
         raise Unsupported("its root is not in its group")
-    collective = Collective(
+    collective = ReplayedCollective(
         kind=exchange.kind,
         group=group,
         reduction=_reduction(signature) if exchange.kind in (ALL_REDUCE, REDUCE_SCATTER, REDUCE) else "",
@@ -138,7 +138,7 @@ def _reduction(signature: Signature) -> str:
     return SUM
 
 
-def _splits(signature: Signature, exchange: Exchange) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Rows that are sent to each member, and received from each; None where all get as many."""
     if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
         return None
@@ -151,7 +151,7 @@ def _splits(signature: Signature, exchange: Exchange) -> tuple[tuple[int, ...], 
     return sent, received
 
 
-def _with_sizes(collective: Collective, signature: Signature) -> Collective:
+def _with_sizes(collective: ReplayedCollective, signature: Signature) -> ReplayedCollective:
     trees = tensor_arguments(signature)
     specs = list(tensors(trees))
     if not specs:
@@ -182,12 +182,12 @@ def _disagree() -> Unsupported:
     return Unsupported("its sizes do not agree")
 
 
-def _check_whole(collective: Collective, trees: list[list[Any]], members: int) -> int:
+def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Of what goes as it is: all bytes."""
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
 
-def _check_flat(collective: Collective, trees: list[list[Any]], members: int) -> int:
+def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Of an all-gather or reduce-scatter by one tensor: the bytes of one part."""
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
@@ -205,7 +205,7 @@ def _check_flat(collective: Collective, trees: list[list[Any]], members: int) ->
     return _bytes(parts)
 
 
-def _check_lists(collective: Collective, trees: list[list[Any]], members: int) -> int:
+def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Of lists with a tensor for each member: the bytes of one part."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # no list is given to a gather or scatter by those that are not its root
@@ -219,7 +219,7 @@ def _check_lists(collective: Collective, trees: list[list[Any]], members: int) -
     return _bytes(parts)
 
 
-def _check_exchange(collective: Collective, trees: list[list[Any]], members: int) -> int:
+def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Of an all-to-all: the bytes that this rank sends."""
     if collective.form == LISTS:
         received, sent = trees
@@ -252,7 +252,7 @@ def _is_dense(spec: TensorSpec) -> bool:
     return True
 
 
-_CHECKS: Mapping[tuple[str, str], Callable[[Collective, list[list[Any]], int], int]] = {
+_CHECKS: Mapping[tuple[str, str], Callable[[ReplayedCollective, list[list[Any]], int], int]] = {
     **{(kind, ""): _check_whole for kind in (ALL_REDUCE, BROADCAST, REDUCE, SEND, RECV, BARRIER)},
     **{(kind, FLAT): _check_flat for kind in (ALL_GATHER, REDUCE_SCATTER)},
     **{(kind, LISTS): _check_lists for kind in (ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER)},

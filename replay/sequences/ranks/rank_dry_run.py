@@ -11,10 +11,10 @@ from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
-from opgrip.replay.sequences.dry_run import SUBSTITUTED, UNSUPPORTED, Part, Rehearsal
+from opgrip.replay.sequences.dry_run import SUBSTITUTED, UNSUPPORTED, CallPlan, DryRun
 from opgrip.replay.sequences.ranks.control import Control, RankEndedError
-from opgrip.replay.sequences.ranks.rank_collectives import LOCAL, Collective
-from opgrip.replay.sequences.ranks.running import Exchange, Started
+from opgrip.replay.sequences.ranks.rank_collectives import LOCAL, ReplayedCollective
+from opgrip.replay.sequences.ranks.running import RankExchange, Started
 from opgrip.replay.sequences.step_memory import reason_of
 from opgrip.replay.timing.rounds import NO_ROW
 
@@ -23,7 +23,7 @@ def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class RankRehearsal(Rehearsal):
+class RankDryRun(DryRun):
     """The calls of a rank, each with the way in which it can run.
 
     A collective runs once in every pass, whatever becomes of its arguments: the others wait for it.
@@ -34,7 +34,7 @@ class RankRehearsal(Rehearsal):
     collectives, starters : by the numbers of those that run
     left_out : by the place of a call, why its collective is left out
     waits : by the place of a call, the collectives that have to be done before it
-    others : as for `Rehearsal`
+    others : as for `DryRun`
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class RankRehearsal(Rehearsal):
         self,
         control: Control,
         exchanges: Collection[int],
-        collectives: Mapping[int, Collective],
+        collectives: Mapping[int, ReplayedCollective],
         starters: Mapping[int, Callable[..., Started]],
         left_out: Mapping[int, str],
         waits: Mapping[int, list[int]],
@@ -58,7 +58,7 @@ class RankRehearsal(Rehearsal):
         self._exchanges, self._collectives, self._starters = exchanges, collectives, starters
         self.left_out = dict(left_out)
         self._place_of_call = {id(call): place for place, call in enumerate(self.flow.calls)}
-        self.exchange = Exchange(waits, synchronizer(self._device), is_accelerator(self._device))
+        self.exchange = RankExchange(waits, synchronizer(self._device), is_accelerator(self._device))
 
     def begin(self) -> None:
         """Put all memory back to how it was before the first call, once nothing writes into it any more."""
@@ -90,14 +90,14 @@ class RankRehearsal(Rehearsal):
         except RankEndedError as error:
             self.control.lost(error)
 
-    def meet(self, call: FlowingCall, part: Part) -> Any:
+    def meet(self, call: FlowingCall, part: CallPlan) -> Any:
         """Run a collective with the other ranks; gives its results.
 
         Raises
         ------
         Unsupported : where the group's backend cannot run it
         """
-        assert part.prepared is not None, "prepared in the rehearsal"
+        assert part.prepared is not None, "prepared in the dry run"
         args, _ = part.prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
         try:
@@ -106,7 +106,7 @@ class RankRehearsal(Rehearsal):
         except RankEndedError as error:
             self.control.lost(error)
 
-    def _try(self, call: FlowingCall, part: Part) -> bool:
+    def _try(self, call: FlowingCall, part: CallPlan) -> bool:
         self.before(call)
         if call.signature not in self._exchanges:
             return super()._try(call, part)
@@ -126,7 +126,7 @@ class RankRehearsal(Rehearsal):
         self.memory.drop(call.over)
         return before != (part.status, len(part.redrawn))
 
-    def _make_ready(self, call: FlowingCall, part: Part) -> None:
+    def _make_ready(self, call: FlowingCall, part: CallPlan) -> None:
         """Arguments for a collective: what flows, or drawn ones; it ends all ranks where there are neither."""
         reason = part.reason
         if part.status != SUBSTITUTED:

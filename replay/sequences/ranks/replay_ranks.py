@@ -11,10 +11,10 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import Result
 from opgrip.replay.sequences.ranks.collective_times import (
+    CollectiveStepTimes,
     CollectiveTimes,
     OwnTimes,
     RankTotals,
-    StepTimes,
     clock_offsets_ns,
     share_stamps,
 )
@@ -102,7 +102,7 @@ def replay_ranks(
     everyone = control.share(mine)
     if not control.is_first:
         return None
-    times = StepTimes(step.plan.meetings, stamps, [item["signatures"] for item in everyone], offsets)
+    times = CollectiveStepTimes(step.plan.meetings, stamps, [item["signatures"] for item in everyone], offsets)
     ranks = [
         RankOutcome(number, item["totals"], times.totals[number], item["left_out"])
         for number, item in enumerate(everyone)

@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 from opgrip.errors import UserError, one_line
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks.control import RankEndedError
-from opgrip.replay.sequences.ranks.rank_collectives import SUM, Collective
+from opgrip.replay.sequences.ranks.rank_collectives import SUM, ReplayedCollective
 from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -45,7 +45,7 @@ AVG = "AVG"
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class GroupMembers:
     """A group as it is here.
 
     Attributes
@@ -91,7 +91,7 @@ def backend_for(device: str) -> str:
         raise UserError(f"torch has no library of collectives for {kind}", "replay on another --device") from error
 
 
-def why_not(collective: Collective, on_gloo: bool) -> str:
+def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
     """Why no group can run a collective; empty where nothing is known against it.
 
     Gloo tells only while a collective runs, in words that a rank which has ended leaves too: so it is asked before.
@@ -104,7 +104,7 @@ def why_not(collective: Collective, on_gloo: bool) -> str:
     return _gloo_refuses(_word_of(reduction, on_gloo), collective.dtype)
 
 
-def make_starter(collective: Collective, members: Members) -> Callable[..., Started]:
+def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
     """What starts a collective, of which `why_not` says nothing, on its tensors: takes those of `tensor_arguments`."""
     start = _STARTS[collective.kind, collective.form]
     reduction = None
@@ -116,8 +116,8 @@ def make_starter(collective: Collective, members: Members) -> Callable[..., Star
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    collective: Collective
-    members: Members
+    collective: ReplayedCollective
+    members: GroupMembers
     reduction: Any
 
     @property
@@ -277,7 +277,7 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 }
 
 
-class Exchange:
+class RankExchange:
     """Starts and waits for the collectives of a pass.
 
     Parameters

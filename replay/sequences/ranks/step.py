@@ -16,8 +16,8 @@ from opgrip.replay.cases.flow import Flow, FlowingCall, NewMemory, make_flow, ne
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.call_timers import HostWatch, Slowdown
-from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, Part, switching
+from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
+from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, switching
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import (
     GroupKey,
@@ -29,14 +29,14 @@ from opgrip.replay.sequences.ranks.plan import (
     wait_points,
 )
 from opgrip.replay.sequences.ranks.rank_collectives import (
-    Collective,
+    ReplayedCollective,
     as_tensors_alone,
     is_exchange,
     read_collective,
 )
-from opgrip.replay.sequences.ranks.rank_dry_run import RankRehearsal
-from opgrip.replay.sequences.ranks.running import GLOO, Members, backend_for, make_starter, why_not
-from opgrip.replay.sequences.step_memory import Memory, reason_of, room_on
+from opgrip.replay.sequences.ranks.rank_dry_run import RankDryRun
+from opgrip.replay.sequences.ranks.running import GLOO, GroupMembers, backend_for, make_starter, why_not
+from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_options import COLLECTIVES, RankOptions
 from opgrip.replay.sequences.step_replay import (
     MOST_FAILURES,
@@ -112,7 +112,7 @@ def replay_step(
     part = trace_with_defaults(part)
     flow = make_flow(part)
     places = _places(flow, exchanges)
-    collectives = {number: item for number, item in exchanges.items() if isinstance(item, Collective)}
+    collectives = {number: item for number, item in exchanges.items() if isinstance(item, ReplayedCollective)}
     on_gloo = backend_for(settings.device) == GLOO
     reasons = {number: why for number, item in collectives.items() if (why := why_not(item, on_gloo))}
     plan = _agree(flow, places, exchanges, reasons, options, control)
@@ -125,34 +125,36 @@ def replay_step(
     left_out = {places[number]: why for number, why in plan.left_out[control.launch.rank].items()}
     waits = wait_points(whole, _places(whole, exchanges), kept)
     with own_randomness(settings.device):
-        memory = Memory(flow.needs, flow.outside, part.values, settings.place, settings.seed, _room(settings, control))
-        rehearsal = RankRehearsal(
+        memory = StepMemory(
+            flow.needs, flow.outside, part.values, settings.place, settings.seed, _room(settings, control)
+        )
+        dry_run = RankDryRun(
             *(control, exchanges.keys(), collectives, starters, left_out, waits),
             *(flow, memory, part.values, settings.place, settings.device, settings.seed, settings.extensions),
             *(NOTHING_EXCLUDED, lambda number, row: None),
         )
         new = new_memory(part, flow) if pages.CONTROLLED and settings.device == "cpu" else {}
-        passes, stamps = _measure(rehearsal, settings, new, places, tell)
-    result = make_result(part, flow, rehearsal.parts, passes, Passes(), settings.device)
+        passes, stamps = _measure(dry_run, settings, new, places, tell)
+    result = make_result(part, flow, dry_run.parts, passes, Passes(), settings.device)
     signatures = [flow.calls[place].signature for place in places]
-    return RankStep(result, plan, signatures, Counter(rehearsal.left_out.values()), stamps)
+    return RankStep(result, plan, signatures, Counter(dry_run.left_out.values()), stamps)
 
 
-def _read(part: Trace) -> dict[int, Collective | str]:
+def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
     """By the numbers of signatures between processes, what they exchange; why that cannot be run, of others."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
-def _read_one(signature: Signature) -> Collective | str:
+def _read_one(signature: Signature) -> ReplayedCollective | str:
     try:
         return read_collective(signature)
     except Unsupported as error:
         return str(error)
 
 
-def _with_tensors_alone(part: Trace, exchanges: Mapping[int, Collective | str]) -> Trace:
+def _with_tensors_alone(part: Trace, exchanges: Mapping[int, ReplayedCollective | str]) -> Trace:
     signatures = [
-        as_tensors_alone(item) if isinstance(exchanges.get(item.number), Collective) else item
+        as_tensors_alone(item) if isinstance(exchanges.get(item.number), ReplayedCollective) else item
         for item in part.signatures
     ]
     return replace(part, signatures=signatures)
@@ -165,7 +167,7 @@ def _places(flow: Flow, exchanges: Mapping[int, object]) -> list[int]:
 def _agree(
     flow: Flow,
     places: Sequence[int],
-    exchanges: Mapping[int, Collective | str],
+    exchanges: Mapping[int, ReplayedCollective | str],
     reasons: Mapping[int, str],
     options: RankOptions,
     control: Control,
@@ -179,16 +181,16 @@ def _agree(
     return make_plan(tables, options.scale_ranks)
 
 
-def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, Members]:
+def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
     """The groups that this rank is in; every rank makes all of them, in the same order."""
     backend = backend_for(device)
-    groups: dict[GroupKey, Members] = {}
+    groups: dict[GroupKey, GroupMembers] = {}
     try:
         for (ranks, name), there in plan.groups.items():
             group = distributed.new_group(list(there), timedelta(seconds=control.timeout_s), backend)
             if control.launch.rank in there:
                 present = tuple(place for place, rank in enumerate(ranks) if rank in there)
-                groups[ranks, name] = Members(group, len(ranks), present, there, backend == GLOO)
+                groups[ranks, name] = GroupMembers(group, len(ranks), present, there, backend == GLOO)
     except RuntimeError as error:
         control.lost(error)
     return groups
@@ -201,7 +203,7 @@ def _room(settings: SequenceSettings, control: Control) -> int:
 
 
 def _measure(
-    rehearsal: RankRehearsal,
+    dry_run: RankDryRun,
     settings: SequenceSettings,
     memory: Mapping[int, NewMemory],
     places: Sequence[int],
@@ -210,13 +212,13 @@ def _measure(
     """Timed passes, as many in each rank: the first decides, by its own."""
     if memory:
         pages.keep_freed_memory()
-    control = rehearsal.control
+    control = dry_run.control
 
     def begin() -> None:
-        rehearsal.begin()
+        dry_run.begin()
         set_seed(settings.device, settings.seed)
 
-    rehearsal.settle(begin, tell)
+    dry_run.settle(begin, tell)
     timed, stamps = Passes(), list[tuple[Pass, Stamps]]()
     with no_garbage_collection(), closing(Slowdown(control.launch.local_world_size)) as slowdown:
         started = perf_counter_ns()
@@ -230,20 +232,20 @@ def _measure(
                 timed.settle()
                 kept = set(map(id, timed.kept))
                 return timed, [stamp for one, stamp in stamps if id(one) in kept]
-            one, failure = _pass(rehearsal, settings.device, HostWatch(memory), slowdown)
+            one, failure = _pass(dry_run, settings.device, HostTimer(memory), slowdown)
             allowed = control.is_first and may_drop(timed, perf_counter_ns() - started, settings)
             failed, slowed, contended, drops = control.most(bool(failure), one.slowed, one.is_contended, allowed)
             if failed:
                 timed.fail(failure or "a call of another rank")
-                rehearsal.settle(begin, tell)
+                dry_run.settle(begin, tell)
                 continue
             one = replace(one, slowed=bool(slowed), is_contended=bool(contended))
             timed.add(one, bool(drops))
-            stamps.append((one, _stamps(rehearsal, places)))
+            stamps.append((one, _stamps(dry_run, places)))
 
 
-def _stamps(rehearsal: RankRehearsal, places: Sequence[int]) -> Stamps:
-    exchange = rehearsal.exchange
+def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
+    exchange = dry_run.exchange
     ran = [(number, place) for number, place in enumerate(places) if place in exchange.done_ns]
     return Stamps(
         [number for number, _ in ran],
@@ -251,7 +253,7 @@ def _stamps(rehearsal: RankRehearsal, places: Sequence[int]) -> Stamps:
     )
 
 
-def _pass(rehearsal: RankRehearsal, device: str, watch: HostWatch, slowdown: Slowdown) -> tuple[Pass, str]:
+def _pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
     """Run all calls once; gives why the last that failed did, though it had not before.
 
     The others wait for this rank's collectives, so that it goes on after a call that failed.
@@ -261,41 +263,41 @@ def _pass(rehearsal: RankRehearsal, device: str, watch: HostWatch, slowdown: Slo
         synchronize()
         slowdown.begin()
         start = perf_counter_ns()
-        for call, part in zip(rehearsal.flow.calls, rehearsal.parts, strict=True):
+        for call, part in zip(dry_run.flow.calls, dry_run.parts, strict=True):
             use(call.settings)
-            rehearsal.before(call)
-            if rehearsal.runs_with_others(call):
-                _exchange(rehearsal, call, part)
+            dry_run.before(call)
+            if dry_run.runs_with_others(call):
+                _exchange(dry_run, call, part)
                 watch.skip()
             else:
                 try:
-                    run_call(rehearsal, call, part, watch)
+                    run_call(dry_run, call, part, watch)
                 except Exception as error:
                     check_use(device, error)
                     failure = f"{call.op}: {reason_of(error)}"
-                    rehearsal.give_up(call, part, reason_of(error))
-                    rehearsal.hand_on(call, part, None)
-            rehearsal.memory.drop(call.over)
+                    dry_run.give_up(call, part, reason_of(error))
+                    dry_run.hand_on(call, part, None)
+            dry_run.memory.drop(call.over)
             slowdown.check()
-        rehearsal.finish()
+        dry_run.finish()
         synchronize()
         wall = perf_counter_ns() - start
         slowdown.end()
     times = watch.times_ns()
     if not failure:
-        for place, done in rehearsal.exchange.done_ns.items():
-            times[place] = done - rehearsal.exchange.arrived_ns[place]
+        for place, done in dry_run.exchange.done_ns.items():
+            times[place] = done - dry_run.exchange.arrived_ns[place]
     return Pass(
-        *(times, wall, rehearsal.memory.peak_bytes, frozenset[int]()),
+        *(times, wall, dry_run.memory.peak_bytes, frozenset[int]()),
         *(slowdown.is_slowed, slowdown.is_contended, slowdown.contended_calls),
     ), failure
 
 
-def _exchange(rehearsal: RankRehearsal, call: FlowingCall, part: Part) -> None:
+def _exchange(dry_run: RankDryRun, call: FlowingCall, part: CallPlan) -> None:
     try:
         if part.redrawn:
-            rehearsal.redraw(call, part)
-        result = rehearsal.meet(call, part)
-        rehearsal.hand_on(call, part, result)
+            dry_run.redraw(call, part)
+        result = dry_run.meet(call, part)
+        dry_run.hand_on(call, part, result)
     except Unsupported as error:
-        rehearsal.control.refuse(f"{call.op} ran before, and cannot now: {error}")
+        dry_run.control.refuse(f"{call.op} ran before, and cannot now: {error}")

@@ -18,7 +18,7 @@ from torch import nn
 
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
-from opgrip.replay.batch_scale.batch_scale import Batches, scaled
+from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 from opgrip.traces.formats.onnx_operators import TABLE
@@ -256,7 +256,7 @@ def test_a_batch_is_scaled_through_pooling_and_normalization(tmp_path: Path) -> 
     constants = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in weights.items()]
     x, y = (helper.make_tensor_value_info(*item) for item in (("x", 1, (1, 3, 10, 10)), ("y", 1, None)))
     trace = write(nodes, [x], [y], tmp_path, constants)
-    batches = Batches(trace)
+    batches = BatchScale(trace)
     first = {case.op: next(tensors(scaled(case, 4, batches).signature.args)) for case in make_cases(trace)}
     assert len(first) >= 5
     assert {op: spec.shape for op, spec in first.items() if "norm" not in op} == {

@@ -9,7 +9,7 @@ from example_trace import write
 from made_ranks import VECTOR
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.ranks.waits import Waits, find_waits
+from opgrip.traces.analysis.ranks.waits import RankWaits, find_waits
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec
 from opgrip.traces.schema.records import Calls, End, Record, Scope, Signature, Thread
 
@@ -31,7 +31,7 @@ def signatures(rank: int) -> list[Signature]:
     ]
 
 
-def waits_of(path: Path, *ranks: list[tuple[str, int, int]]) -> Waits:
+def waits_of(path: Path, *ranks: list[tuple[str, int, int]]) -> RankWaits:
     """What ranks waited for that called these: a collective's kind, its start, and when the rank went on, in us."""
     records: list[Record] = [Scope(0, "", "", "forward"), Signature(100, "operator", "aten.sin.default", (VECTOR,), {})]
     for rank, calls in enumerate(ranks):
@@ -43,7 +43,7 @@ def waits_of(path: Path, *ranks: list[tuple[str, int, int]]) -> Waits:
     return find_waits(write(path / "t.jsonl", [*records, End(0, 0, 0)], processes=headers))
 
 
-def waiting(waits: Waits) -> list[float]:
+def waiting(waits: RankWaits) -> list[float]:
     return [round(1000 * time) for time in waits.ranks["waiting_ms"]]
 
 

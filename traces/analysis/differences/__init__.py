@@ -2,10 +2,10 @@
 
 from opgrip.traces.analysis.differences.compare import (
     KINDS,
-    Difference,
     OperatorRow,
     Row,
     Tolerances,
+    TraceDifference,
     check_form,
     compare_sides,
     compare_traces,
@@ -15,10 +15,10 @@ from opgrip.traces.analysis.differences.side import load_side, paths_of
 
 __all__ = [
     "KINDS",
-    "Difference",
     "OperatorRow",
     "Row",
     "Tolerances",
+    "TraceDifference",
     "check_form",
     "compare_sides",
     "compare_traces",

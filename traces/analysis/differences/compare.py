@@ -138,7 +138,7 @@ class OperatorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TraceDifference:
     """What differs between two traces, or several on a side.
 
     Attributes
@@ -201,7 +201,7 @@ def compare_traces(
     after: Trace | Sequence[Trace],
     names: tuple[str, str],
     tolerances: Tolerances = Tolerances(),
-) -> Difference:
+) -> TraceDifference:
     """What differs between two traces, or several on a side."""
     sides = [_side_of([side] if isinstance(side, Trace) else side) for side in (before, after)]
     return compare_sides(sides[0], sides[1], names, tolerances)
@@ -209,7 +209,7 @@ def compare_traces(
 
 def compare_sides(
     before: Side, after: Side, names: tuple[str, str], tolerances: Tolerances = Tolerances()
-) -> Difference:
+) -> TraceDifference:
     """What differs between the traces of two sides."""
     unit = unit_of(before, after)
     keys = dict.fromkeys((*before.cases, *after.cases))
@@ -217,7 +217,7 @@ def compare_sides(
     rows.sort(key=lambda row: (not row.kinds, -abs(row.shares[1] - row.shares[0]), -max(row.shares), row.key))
     facts = list(_facts(before.header, after.header))
     units = before.units(unit), after.units(unit)
-    return Difference(names, facts, rows, unit, units, list(_operators(rows, tolerances)))
+    return TraceDifference(names, facts, rows, unit, units, list(_operators(rows, tolerances)))
 
 
 def _side_of(traces: Iterable[Trace]) -> Side:
@@ -301,7 +301,7 @@ def check_form(path: Path) -> None:
         raise UserError(f"{path} is neither {' nor '.join(_FORMS)}", "name one of these")
 
 
-def write_difference(difference: Difference, path: Path, force: bool) -> None:
+def write_difference(difference: TraceDifference, path: Path, force: bool) -> None:
     """Write all rows as JSON, or those that differ as a table of Markdown."""
     with whole_file(path, force) as file:
         file.writelines(f"{line}\n".encode("utf-8", "replace") for line in _FORMS[path.suffix](difference))
@@ -318,11 +318,11 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _as_json(difference: Difference) -> Iterator[str]:
+def _as_json(difference: TraceDifference) -> Iterator[str]:
     yield json.dumps(difference.as_json(), indent=1)
 
 
-def _as_markdown(difference: Difference) -> Iterator[str]:
+def _as_markdown(difference: TraceDifference) -> Iterator[str]:
     before, after = map(_cell, difference.names)
     yield f"# {before} → {after}"
     yield ""
@@ -352,4 +352,4 @@ def _cell(value: Any) -> str:
     return text.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 
-_FORMS: dict[str, Callable[[Difference], Iterator[str]]] = {".json": _as_json, ".md": _as_markdown}
+_FORMS: dict[str, Callable[[TraceDifference], Iterator[str]]] = {".json": _as_json, ".md": _as_markdown}

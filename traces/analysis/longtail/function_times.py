@@ -48,7 +48,7 @@ class CaptureCost:
 
 
 @dataclass(slots=True)
-class Times:
+class FunctionTimes:
     """What is known of the time that a trace's calls took, in ns.
 
     Attributes
@@ -89,7 +89,7 @@ class Times:
         return min(call.device_ns or 0.0, self.device_calls[call.signature, call.scope])
 
 
-def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> Times:
+def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:
     """What all runs of a trace tell.
 
     Parameters
@@ -107,7 +107,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
         for before, after in pairs_in_runs(calls.of(thread)):
             gaps.note(before, after)
     clean_by_step = {step: round(_low(np.array(items))) for step, items in gaps.clean.items()}
-    return Times(cost, host_times, device_times, clean_by_step, round(_low(gaps.typical())))
+    return FunctionTimes(cost, host_times, device_times, clean_by_step, round(_low(gaps.typical())))
 
 
 def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:

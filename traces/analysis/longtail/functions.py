@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from opgrip.traces.analysis.longtail.commands import grip_command, pattern_of
-from opgrip.traces.analysis.longtail.function_times import CaptureCost, Times, measure_times
+from opgrip.traces.analysis.longtail.function_times import CaptureCost, FunctionTimes, measure_times
 from opgrip.traces.analysis.longtail.operators import operation_of
 from opgrip.traces.analysis.longtail.thread_calls import (
     BACKWARD,
@@ -231,7 +231,7 @@ class _Run:
     host_ns: float = 0
     borders: Borders = field(default_factory=Borders)
 
-    def add(self, call: MadeCall, before: MadeCall | None, times: Times) -> None:
+    def add(self, call: MadeCall, before: MadeCall | None, times: FunctionTimes) -> None:
         """Add a call, which follows another one."""
         self.launches += 1
         operator_ns = times.operator_ns(call)
@@ -284,7 +284,7 @@ def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocation
         yield call
 
 
-def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: Times) -> Iterator[_Run]:
+def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> Iterator[_Run]:
     """The runs of a thread's calls, each without its calls, of which it can have millions."""
     run: _Run | None = None
     before: MadeCall | None = None

@@ -13,7 +13,7 @@ import pandas as pd
 
 from opgrip.traces.analysis.longtail.commands import is_script
 from opgrip.traces.analysis.longtail.operators import Operation
-from opgrip.traces.analysis.timeline import Place, origins
+from opgrip.traces.analysis.timeline import TimelinePlace, origins
 from opgrip.traces.schema.records import Scope
 from opgrip.traces.table.profiler_labels import are_marks
 from opgrip.traces.table.trace import Trace
@@ -48,7 +48,7 @@ class MadeCall:
 
     number: int
     operation: Operation
-    place: Place | None
+    place: TimelinePlace | None
     module: str
     scope: int
     line: int
@@ -136,14 +136,14 @@ def _own(calls: pd.DataFrame) -> pd.DataFrame:
     return calls[calls["inside"].isna() & ~are_marks(calls)]
 
 
-def _places(trace: Trace) -> dict[int, Place]:
+def _places(trace: Trace) -> dict[int, TimelinePlace]:
     """By number of a scope, the function; of a backward pass, that whose calls caused it."""
     origin = origins(trace)
     place_by_scope = {scope.number: _function(origin[scope.number], scope.phase) for scope in trace.scopes}
     return {number: place for number, place in place_by_scope.items() if place is not None}
 
 
-def _function(scope: Scope, phase: str) -> Place | None:
+def _function(scope: Scope, phase: str) -> TimelinePlace | None:
     """The function that made a scope's calls. Comprehensions and lambdas are part of the function that they are in."""
     file, name = scope.file, scope.function
     within = 0
@@ -152,7 +152,7 @@ def _function(scope: Scope, phase: str) -> Place | None:
     if not name or name.endswith(">"):
         # a script's own lines are in no function
         return None
-    return Place(name, phase, file, scope.callers[within:])
+    return TimelinePlace(name, phase, file, scope.callers[within:])
 
 
 def function_of(call: MadeCall) -> Function:

@@ -27,7 +27,7 @@ WAIT = "wait_tensor"
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeOp:
     """How an operator says what it exchanges.
 
     Attributes
@@ -44,37 +44,37 @@ class Exchange:
 
 
 _C10D = {
-    "allreduce_": Exchange(ALL_REDUCE, 1),
-    "allreduce_coalesced_": Exchange(ALL_REDUCE, 1),
-    "allgather_": Exchange(ALL_GATHER, 2, LISTS),
-    "allgather_coalesced_": Exchange(ALL_GATHER, 2, OTHER),
-    "_allgather_base_": Exchange(ALL_GATHER, 2, FLAT),
-    "allgather_into_tensor_coalesced_": Exchange(ALL_GATHER, 2, FLAT),
-    "reduce_scatter_": Exchange(REDUCE_SCATTER, 2, LISTS),
-    "_reduce_scatter_base_": Exchange(REDUCE_SCATTER, 2, FLAT),
-    "reduce_scatter_tensor_coalesced_": Exchange(REDUCE_SCATTER, 2, FLAT),
-    "alltoall_": Exchange(ALL_TO_ALL, 2, LISTS),
-    "alltoall_base_": Exchange(ALL_TO_ALL, 2, FLAT),
-    "broadcast_": Exchange(BROADCAST, 1, has_peer=True),
-    "reduce_": Exchange(REDUCE, 1, has_peer=True),
-    "gather_": Exchange(GATHER, 2, LISTS, has_peer=True),
-    "scatter_": Exchange(SCATTER, 2, LISTS, has_peer=True),
-    "send": Exchange(SEND, 1, has_peer=True),
-    "recv_": Exchange(RECV, 1, has_peer=True),
-    "barrier": Exchange(BARRIER, 1),
-    "monitored_barrier_": Exchange(BARRIER, 1, OTHER),
+    "allreduce_": ExchangeOp(ALL_REDUCE, 1),
+    "allreduce_coalesced_": ExchangeOp(ALL_REDUCE, 1),
+    "allgather_": ExchangeOp(ALL_GATHER, 2, LISTS),
+    "allgather_coalesced_": ExchangeOp(ALL_GATHER, 2, OTHER),
+    "_allgather_base_": ExchangeOp(ALL_GATHER, 2, FLAT),
+    "allgather_into_tensor_coalesced_": ExchangeOp(ALL_GATHER, 2, FLAT),
+    "reduce_scatter_": ExchangeOp(REDUCE_SCATTER, 2, LISTS),
+    "_reduce_scatter_base_": ExchangeOp(REDUCE_SCATTER, 2, FLAT),
+    "reduce_scatter_tensor_coalesced_": ExchangeOp(REDUCE_SCATTER, 2, FLAT),
+    "alltoall_": ExchangeOp(ALL_TO_ALL, 2, LISTS),
+    "alltoall_base_": ExchangeOp(ALL_TO_ALL, 2, FLAT),
+    "broadcast_": ExchangeOp(BROADCAST, 1, has_peer=True),
+    "reduce_": ExchangeOp(REDUCE, 1, has_peer=True),
+    "gather_": ExchangeOp(GATHER, 2, LISTS, has_peer=True),
+    "scatter_": ExchangeOp(SCATTER, 2, LISTS, has_peer=True),
+    "send": ExchangeOp(SEND, 1, has_peer=True),
+    "recv_": ExchangeOp(RECV, 1, has_peer=True),
+    "barrier": ExchangeOp(BARRIER, 1),
+    "monitored_barrier_": ExchangeOp(BARRIER, 1, OTHER),
 }
 _FUNCTIONAL = {
-    **dict.fromkeys(("all_reduce", "all_reduce_"), Exchange(ALL_REDUCE, 1)),
-    **dict.fromkeys(("all_reduce_coalesced", "all_reduce_coalesced_"), Exchange(ALL_REDUCE, 1)),
-    **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced"), Exchange(ALL_GATHER, 1, FLAT)),
-    "all_gather_into_tensor_out": Exchange(ALL_GATHER, 1, OTHER),
-    **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), Exchange(REDUCE_SCATTER, 1, FLAT)),
-    "reduce_scatter_tensor_out": Exchange(REDUCE_SCATTER, 1, OTHER),
-    "all_to_all_single": Exchange(ALL_TO_ALL, 1, FLAT),
-    **dict.fromkeys(("broadcast", "broadcast_"), Exchange(BROADCAST, 1, has_peer=True)),
+    **dict.fromkeys(("all_reduce", "all_reduce_"), ExchangeOp(ALL_REDUCE, 1)),
+    **dict.fromkeys(("all_reduce_coalesced", "all_reduce_coalesced_"), ExchangeOp(ALL_REDUCE, 1)),
+    **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced"), ExchangeOp(ALL_GATHER, 1, FLAT)),
+    "all_gather_into_tensor_out": ExchangeOp(ALL_GATHER, 1, OTHER),
+    **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), ExchangeOp(REDUCE_SCATTER, 1, FLAT)),
+    "reduce_scatter_tensor_out": ExchangeOp(REDUCE_SCATTER, 1, OTHER),
+    "all_to_all_single": ExchangeOp(ALL_TO_ALL, 1, FLAT),
+    **dict.fromkeys(("broadcast", "broadcast_"), ExchangeOp(BROADCAST, 1, has_peer=True)),
 }
-_EXCHANGES: Mapping[str, Mapping[str, Exchange]] = {
+_EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
     "c10d": _C10D,
     "_c10d_functional": _FUNCTIONAL,
     "_c10d_functional_autograd": _FUNCTIONAL,
@@ -95,7 +95,7 @@ def name_of(signature: Signature) -> str:
     return signature.op.split(".")[1] if "." in signature.op else ""
 
 
-def exchange_of(signature: Signature) -> Exchange | None:
+def exchange_of(signature: Signature) -> ExchangeOp | None:
     """What a signature's operator exchanges; None for one that is not known to."""
     namespace = namespace_of(signature)
     return None if namespace is None else _EXCHANGES[namespace].get(name_of(signature))
@@ -116,14 +116,14 @@ def group_of(signature: Signature) -> GroupSpec | None:
     return next((leaf for leaf in leaves([signature.args, signature.kwargs]) if isinstance(leaf, GroupSpec)), None)
 
 
-def peer_of(signature: Signature, exchange: Exchange) -> int | None:
+def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
     """The root or the other side by its place in the group; None where there is none, or the trace does not tell."""
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)
 
 
-def is_async(signature: Signature, exchange: Exchange) -> bool:
+def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
     """Whether the program went on before a collective was done.
 
     A signature lacks arguments at their default, and older torch the argument: where nothing says it, it is so.

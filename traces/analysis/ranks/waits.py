@@ -29,7 +29,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class RankWaits:
     """What the ranks of a merged trace waited for.
 
     Attributes
@@ -55,7 +55,7 @@ class Waits:
         return {**tables, "unmatched": self.unmatched}
 
 
-def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Waits:
+def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> RankWaits:
     """What the ranks of a merged trace waited for, in one pass.
 
     Raises
@@ -183,7 +183,7 @@ class _Times:
     last_rank: Integers
 
 
-def _waits(ranks: _Ranks, meetings: Meetings) -> Waits:
+def _waits(ranks: _Ranks, meetings: Meetings) -> RankWaits:
     times = _times(meetings, np.array(ranks.names(), dtype=np.int64))
     frame = pd.DataFrame(
         {
@@ -201,7 +201,7 @@ def _waits(ranks: _Ranks, meetings: Meetings) -> Waits:
     )
     pairs = pairs.rename(columns={"size": "collectives"}).assign(waiting_ms=pairs["sum"] / 1e6).drop(columns="sum")
     pairs = pairs.sort_values("waiting_ms", ascending=False, ignore_index=True)
-    return Waits(_by_rank(ranks, frame), pairs, _by_place(ranks, meetings, frame), meetings.unmatched)
+    return RankWaits(_by_rank(ranks, frame), pairs, _by_place(ranks, meetings, frame), meetings.unmatched)
 
 
 def _times(meetings: Meetings, names: Integers) -> _Times:

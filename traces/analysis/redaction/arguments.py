@@ -16,8 +16,8 @@ import torch
 from opgrip.traces.analysis.redaction.call_facts import CallFacts, argument_name, call_facts
 from opgrip.traces.analysis.redaction.coarse_models import coarse, coarse_float, coarse_int, rounded_up
 from opgrip.traces.analysis.redaction.header_tables import TableRedactor
-from opgrip.traces.analysis.redaction.names import NAME_RULES, NOT_RECORDED, Names
-from opgrip.traces.analysis.redaction.policy import ASKED, LABELS, SCALARS, Policy, Report
+from opgrip.traces.analysis.redaction.names import NAME_RULES, NOT_RECORDED, NameHasher
+from opgrip.traces.analysis.redaction.policy import ASKED, LABELS, SCALARS, Policy, RedactionReport
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
 from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.privacy import Privacy, privacy_of
@@ -62,7 +62,7 @@ class Redactor:
     Numbers of value models stay: `Redaction` replaces them.
     """
 
-    def __init__(self, policy: Policy, names: Names, report: Report | None) -> None:
+    def __init__(self, policy: Policy, names: NameHasher, report: RedactionReport | None) -> None:
         self._keeps_scalars = policy.keeps(SCALARS)
         self._keeps_labels = policy.keeps(LABELS)
         self._policy, self._names, self._report = policy, names, report

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from signal import Signals
 from typing import Any, NamedTuple
 
-from opgrip.traces.analysis.redaction.names import DEVICE, OWN, RUNS, Names, is_public_text, public_version
-from opgrip.traces.analysis.redaction.policy import ASKED, MODEL, Policy, Report
+from opgrip.traces.analysis.redaction.names import DEVICE, OWN, RUNS, NameHasher, is_public_text, public_version
+from opgrip.traces.analysis.redaction.policy import ASKED, MODEL, Policy, RedactionReport
 from opgrip.traces.io.foreign_files import formats
 from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.privacy import DEVICE_KEY, HEADER_FIELDS, Privacy, Table
@@ -42,8 +42,8 @@ class TableRedactor(NamedTuple):
     """Redacts dictionaries by the tables of `traces/schema/privacy.py`."""
 
     policy: Policy
-    names: Names
-    report: Report | None
+    names: NameHasher
+    report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
         """Return the declared fields of a dictionary; those of which nothing stays are left out.

@@ -130,7 +130,7 @@ _CALLER = re.compile(r"(.*):([0-9]+) ([^ ]*)")
 OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
 
 
-class Names:
+class NameHasher:
     """Hashes names with the salt of a policy, except for what the policy keeps and what is public."""
 
     def __init__(self, policy: Policy) -> None:
@@ -307,7 +307,7 @@ class NameRule:
     label : what the report calls them; empty for the name of the field
     """
 
-    redact: Callable[[Names, Any], Any]
+    redact: Callable[[NameHasher, Any], Any]
     why: str
     kept_by: str = ""
     label: str = ""
@@ -319,26 +319,26 @@ TYPES = "torch's types"
 ERRORS = "kinds of errors of Python and torch"
 
 
-def _unchanged(names: Names, value: Any) -> Any:
+def _unchanged(names: NameHasher, value: Any) -> Any:
     return value
 
 
 NAME_RULES: dict[str, NameRule] = {
-    "module": NameRule(Names.module, OWN, MODULES),
-    "class": NameRule(Names.class_name, OWN, MODULES),
-    "function": NameRule(Names.function, OWN, FUNCTIONS),
-    "object": NameRule(Names.object_name, OWN, FUNCTIONS, "class"),
-    "file": NameRule(Names.file, OWN, FILES),
-    "caller": NameRule(Names.caller, OWN, FILES),
-    "thread": NameRule(Names.thread, OWN, LABELS),
-    "error": NameRule(Names.error, ERRORS),
-    "reason": NameRule(Names.reason, ERRORS, MODULES),
-    "text": NameRule(Names.text, "a setting, device or type that torch knows", SCALARS, "string"),
+    "module": NameRule(NameHasher.module, OWN, MODULES),
+    "class": NameRule(NameHasher.class_name, OWN, MODULES),
+    "function": NameRule(NameHasher.function, OWN, FUNCTIONS),
+    "object": NameRule(NameHasher.object_name, OWN, FUNCTIONS, "class"),
+    "file": NameRule(NameHasher.file, OWN, FILES),
+    "caller": NameRule(NameHasher.caller, OWN, FILES),
+    "thread": NameRule(NameHasher.thread, OWN, LABELS),
+    "error": NameRule(NameHasher.error, ERRORS),
+    "reason": NameRule(NameHasher.reason, ERRORS, MODULES),
+    "text": NameRule(NameHasher.text, "a setting, device or type that torch knows", SCALARS, "string"),
     "device": NameRule(
         lambda names, value: names.device(value) if isinstance(value, str) else value, "devices set the times"
     ),
     "backend": NameRule(lambda names, text: names.known(text, BACKENDS), "backends of torch"),
-    "reduction": NameRule(Names.reduction, "reductions of torch", SCALARS),
+    "reduction": NameRule(NameHasher.reduction, "reductions of torch", SCALARS),
     "type": NameRule(
         lambda names, text: text if is_public_type(text) else names.error(text),
         "types of Python and torch",

@@ -111,7 +111,7 @@ class Remaining:
 
 
 @dataclass(slots=True)
-class Report:
+class RedactionReport:
     """Everything that stays in a trace, with how often it occurs, and the hashes in place of the rest."""
 
     counts: Counter[Remaining] = field(default_factory=Counter)

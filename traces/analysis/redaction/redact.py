@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.redaction.policy import Policy, Report
+from opgrip.traces.analysis.redaction.policy import Policy, RedactionReport
 from opgrip.traces.analysis.redaction.redaction import Redaction
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
@@ -30,7 +30,7 @@ class RedactedFile:
 
     calls: int
     records: int
-    report: Report
+    report: RedactionReport
     values: dict[tuple[str, str, str], int]
     passed_over: dict[str, int]
     whole_values: tuple[str, ...]
@@ -62,7 +62,7 @@ def redact(
     UserError : if the trace cannot be read; nothing is written then
     """
     reader = TraceReader(path, unbounded)
-    report = Report()
+    report = RedactionReport()
     redaction = Redaction(policy, report)
     calls = records = 0
     whole_values: list[str] = []

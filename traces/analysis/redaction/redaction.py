@@ -23,8 +23,8 @@ from opgrip.traces.analysis.redaction.call_facts import (
     slots_of,
 )
 from opgrip.traces.analysis.redaction.coarse_models import RedactedModel, redact_model
-from opgrip.traces.analysis.redaction.names import REGION, Names, is_public_operator
-from opgrip.traces.analysis.redaction.policy import VALUES, Policy, Report
+from opgrip.traces.analysis.redaction.names import REGION, NameHasher, is_public_operator
+from opgrip.traces.analysis.redaction.policy import VALUES, Policy, RedactionReport
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.records import (
     FUNCTION,
@@ -96,9 +96,9 @@ class Redaction:
     kept : how many models kept their values or the order of these, by operator, argument and reason
     """
 
-    def __init__(self, policy: Policy, report: Report | None = None) -> None:
+    def __init__(self, policy: Policy, report: RedactionReport | None = None) -> None:
         self.policy = policy
-        self.names = Names(policy)
+        self.names = NameHasher(policy)
         self.kept: Counter[tuple[str, str, str]] = Counter()
         self._report = report
         self._redactor = Redactor(policy, self.names, report)

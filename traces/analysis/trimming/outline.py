@@ -162,7 +162,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TracePart:
     """What calls must have, all of it, to belong to a part.
 
     Attributes
@@ -185,7 +185,7 @@ class Part:
         return {name: list(value) for name, value in values.items() if value}
 
 
-def selected_calls(outline: Outline, part: Part) -> Flags:
+def selected_calls(outline: Outline, part: TracePart) -> Flags:
     """Of each call, whether it belongs to a part: it has what is asked for, or ran inside of a function that has.
 
     Raises
@@ -268,7 +268,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
     return starts_ns
 
 
-class Flow:
+class KeptFlow:
     """The calls that made or last wrote what each call reads, as `opgrip trace graph` follows them.
 
     Calls inside of an extension function, and gripped functions around their calls, are left out: they read and write

@@ -16,9 +16,9 @@ import numpy as np
 
 from opgrip.traces.analysis.trimming.outline import (
     Flags,
-    Flow,
+    KeptFlow,
     Outline,
-    Part,
+    TracePart,
     read_outline,
     selected_calls,
     with_inner_calls,
@@ -76,7 +76,7 @@ class Trimmed:
 def trim(
     path: str | Path,
     output: Path,
-    part: Part,
+    part: TracePart,
     with_producers: bool = False,
     force: bool = False,
     partial: bool = False,
@@ -97,7 +97,7 @@ def trim(
     """
     outline = read_outline(TraceReader(path, unbounded), partial)
     flags = selected_calls(outline, part)
-    flow = Flow(outline)
+    flow = KeptFlow(outline)
     counted = np.isin(outline.signature, _counted_signatures(outline.signatures, outline))
     asked = int((flags & counted).sum())
     if with_producers:
@@ -136,7 +136,7 @@ def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
     return [number for number, item in items if item.kind != FUNCTION and not is_mark(item.op)]
 
 
-def _header(outline: Outline, part: Part, trimmed: Trimmed, beside: bool) -> Header:
+def _header(outline: Outline, part: TracePart, trimmed: Trimmed, beside: bool) -> Header:
     fields = {name: value for name, value in outline.header.items() if name not in ("format", "version")}
     if not beside:
         # the file of whole values is looked for beside the trace

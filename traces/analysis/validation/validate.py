@@ -172,7 +172,7 @@ MOST_ERRORS = 3
 """Of one record."""
 
 
-class Schema:
+class SchemaCheck:
     """The schema of each type of record."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ MOST_OPEN = 1 << 16
 """Calls of a thread beside each other that a later one is held against."""
 
 
-class Times:
+class TimeCheck:
     """Checks the times of blocks of calls in their order."""
 
     def __init__(self, validation: Validation) -> None:
@@ -250,7 +250,7 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
     reader = TraceReader(path, unbounded)
     validation = Validation(reader.path)
     read_header(path, unbounded)
-    references, times, totals = References(validation), Times(validation), _Totals(validation)
+    references, times, totals = References(validation), TimeCheck(validation), _Totals(validation)
     name = format_of(reader.path)
     if name is not None:
         validation.notes.append(f"a file of {name}, validated as the trace that it is read as")
@@ -269,7 +269,7 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
 
 def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int, Record]]:
     """The records of a trace of ours that are whole, with their numbers."""
-    schema = Schema()
+    schema = SchemaCheck()
     if not schema.is_available:
         validation.notes.append(NOT_INSTALLED)
     unknown: Counter[str] = Counter()
