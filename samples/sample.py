@@ -1,9 +1,9 @@
-"""What a sample is, and the table of those that ship."""
+"""Samples, their registration, and the random inputs that they draw."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -11,37 +11,97 @@ from importlib.util import find_spec
 from inspect import getdoc
 from typing import Any, ParamSpec, TypeVar
 
-from opgrip.samples.draw import Draw
+import torch
+from torch import Tensor
+
 from opgrip.samples.tags import Tag, tag_of
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Maker = Callable[..., tuple[Any, ...]]
-"""Makes a sample's positional arguments of a `Draw` and the sizes of a configuration."""
+"""Returns the positional arguments of a sample from a `Draw` and the sizes of a configuration."""
 
 JAX = "_jax"
-"""Ends the name of the module that holds a sample's JAX implementation, beside that of the torch one."""
+"""Suffix of the module next to a sample's that holds its JAX implementation."""
+
+
+class Draw:
+    """Source of random tensors on the CPU that look like those of models, the same for the same seed.
+
+    Parameters
+    ----------
+    seed : of its own generator; torch's global one is left alone
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int, mean: float = 0.0, std: float = 1.0, grad: bool = False) -> Tensor:
+        """Float32 numbers; `grad` asks for the gradient of what is drawn, here and below."""
+        return (torch.randn(shape, generator=self.generator) * std + mean).requires_grad_(grad)
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0, grad: bool = False) -> Tensor:
+        """Float32 numbers from `low` to `high`."""
+        return (torch.rand(shape, generator=self.generator) * (high - low) + low).requires_grad_(grad)
+
+    def integers(self, *shape: int, low: int = 0, high: int) -> Tensor:
+        """Int64 numbers from `low` to below `high`, such as labels of classes."""
+        return torch.randint(low, high, shape, generator=self.generator)
+
+    def mask(self, *shape: int, share: float = 0.5) -> Tensor:
+        """Booleans, of which about a share is true."""
+        return torch.rand(shape, generator=self.generator) < share
+
+    def permutation(self, count: int) -> Tensor:
+        """The numbers below `count`, shuffled."""
+        return torch.randperm(count, generator=self.generator)
+
+    def distribution(self, *shape: int, grad: bool = False) -> Tensor:
+        """Float32 probabilities that sum to one over the last dimension."""
+        return torch.randn(shape, generator=self.generator).softmax(dim=-1).requires_grad_(grad)
+
+    def boxes(
+        self, count: int, size: tuple[float, float] = (800.0, 1333.0), smallest: float = 8.0, grad: bool = False
+    ) -> Tensor:
+        """Boxes in an image, (count, 4) float32, x1 y1 x2 y2 in pixels.
+
+        Parameters
+        ----------
+        size : of the image, height and width
+        smallest : width and height, which go up to half of the image's, small ones being frequent
+        """
+        whole = torch.tensor([size[1], size[0]])
+        extent = smallest * (whole / 2 / smallest) ** torch.rand(count, 2, generator=self.generator)
+        corner = torch.rand(count, 2, generator=self.generator) * (whole - extent)
+        return torch.cat([corner, corner + extent], dim=1).requires_grad_(grad)
+
+    def near(self, boxes: Tensor, shift: float = 0.1, grad: bool = False) -> Tensor:
+        """Boxes, (N, 4), each moved and stretched by about a share of its size, as a detector's guesses are."""
+        extent = (boxes[:, 2:] - boxes[:, :2]).detach()
+        noise = torch.randn(len(boxes), 4, generator=self.generator) * shift
+        corner = boxes[:, :2].detach() + noise[:, :2] * extent
+        return torch.cat([corner, corner + extent * noise[:, 2:].exp()], dim=1).requires_grad_(grad)
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A long-tail function that stands on its own.
+    """A long-tail function that runs on its own.
 
     Attributes
     ----------
-    function : in plain torch
+    function : implementation in plain torch
     inputs : makes its arguments
-    configurations : keyword arguments of `inputs`, by the model and run that call it so, a small one first
+    configurations : arguments of `inputs` after the `Draw`, by the model and run with these sizes, a small one first
     tags : what makes it hard for a compiler
-    project : that it comes from, as in `MMDetection`, or the paper
-    url : of its source there, or of the paper
-    rtol, atol : within which another implementation's float32 results have to be
+    project : source project, such as `MMDetection`, or the paper
+    url : of the source, or of the paper
+    rtol, atol : tolerance for float32 results of other implementations
     random : whether its results depend on torch's random number generator
     """
 
     function: Callable[..., Any]
     inputs: Maker
-    configurations: Mapping[str, Mapping[str, Any]]
+    configurations: Mapping[str, tuple[Any, ...]]
     tags: frozenset[Tag]
     project: str
     url: str
@@ -51,39 +111,39 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """That of the function."""
+        """Return the function's name."""
         return self.function.__name__
 
     @property
     def family(self) -> str:
-        """The folder that it is in: `losses`."""
+        """Return the name of its folder, such as `losses`."""
         return self.function.__module__.split(".")[-2]
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring."""
+        """Return the first line of its docstring."""
         return (getdoc(self.function) or "").partition("\n")[0]
 
     def arguments(self, configuration: str | None = None, seed: int = 0) -> tuple[Any, ...]:
-        """Arguments on the CPU, the same for the same seed.
+        """Return arguments on the CPU, the same for the same seed.
 
         Parameters
         ----------
         configuration : None for the first
         """
         name = next(iter(self.configurations)) if configuration is None else configuration
-        return self.inputs(Draw(seed), **self.configurations[name])
+        return self.inputs(Draw(seed), *self.configurations[name])
 
     def has_jax(self) -> bool:
-        """Whether there is a JAX implementation, which may need JAX to be installed."""
+        """Return True if there is a JAX implementation; JAX may have to be installed for it."""
         return find_spec(self.function.__module__ + JAX) is not None
 
     def jax(self) -> Callable[..., Any]:
-        """Its JAX implementation, which takes `jax.Array` where the torch one takes a tensor.
+        """Return its JAX implementation, which takes a `jax.Array` for each tensor of the torch one.
 
         Raises
         ------
-        ImportError : where JAX is not installed
+        ImportError : if JAX is not installed
         """
         function: Callable[..., Any] = getattr(import_module(self.function.__module__ + JAX), self.name)
         return function
@@ -94,24 +154,30 @@ _SAMPLES: dict[str, Sample] = {}
 
 def sample(
     inputs: Maker,
-    configurations: Mapping[str, Mapping[str, Any]],
+    configurations: Mapping[str, tuple[Any, ...]],
     *,
-    tags: Sequence[str],
+    tags: str,
     project: str,
     url: str,
     rtol: float = 1e-5,
     atol: float = 1e-5,
     random: bool = False,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Enter the decorated function, which stays as it is, into the table of samples; see `Sample`.
+    """Enter the decorated function into the table of samples, without changing it; see `Sample`.
+
+    Parameters
+    ----------
+    tags : words of `Tag`, separated by spaces
 
     Raises
     ------
-    ValueError : where two samples have one name, or a tag is not one of `Tag`
+    ValueError : if two samples have the same name, or a tag is unknown
     """
 
     def enter(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        entry = Sample(function, inputs, configurations, frozenset(map(tag_of, tags)), project, url, rtol, atol, random)
+        entry = Sample(
+            function, inputs, configurations, frozenset(map(tag_of, tags.split())), project, url, rtol, atol, random
+        )
         first_entry = _SAMPLES.setdefault(entry.name, entry)
         if first_entry.function.__module__ != function.__module__:
             raise ValueError(
@@ -124,7 +190,7 @@ def sample(
 
 @cache
 def samples() -> Mapping[str, Sample]:
-    """All samples that ship, by name."""
+    """Return all samples that ship, by name."""
     package = __name__.rpartition(".")[0]
     for module_info in pkgutil.walk_packages(import_module(package).__path__, package + "."):
         if not module_info.name.startswith(f"{package}.models") and not module_info.name.endswith(JAX):

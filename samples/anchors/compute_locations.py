@@ -1,12 +1,7 @@
-"""Places of the image that the cells of a feature map stand for."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -19,15 +14,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "FCOS R50-FPN, 800x1333, P7": {"featmap_size": (7, 11), "stride": 128},
-        "FCOS R50-FPN, 800x1333, P3": {"featmap_size": (100, 168), "stride": 8},
-        "sizes of FCOS R50-FPN, 800x1333, P3, four points to a cell": {
-            "featmap_size": (100, 168),
-            "stride": 8,
-            "dense_points": 4,
-        },
+        "FCOS R50-FPN, 800x1333, P7": ((7, 11), 128),
+        "FCOS R50-FPN, 800x1333, P3": ((100, 168), 8),
+        "sizes of FCOS R50-FPN, 800x1333, P3, four points to a cell": ((100, 168), 8, 4),
     },
-    tags=["ViewAttribute", "Broadcast", "IfElseBranch"],
+    tags="ViewAttribute Broadcast IfElseBranch",
     project="POD",
     url="https://arxiv.org/abs/1904.01355",
 )
@@ -43,9 +34,7 @@ def compute_locations(
     dense_points : to a cell: 1, its centre; 4, a quarter of the stride from it in x and y; 5, both
     device : None for torch's default
 
-    Returns
-    -------
-    (height * width * dense_points, 2) float32, x y in pixels; points of a cell vary fastest, then columns
+    Returns (height * width * dense_points, 2) float32, x y in pixels; points of a cell vary fastest, then columns
 
     Raises
     ------

@@ -1,12 +1,7 @@
-"""Anchors of one cell."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 RATIOS = (0.5, 1.0, 2.0)
 RETINANET = tuple(4.0 * 2 ** (third / 3) for third in range(3))
@@ -21,11 +16,11 @@ def inputs(draw: Draw, base_size: int, scales: tuple[float, ...]) -> tuple[int, 
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, P2": {"base_size": 4, "scales": (8.0,)},
-        "RetinaNet R50-FPN, P3": {"base_size": 8, "scales": RETINANET},
-        "Faster R-CNN R50-C4": {"base_size": 16, "scales": (2.0, 4.0, 8.0, 16.0, 32.0)},
+        "Faster R-CNN R50-FPN, P2": (4, (8.0,)),
+        "RetinaNet R50-FPN, P3": (8, RETINANET),
+        "Faster R-CNN R50-C4": (16, (2.0, 4.0, 8.0, 16.0, 32.0)),
     },
-    tags=["ViewAttribute", "Broadcast", "IfElseBranch"],
+    tags="ViewAttribute Broadcast IfElseBranch",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/4bd4ace53a626659070204236da5b8e14ae9cd08/mmdet/core/anchor/anchor_generator.py#L131",
 )
@@ -48,10 +43,7 @@ def gen_base_anchors(
     center_offset : of the centre from the origin, in base sizes
     center : x and y in pixels, in place of that
 
-    Returns
-    -------
-    (R * S, 4) float, x1 y1 x2 y2 in pixels
-
+    Returns (R * S, 4) float, x1 y1 x2 y2 in pixels
     Source: Ren et al. 2015, section 3.1.1; MMDetection 2, `core.anchor.anchor_generator`.
     """
     x, y = (center_offset * base_size, center_offset * base_size) if center is None else center

@@ -1,7 +1,3 @@
-"""`gen_base_anchors` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -14,7 +10,6 @@ def gen_base_anchors(
     center_offset: float = 0.0,
     center: tuple[float, float] | None = None,
 ) -> Array:
-    """As the torch one beside it."""
     middle = jnp.array((center_offset * base_size,) * 2 if center is None else center, dtype=scales.dtype)
     root = jnp.sqrt(ratios)
     extent = base_size * scales[:, None] * jnp.stack([1 / root, root])[:, None, :]

@@ -1,13 +1,8 @@
-"""Anchors at every place of a feature map."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.anchors.gen_base_anchors import RATIOS, RETINANET, gen_base_anchors
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -21,11 +16,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, P6": {"featmap_size": (13, 21), "stride": 64, "scales": (8.0,)},
-        "Faster R-CNN R50-FPN, 800x1333, P2": {"featmap_size": (200, 336), "stride": 4, "scales": (8.0,)},
-        "RetinaNet R50-FPN, 800x1333, P3": {"featmap_size": (100, 168), "stride": 8, "scales": RETINANET},
+        "Faster R-CNN R50-FPN, 800x1333, P6": ((13, 21), 64, (8.0,)),
+        "Faster R-CNN R50-FPN, 800x1333, P2": ((200, 336), 4, (8.0,)),
+        "RetinaNet R50-FPN, 800x1333, P3": ((100, 168), 8, RETINANET),
     },
-    tags=["ViewAttribute", "Broadcast"],
+    tags="ViewAttribute Broadcast",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/4bd4ace53a626659070204236da5b8e14ae9cd08/mmdet/core/anchor/anchor_generator.py#L318",
 )
@@ -38,10 +33,7 @@ def grid_anchors(base_anchors: Tensor, featmap_size: tuple[int, int], stride: tu
     featmap_size : height and width of the map, in cells
     stride : pixels to a cell, in x and in y
 
-    Returns
-    -------
-    (height * width * A, 4) float, x1 y1 x2 y2 in pixels; anchors of a cell vary fastest, then columns
-
+    Returns (height * width * A, 4) float, x1 y1 x2 y2 in pixels; anchors of a cell vary fastest, then columns
     Source: Ren et al. 2015, section 3.1.1; MMDetection 2, `core.anchor.anchor_generator`.
     """
     height, width = featmap_size

@@ -1,13 +1,8 @@
-"""`grid_anchors` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def grid_anchors(base_anchors: Array, featmap_size: tuple[int, int], stride: tuple[float, float] = (16, 16)) -> Array:
-    """As the torch one beside it."""
     height, width = featmap_size
     x = jnp.arange(width, dtype=base_anchors.dtype) * stride[0]
     y = jnp.arange(height, dtype=base_anchors.dtype) * stride[1]

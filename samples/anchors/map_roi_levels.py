@@ -1,12 +1,7 @@
-"""Which level of a feature pyramid a region is read from."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, boxes: int) -> tuple[Tensor]:
@@ -18,11 +13,11 @@ def inputs(draw: Draw, images: int, boxes: int) -> tuple[Tensor]:
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, prediction, proposals of an image": {"images": 1, "boxes": 1000},
-        "Faster R-CNN R50-FPN, 800x1333, training, sampled of two images": {"images": 2, "boxes": 512},
-        "Cascade R-CNN R50-FPN, 800x1333, prediction, proposals of eight images": {"images": 8, "boxes": 1000},
+        "Faster R-CNN R50-FPN, 800x1333, prediction, proposals of an image": (1, 1000),
+        "Faster R-CNN R50-FPN, 800x1333, training, sampled of two images": (2, 512),
+        "Cascade R-CNN R50-FPN, 800x1333, prediction, proposals of eight images": (8, 1000),
     },
-    tags=["ViewAttribute"],
+    tags="ViewAttribute",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/roi_heads/roi_extractors/single_level_roi_extractor.py#L36",
 )
@@ -35,10 +30,7 @@ def map_roi_levels(rois: Tensor, num_levels: int = 4, finest_scale: float = 56) 
     num_levels : how many there are
     finest_scale : in pixels; regions whose side is less than its double are of level 0
 
-    Returns
-    -------
-    (N,) int64, 0 to num_levels - 1
-
+    Returns (N,) int64, 0 to num_levels - 1
     Source: Lin et al. 2017 (feature pyramid networks), equation 1.
     """
     side = ((rois[:, 3] - rois[:, 1]) * (rois[:, 4] - rois[:, 2])).sqrt()

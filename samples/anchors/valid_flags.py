@@ -1,12 +1,7 @@
-"""Which anchors of a padded image belong to the image itself."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -19,18 +14,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, P6": {
-            "featmap_size": (13, 21),
-            "valid_size": (13, 21),
-            "num_base_anchors": 3,
-        },
-        "RetinaNet R50-FPN, 800x1333, P3, beside an image of 1333x800": {
-            "featmap_size": (168, 168),
-            "valid_size": (100, 168),
-            "num_base_anchors": 9,
-        },
+        "Faster R-CNN R50-FPN, 800x1333, P6": ((13, 21), (13, 21), 3),
+        "RetinaNet R50-FPN, 800x1333, P3, beside an image of 1333x800": ((168, 168), (100, 168), 9),
     },
-    tags=["ViewAttribute", "Broadcast", "InPlace"],
+    tags="ViewAttribute Broadcast InPlace",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/anchor/point_generator.py#L30",
 )
@@ -49,10 +36,7 @@ def valid_flags(
     num_base_anchors : anchors of a cell
     device : None for torch's default
 
-    Returns
-    -------
-    (height * width * num_base_anchors,) bool, in the order of `grid_anchors`
-
+    Returns (height * width * num_base_anchors,) bool, in the order of `grid_anchors`
     Source: MMDetection 2, `core.anchor`.
     """
     height, width = featmap_size

@@ -1,7 +1,3 @@
-"""`valid_flags` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 

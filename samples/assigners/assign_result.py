@@ -1,7 +1,5 @@
 """What an assigner says of the boxes of an image."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,3 @@
-"""Which truth each box is to learn, by how much it overlaps them."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +8,7 @@ from opgrip.samples.anchors.gen_base_anchors import RATIOS, RETINANET
 from opgrip.samples.assigners.assign_result import AssignResult, labels_of, nothing
 from opgrip.samples.assigners.priors import grid_boxes
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -37,35 +32,18 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, second stage": {
-            "truths": 7,
-            "thresholds": (0.5, 0.5, 0.5),
-            "proposals": 1000,
-            "match_low_quality": False,
-        },
-        "RetinaNet R50-FPN, 800x1333, training": {
-            "truths": 7,
-            "thresholds": (0.5, 0.4, 0.0),
-            "anchors": {"scales": RETINANET, "ratios": RATIOS},
-        },
-        "Faster R-CNN R50-FPN, 800x1333, training, first stage": {
-            "truths": 7,
-            "thresholds": (0.7, 0.3, 0.3),
-            "anchors": {"strides": (4, 8, 16, 32, 64), "ratios": RATIOS},
-        },
+        "Faster R-CNN R50-FPN, 800x1333, training, second stage": (7, (0.5, 0.5, 0.5), None, 1000, False),
+        "RetinaNet R50-FPN, 800x1333, training": (7, (0.5, 0.4, 0.0), {"scales": RETINANET, "ratios": RATIOS}),
+        "Faster R-CNN R50-FPN, 800x1333, training, first stage": (
+            7,
+            (0.7, 0.3, 0.3),
+            {"strides": (4, 8, 16, 32, 64), "ratios": RATIOS},
+        ),
     },
-    tags=[
-        "IfElseBranch",
-        "ForLoop",
-        "InputAware",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-        "Customized",
-    ],
+    tags=(
+        "IfElseBranch ForLoop InputAware DataDependentShape AdvancedIndexing InPlace Reduce ViewAttribute "
+        "BuiltInDataStructure Customized"
+    ),
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/assigners/max_iou_assigner.py#L128",
 )

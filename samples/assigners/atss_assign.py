@@ -1,7 +1,3 @@
-"""Which truth each anchor is to learn, by thresholds that the anchors near a truth set themselves."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +8,7 @@ from opgrip.samples.assigners.assign_result import AssignResult, labels_of, noth
 from opgrip.samples.assigners.candidates import settle
 from opgrip.samples.assigners.priors import grid_boxes
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> tuple[Any, ...]:
@@ -26,21 +21,13 @@ def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> tuple[Any, ...]:
 @sample(
     inputs,
     {
-        "ATSS R50-FPN, 800x1333, training, 2 objects": {"truths": 2, "size": (800, 1344)},
-        "ATSS R50-FPN, 800x1333, training, 7 objects": {"truths": 7, "size": (800, 1344)},
+        "ATSS R50-FPN, 800x1333, training, 2 objects": (2, (800, 1344)),
+        "ATSS R50-FPN, 800x1333, training, 7 objects": (7, (800, 1344)),
     },
-    tags=[
-        "IfElseBranch",
-        "ForLoop",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-        "Customized",
-    ],
+    tags=(
+        "IfElseBranch ForLoop DataDependentShape AdvancedIndexing InPlace Reduce Broadcast ViewAttribute "
+        "BuiltInDataStructure Customized"
+    ),
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/assigners/atss_assigner.py",
 )
@@ -56,10 +43,7 @@ def atss_assign(
     gt_bboxes, gt_labels : (M, 4) float and (M,) int64, the truths
     topk : so many anchors of each level are candidates of a truth
 
-    Returns
-    -------
-    `max_overlaps` are -1e8 where nothing is assigned
-
+    Returns `max_overlaps` are -1e8 where nothing is assigned
     Source: Zhang et al. 2020 (ATSS), algorithm 1.
     """
     if len(gt_bboxes) == 0 or len(priors) == 0:

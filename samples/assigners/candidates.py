@@ -1,7 +1,5 @@
 """What assigners that choose candidates for each truth have in common."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

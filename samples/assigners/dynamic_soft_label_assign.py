@@ -1,7 +1,3 @@
-"""Which truth each point is to learn, as many points for a truth as predictions fit it."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,8 +5,7 @@ from torch.nn import functional
 from opgrip.samples.assigners.assign_result import AssignResult, nothing
 from opgrip.samples.assigners.priors import grid_points
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 FAR = -100000000.0
 """Overlap where nothing is assigned."""
@@ -34,22 +29,13 @@ def inputs(
 @sample(
     inputs,
     {
-        "RTMDet-s, 640x640, training, 2 small objects": {"truths": 2, "within": 128.0},
-        "RTMDet-s, 640x640, training, 20 objects of a mosaic": {"truths": 20},
+        "RTMDet-s, 640x640, training, 2 small objects": (2, (640, 640), 80, 128.0),
+        "RTMDet-s, 640x640, training, 20 objects of a mosaic": (20,),
     },
-    tags=[
-        "IfElseBranch",
-        "ForLoop",
-        "InputAware",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-        "Customized",
-    ],
+    tags=(
+        "IfElseBranch ForLoop InputAware DataDependentShape AdvancedIndexing InPlace Reduce Broadcast "
+        "ViewAttribute BuiltInDataStructure Customized"
+    ),
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/assigners/dynamic_soft_label_assigner.py",
 )
@@ -75,10 +61,7 @@ def dynamic_soft_label_assign(
     soft_center_radius : distance in strides from which a centre's cost is above one
     iou_weight : of the overlap's cost
 
-    Returns
-    -------
-    `max_overlaps` are -1e8 where nothing is assigned
-
+    Returns `max_overlaps` are -1e8 where nothing is assigned
     Source: Lyu et al. 2022 (RTMDet), section 3.3; the choice of points: Ge et al. 2021 (OTA, YOLOX).
     """
     count, truths = len(pred_bboxes), len(gt_bboxes)

@@ -1,7 +1,3 @@
-"""Which truth each point of a feature pyramid is to learn."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +5,7 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.assigners.priors import STRIDES, grid_points
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 FAR = 1e10
 """Area of a truth that a point does not learn, in square pixels."""
@@ -33,36 +28,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "FCOS R50-FPN, 800x1333, training, 2 objects": {
-            "truths": 2,
-            "size": (832, 1344),
-            "center_sample": True,
-            "pos_radius": 1.5,
-        },
-        "FCOS R50-FPN, 800x1333, training, 7 objects and 1 to ignore": {
-            "truths": 7,
-            "size": (832, 1344),
-            "center_sample": True,
-            "pos_radius": 1.5,
-            "ignored": 1,
-        },
-        "FCOS of the paper, 800x1024, training, 7 objects": {
-            "truths": 7,
-            "size": (800, 1024),
-            "center_sample": False,
-            "pos_radius": 1.0,
-        },
+        "FCOS R50-FPN, 800x1333, training, 2 objects": (2, (832, 1344), True, 1.5),
+        "FCOS R50-FPN, 800x1333, training, 7 objects and 1 to ignore": (7, (832, 1344), True, 1.5, 1),
+        "FCOS of the paper, 800x1024, training, 7 objects": (7, (800, 1024), False, 1.0),
     },
-    tags=[
-        "IfElseBranch",
-        "ForLoop",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="IfElseBranch ForLoop AdvancedIndexing InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure",
     project="United Perception",
     url="https://github.com/ModelTC/United-Perception/blob/1fdb7b20abc1d7f13cadf5fdacff2a6a8a5ae20f/up/tasks/det/plugins/fcos/models/postprocess/fcos_supervisor.py",
 )

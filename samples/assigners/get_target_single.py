@@ -1,15 +1,10 @@
-"""What the second stage of a detector learns in one image."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.bbox2delta import bbox2delta
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,14 +19,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training": {"positives": 128, "negatives": 384},
-        "Faster R-CNN R50-FPN with GIoU loss, 800x1333, training": {
-            "positives": 128,
-            "negatives": 384,
-            "reg_decoded_bbox": True,
-        },
+        "Faster R-CNN R50-FPN, 800x1333, training": (128, 384),
+        "Faster R-CNN R50-FPN with GIoU loss, 800x1333, training": (128, 384, 80, True),
     },
-    tags=["IfElseBranch", "InPlace", "ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    tags="IfElseBranch InPlace ViewAttribute Broadcast BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/f08548bfd6d394a82566022709b5ce9e6b0a855e/mmdet/models/roi_heads/bbox_heads/bbox_head.py#L122",
 )
@@ -57,10 +48,8 @@ def get_target_single(
     reg_decoded_bbox : whether boxes are learned as they are, rather than as deltas
     target_means, target_stds : that deltas are normalized by
 
-    Returns
-    -------
-    labels (P + Q,) int64 and their weights (P + Q,) float, boxes and their weights (P + Q, 4) float, positives first
-
+    Returns labels (P + Q,) int64 and their weights (P + Q,) float, boxes and their weights (P + Q, 4) float, positives
+    first
     Source: Girshick 2015 (Fast R-CNN), section 2.3.
     """
     positives, negatives = len(pos_priors), len(neg_priors)

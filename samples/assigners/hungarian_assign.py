@@ -1,7 +1,3 @@
-"""Which prediction of a set each truth is learned by, one for each."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +7,7 @@ from torch import Tensor
 from opgrip.samples.boxes.box_cxcywh_to_xyxy import box_cxcywh_to_xyxy
 from opgrip.samples.boxes.box_xyxy_to_cxcywh import box_xyxy_to_cxcywh
 from opgrip.samples.boxes.generalized_box_iou import generalized_box_iou
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> tuple[Any, ...]:
@@ -29,20 +24,13 @@ def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> tu
 @sample(
     inputs,
     {
-        "DETR R50, COCO, training, 2 images": {"queries": 100, "classes": 91, "objects": (7, 3)},
-        "DETR R50, COCO panoptic, training, 4 images": {"queries": 100, "classes": 250, "objects": (12, 4, 63, 20)},
+        "DETR R50, COCO, training, 2 images": (100, 91, (7, 3)),
+        "DETR R50, COCO panoptic, training, 4 images": (100, 250, (12, 4, 63, 20)),
     },
-    tags=[
-        "IfElseBranch",
-        "ForLoop",
-        "InputAware",
-        "AdvancedIndexing",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-        "ThirdPartyCodes",
-    ],
+    tags=(
+        "IfElseBranch ForLoop InputAware AdvancedIndexing Reduce Broadcast ViewAttribute "
+        "BuiltInDataStructure ThirdPartyCodes"
+    ),
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/matcher.py",
 )

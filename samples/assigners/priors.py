@@ -1,7 +1,5 @@
 """Points and anchors of a feature pyramid, for the arguments of assigners."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import ceil
 

@@ -1,14 +1,9 @@
-"""A random choice of boxes to learn from, with a share of positives."""
-
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 class SamplingResult(NamedTuple):
@@ -51,31 +46,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, second stage": {
-            "boxes": 1000,
-            "positives": 200,
-            "ignored": 0,
-            "num": 512,
-            "pos_fraction": 0.25,
-            "add_gt_as_proposals": True,
-        },
-        "Faster R-CNN R50-FPN, 800x1333, training, first stage": {
-            "boxes": 268569,
-            "positives": 18,
-            "ignored": 823,
-            "num": 256,
-            "pos_fraction": 0.5,
-        },
+        "Faster R-CNN R50-FPN, 800x1333, training, second stage": (1000, 200, 0, 512, 0.25, 7, True),
+        "Faster R-CNN R50-FPN, 800x1333, training, first stage": (268569, 18, 823, 256, 0.5),
     },
-    tags=[
-        "IfElseBranch",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-        "Customized",
-        "Random",
-    ],
+    tags="IfElseBranch DataDependentShape AdvancedIndexing ViewAttribute BuiltInDataStructure Customized Random",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/samplers/random_sampler.py#L9",
     random=True,

@@ -1,7 +1,3 @@
-"""Which truth each anchor is to learn, by how well its prediction scores and fits."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -9,8 +5,7 @@ from opgrip.samples.assigners.assign_result import AssignResult, labels_of, noth
 from opgrip.samples.assigners.candidates import settle
 from opgrip.samples.assigners.priors import grid_boxes
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes: int = 80) -> tuple[Tensor, ...]:
@@ -24,20 +19,13 @@ def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes
 @sample(
     inputs,
     {
-        "TOOD R50-FPN, 800x1333, training, 2 objects": {"truths": 2},
-        "TOOD R50-FPN, 800x1333, training, 7 objects": {"truths": 7},
+        "TOOD R50-FPN, 800x1333, training, 2 objects": (2,),
+        "TOOD R50-FPN, 800x1333, training, 7 objects": (7,),
     },
-    tags=[
-        "IfElseBranch",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-        "Customized",
-    ],
+    tags=(
+        "IfElseBranch DataDependentShape AdvancedIndexing InPlace Reduce Broadcast ViewAttribute "
+        "BuiltInDataStructure Customized"
+    ),
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/assigners/task_aligned_assigner.py",
 )

@@ -1,12 +1,7 @@
-"""Boxes of several images as one list of regions."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: tuple[int, ...]) -> tuple[list[Tensor]]:
@@ -17,11 +12,11 @@ def inputs(draw: Draw, boxes: tuple[int, ...]) -> tuple[list[Tensor]]:
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, sampled of two images": {"boxes": (512, 512)},
-        "Mask R-CNN R50-FPN, 800x1333, prediction, detections of two images, one empty": {"boxes": (100, 0)},
-        "Cascade R-CNN R50-FPN, 800x1333, prediction, proposals of eight images": {"boxes": (1000,) * 8},
+        "Faster R-CNN R50-FPN, 800x1333, training, sampled of two images": ((512, 512),),
+        "Mask R-CNN R50-FPN, 800x1333, prediction, detections of two images, one empty": ((100, 0),),
+        "Cascade R-CNN R50-FPN, 800x1333, prediction, proposals of eight images": ((1000,) * 8,),
     },
-    tags=["ForLoop", "IfElseBranch", "BuiltInDataStructure", "ViewAttribute"],
+    tags="ForLoop IfElseBranch BuiltInDataStructure ViewAttribute",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/transforms.py",
 )
@@ -32,10 +27,7 @@ def bbox2roi(bbox_list: list[Tensor]) -> Tensor:
     ----------
     bbox_list : for each image, (N, 4 or more) float, x1 y1 x2 y2 in pixels, and what else they carry
 
-    Returns
-    -------
-    (sum of N, 5) float, image x1 y1 x2 y2
-
+    Returns (sum of N, 5) float, image x1 y1 x2 y2
     Source: MMDetection 2, `core.bbox.transforms`.
     """
     regions = []

@@ -1,12 +1,7 @@
-"""Targets of boxes, moved to the columns of their class."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, num_classes: int) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -23,10 +18,10 @@ def inputs(draw: Draw, boxes: int, num_classes: int) -> tuple[Tensor, Tensor, Te
 @sample(
     inputs,
     {
-        "Fast R-CNN, sizes of the paper: 128 regions of two images, VOC": {"boxes": 128, "num_classes": 21},
-        "Faster R-CNN R50-FPN, COCO, training, sampled of two images": {"boxes": 1024, "num_classes": 81},
+        "Fast R-CNN, sizes of the paper: 128 regions of two images, VOC": (128, 21),
+        "Faster R-CNN R50-FPN, COCO, training, sampled of two images": (1024, 81),
     },
-    tags=["ForLoop", "InputAware", "DataDependentShape", "InPlace", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop InputAware DataDependentShape InPlace ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/51dd329c4f76740d6a85c7cc6e5832ba0dfedbc3/mmdet/core/bbox/bbox_target.py",
 )
@@ -40,10 +35,7 @@ def bbox_expand(bbox_targets: Tensor, bbox_weights: Tensor, labels: Tensor, num_
     labels : (N,) int64, 0 for the background, which has no target
     num_classes : with the background
 
-    Returns
-    -------
-    targets, weights : (N, 4 * num_classes) float, zero but in the four columns of a positive's class
-
+    Returns targets, weights : (N, 4 * num_classes) float, zero but in the four columns of a positive's class
     Source: an early MMDetection, `core.bbox.bbox_target.expand_target`; Girshick 2015, section 2.3.
     """
     rows = bbox_targets.shape[0]

@@ -1,7 +1,3 @@
-"""`bbox_expand` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,15 +1,10 @@
-"""Overlaps of boxes, pair by pair or of all with all."""
-
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.box_area import area_between, box_area
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,16 +19,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, truths and proposals": {"first": 7, "second": 1000},
-        "RetinaNet R50-FPN, 800x1333, training, truths and anchors": {"first": 7, "second": 201600},
-        "DETR R50, 800x1333, training, GIoU of predictions and targets of two images": {
-            "first": 200,
-            "second": 200,
-            "mode": "giou",
-            "is_aligned": True,
-        },
+        "Faster R-CNN R50-FPN, 800x1333, training, truths and proposals": (7, 1000),
+        "RetinaNet R50-FPN, 800x1333, training, truths and anchors": (7, 201600),
+        "DETR R50, 800x1333, training, GIoU of predictions and targets of two images": (200, 200, "giou", True),
     },
-    tags=["ViewAttribute", "Broadcast", "IfElseBranch"],
+    tags="ViewAttribute Broadcast IfElseBranch",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/iou_calculators/iou2d_calculator.py#L75",
 )
@@ -54,10 +44,7 @@ def bbox_overlaps(
     is_aligned : box by box, M and N being equal; else every box with every other
     eps : least area to divide by
 
-    Returns
-    -------
-    (..., M), or (..., M, N), float
-
+    Returns (..., M), or (..., M, N), float
     Source: Everingham et al. 2010, section 4.2; Rezatofighi et al. 2019, algorithm 1.
     """
     if not is_aligned:

@@ -1,7 +1,3 @@
-"""`bbox_overlaps` in JAX."""
-
-from __future__ import annotations
-
 from typing import Literal
 
 import jax.numpy as jnp
@@ -17,7 +13,6 @@ def bbox_overlaps(
     is_aligned: bool = False,
     eps: float = 1e-6,
 ) -> Array:
-    """As the torch one beside it."""
     if not is_aligned:
         bboxes1, bboxes2 = bboxes1[..., :, None, :], bboxes2[..., None, :, :]
     low = jnp.maximum(bboxes1[..., :2], bboxes2[..., :2])

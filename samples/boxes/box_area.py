@@ -1,11 +1,6 @@
-"""Areas of boxes."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
@@ -16,11 +11,11 @@ def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
 @sample(
     inputs,
     {
-        "DETR R50, 800x1333, matching, queries of an image": {"boxes": 100},
-        "Faster R-CNN R50-FPN, 800x1333, proposals of an image": {"boxes": 1000},
-        "RetinaNet R50-FPN, 800x1333, anchors of an image": {"boxes": 201600},
+        "DETR R50, 800x1333, matching, queries of an image": (100,),
+        "Faster R-CNN R50-FPN, 800x1333, proposals of an image": (1000,),
+        "RetinaNet R50-FPN, 800x1333, anchors of an image": (201600,),
     },
-    tags=["ViewAttribute"],
+    tags="ViewAttribute",
     project="torchvision",
     url="https://github.com/pytorch/vision/blob/main/torchvision/ops/boxes.py",
 )
@@ -31,10 +26,7 @@ def box_area(boxes: Tensor) -> Tensor:
     ----------
     boxes : (..., 4) float, x1 y1 x2 y2 in pixels, or in shares of the image
 
-    Returns
-    -------
-    (...) float, in the square of that unit; no area is negative where x1 <= x2 and y1 <= y2
-
+    Returns (...) float, in the square of that unit; no area is negative where x1 <= x2 and y1 <= y2
     Source: torchvision, `ops.boxes.box_area`.
     """
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])

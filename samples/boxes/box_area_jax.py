@@ -1,13 +1,8 @@
-"""`box_area` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def box_area(boxes: Array) -> Array:
-    """As the torch one beside it."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 

@@ -1,12 +1,7 @@
-"""Boxes from their centres and sizes."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, queries: int) -> tuple[Tensor]:
@@ -17,11 +12,11 @@ def inputs(draw: Draw, images: int, queries: int) -> tuple[Tensor]:
 @sample(
     inputs,
     {
-        "DETR R50, 800x1333, predictions of two images": {"images": 2, "queries": 100},
-        "DINO R50, 4 scales, 800x1333, predictions of two images": {"images": 2, "queries": 900},
-        "Deformable DETR R50, two stages, 800x1333, training, encoder": {"images": 2, "queries": 22223},
+        "DETR R50, 800x1333, predictions of two images": (2, 100),
+        "DINO R50, 4 scales, 800x1333, predictions of two images": (2, 900),
+        "Deformable DETR R50, two stages, 800x1333, training, encoder": (2, 22223),
     },
-    tags=["ViewAttribute"],
+    tags="ViewAttribute",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L9",
 )
@@ -32,10 +27,7 @@ def box_cxcywh_to_xyxy(boxes: Tensor) -> Tensor:
     ----------
     boxes : (..., 4) float, cx cy w h in shares of the image, or in pixels
 
-    Returns
-    -------
-    (..., 4) float, x1 y1 x2 y2 in that unit
-
+    Returns (..., 4) float, x1 y1 x2 y2 in that unit
     Source: Carion et al. 2020 (DETR), `util/box_ops.py`.
     """
     cx, cy, w, h = boxes.unbind(-1)

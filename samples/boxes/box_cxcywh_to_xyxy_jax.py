@@ -1,12 +1,7 @@
-"""`box_cxcywh_to_xyxy` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def box_cxcywh_to_xyxy(boxes: Array) -> Array:
-    """As the torch one beside it."""
     centre, half = boxes[..., :2], boxes[..., 2:] / 2
     return jnp.concatenate([centre - half, centre + half], axis=-1)

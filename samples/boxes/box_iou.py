@@ -1,13 +1,8 @@
-"""Overlaps of boxes, with their unions."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
 from opgrip.samples.boxes.box_area import box_area
 from opgrip.samples.boxes.intersect import intersect
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, queries: int, truths: int) -> tuple[Tensor, Tensor]:
@@ -16,16 +11,16 @@ def inputs(draw: Draw, queries: int, truths: int) -> tuple[Tensor, Tensor]:
 
 
 CONFIGURATIONS = {
-    "DETR R50, 800x1333, training, matched queries of a layer": {"queries": 20, "truths": 20},
-    "DETR R50, 800x1333, training, queries and truths of two images": {"queries": 200, "truths": 20},
-    "DINO R50, 4 scales, 800x1333, training, queries and truths of two images": {"queries": 1800, "truths": 20},
+    "DETR R50, 800x1333, training, matched queries of a layer": (20, 20),
+    "DETR R50, 800x1333, training, queries and truths of two images": (200, 20),
+    "DINO R50, 4 scales, 800x1333, training, queries and truths of two images": (1800, 20),
 }
 
 
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=["ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    tags="ViewAttribute Broadcast BuiltInDataStructure",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L24",
 )

@@ -1,7 +1,3 @@
-"""`box_iou` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -9,7 +5,6 @@ from opgrip.samples.boxes.box_area_jax import area_between, box_area
 
 
 def box_iou(first: Array, second: Array) -> tuple[Array, Array]:
-    """As the torch one beside it."""
     first, second = first[..., :, None, :], second[..., None, :, :]
     low = jnp.maximum(first[..., :2], second[..., :2])
     high = jnp.minimum(first[..., 2:], second[..., 2:])

@@ -1,12 +1,7 @@
-"""Centres and sizes of boxes."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
@@ -17,10 +12,10 @@ def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
 @sample(
     inputs,
     {
-        "DETR R50, 800x1333, training, truths of an image": {"boxes": 20},
-        "DINO R50, 4 scales, 800x1333, training, noisy truths": {"boxes": 400},
+        "DETR R50, 800x1333, training, truths of an image": (20,),
+        "DINO R50, 4 scales, 800x1333, training, noisy truths": (400,),
     },
-    tags=["ViewAttribute"],
+    tags="ViewAttribute",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L16",
 )
@@ -31,10 +26,7 @@ def box_xyxy_to_cxcywh(boxes: Tensor) -> Tensor:
     ----------
     boxes : (..., 4) float, x1 y1 x2 y2 in pixels, or in shares of the image
 
-    Returns
-    -------
-    (..., 4) float, cx cy w h in that unit
-
+    Returns (..., 4) float, cx cy w h in that unit
     Source: Carion et al. 2020 (DETR), `util/box_ops.py`.
     """
     x1, y1, x2, y2 = boxes.unbind(-1)

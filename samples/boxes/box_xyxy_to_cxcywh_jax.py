@@ -1,12 +1,7 @@
-"""`box_xyxy_to_cxcywh` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def box_xyxy_to_cxcywh(boxes: Array) -> Array:
-    """As the torch one beside it."""
     low, high = boxes[..., :2], boxes[..., 2:]
     return jnp.concatenate([(low + high) / 2, high - low], axis=-1)

@@ -1,11 +1,6 @@
-"""Boxes moved so that those of different groups do not overlap."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, groups: int) -> tuple[Tensor, Tensor]:
@@ -16,10 +11,10 @@ def inputs(draw: Draw, boxes: int, groups: int) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "RetinaNet R50-FPN, 800x1333, prediction, candidates by class": {"boxes": 4693, "groups": 80},
-        "Faster R-CNN R50-FPN, 800x1333, prediction, candidates by level": {"boxes": 4819, "groups": 5},
+        "RetinaNet R50-FPN, 800x1333, prediction, candidates by class": (4693, 80),
+        "Faster R-CNN R50-FPN, 800x1333, prediction, candidates by level": (4819, 5),
     },
-    tags=["ViewAttribute", "Broadcast", "Reduce", "IfElseBranch"],
+    tags="ViewAttribute Broadcast Reduce IfElseBranch",
     project="MMCV",
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/nms.py",
 )
@@ -32,10 +27,7 @@ def boxes_for_nms(boxes: Tensor, idxs: Tensor, class_agnostic: bool = False) -> 
     idxs : (N,) int64, the group of each: its class, say, or level
     class_agnostic : boxes of all groups suppress each other, so leave them
 
-    Returns
-    -------
-    (N, 4) float, each group beyond the largest coordinate of the one before
-
+    Returns (N, 4) float, each group beyond the largest coordinate of the one before
     Source: MMCV, `ops.nms.batched_nms`.
     """
     if class_agnostic:

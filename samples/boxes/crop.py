@@ -1,13 +1,8 @@
-"""Masks, cut to their boxes."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.sanitize_coordinates import sanitize_coordinates
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, masks: int, size: int = 138) -> tuple[Tensor, Tensor]:
@@ -18,10 +13,10 @@ def inputs(draw: Draw, masks: int, size: int = 138) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "YOLACT R101-FPN, 550x550, training, positives of an image of few truths": {"masks": 20},
-        "YOLACT R101-FPN, 550x550, prediction, detections of an image": {"masks": 100},
+        "YOLACT R101-FPN, 550x550, training, positives of an image of few truths": (20,),
+        "YOLACT R101-FPN, 550x550, prediction, detections of an image": (100,),
     },
-    tags=["ViewAttribute", "Broadcast", "IfElseBranch"],
+    tags="ViewAttribute Broadcast IfElseBranch",
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L350",
 )
@@ -34,10 +29,7 @@ def crop(masks: Tensor, boxes: Tensor, padding: int = 1) -> Tensor:
     boxes : (N, 4) float, x1 y1 x2 y2 in shares of the image, x1 <= x2, y1 <= y2
     padding : cells that boxes grow by at each side
 
-    Returns
-    -------
-    (H, W, N) float
-
+    Returns (H, W, N) float
     Source: Bolya et al. 2019 (YOLACT), section 3.2 and `layers/box_utils.py`.
     """
     height, width, count = masks.shape

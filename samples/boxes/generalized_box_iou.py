@@ -1,7 +1,3 @@
-"""Overlaps of boxes that also say how far apart boxes are."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -13,7 +9,7 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=["ViewAttribute", "Broadcast", "Reduce", "InputAware", "IfElseBranch"],
+    tags="ViewAttribute Broadcast Reduce InputAware IfElseBranch",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L40",
 )
@@ -25,9 +21,7 @@ def generalized_box_iou(first: Tensor, second: Tensor) -> Tensor:
     first : (..., N, 4) float, x1 y1 x2 y2
     second : (..., M, 4) float, likewise
 
-    Returns
-    -------
-    (..., N, M) float, -1 to 1: the overlap, less the empty share of the smallest box around both
+    Returns (..., N, M) float, -1 to 1: the overlap, less the empty share of the smallest box around both
 
     Raises
     ------

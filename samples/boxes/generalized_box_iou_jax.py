@@ -1,7 +1,3 @@
-"""`generalized_box_iou` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,12 +1,7 @@
-"""Elements of rows, by an index for each."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -18,10 +13,10 @@ def inputs(draw: Draw, rows: int, columns: int) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "YOLACT, sizes of Fast NMS in the paper: 80 classes, 200 candidates": {"rows": 80, "columns": 200},
-        "YOLACT, sizes of the paper: 80 classes, 19248 priors": {"rows": 80, "columns": 19248},
+        "YOLACT, sizes of Fast NMS in the paper: 80 classes, 200 candidates": (80, 200),
+        "YOLACT, sizes of the paper: 80 classes, 19248 priors": (80, 19248),
     },
-    tags=["ViewAttribute", "Broadcast", "AdvancedIndexing"],
+    tags="ViewAttribute Broadcast AdvancedIndexing",
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L376",
 )
@@ -33,10 +28,7 @@ def index2d(src: Tensor, idx: Tensor) -> Tensor:
     src : (R, C) any dtype
     idx : (R, C) int64, 0 to C - 1
 
-    Returns
-    -------
-    (R, C) like `src`
-
+    Returns (R, C) like `src`
     Source: Bolya et al. 2019 (YOLACT), `layers/box_utils.py`.
     """
     rows, columns = idx.shape

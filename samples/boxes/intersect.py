@@ -1,13 +1,8 @@
-"""Areas that boxes share."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.box_area import area_between
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, first: int, second: int, classes: int = 0) -> tuple[Tensor, Tensor]:
@@ -19,16 +14,16 @@ def inputs(draw: Draw, first: int, second: int, classes: int = 0) -> tuple[Tenso
 
 
 CONFIGURATIONS = {
-    "YOLACT R101-FPN, 550x550, Fast NMS, candidates of a class": {"first": 200, "second": 200},
-    "YOLACT R101-FPN, 550x550, training, truths and priors of an image": {"first": 7, "second": 19248},
-    "YOLACT R101-FPN, 550x550, Fast NMS, 20 classes of the 80": {"first": 200, "second": 200, "classes": 20},
+    "YOLACT R101-FPN, 550x550, Fast NMS, candidates of a class": (200, 200),
+    "YOLACT R101-FPN, 550x550, training, truths and priors of an image": (7, 19248),
+    "YOLACT R101-FPN, 550x550, Fast NMS, 20 classes of the 80": (200, 200, 20),
 }
 
 
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=["ViewAttribute", "Broadcast"],
+    tags="ViewAttribute Broadcast",
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/scripts/optimize_bboxes.py#L24",
 )
@@ -40,10 +35,7 @@ def intersect(first: Tensor, second: Tensor) -> Tensor:
     first : (..., A, 4) float, x1 y1 x2 y2
     second : (..., B, 4) float, likewise
 
-    Returns
-    -------
-    (..., A, B) float, in the square of their unit; 0 where boxes are apart
-
+    Returns (..., A, B) float, in the square of their unit; 0 where boxes are apart
     Source: Bolya et al. 2019 (YOLACT), `scripts/optimize_bboxes.py`.
     """
     first, second = first[..., :, None, :], second[..., None, :, :]

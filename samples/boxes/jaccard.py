@@ -1,7 +1,3 @@
-"""Jaccard indices of boxes."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
 from opgrip.samples.boxes.box_area import box_area
@@ -12,7 +8,7 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=["ViewAttribute", "Broadcast", "IfElseBranch"],
+    tags="ViewAttribute Broadcast IfElseBranch",
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/scripts/optimize_bboxes.py#L45",
 )
@@ -25,10 +21,7 @@ def jaccard(first: Tensor, second: Tensor, crowd: bool = False) -> Tensor:
     second : (..., B, 4) float, likewise
     crowd : the second are regions of crowds: divide by the area of the first alone
 
-    Returns
-    -------
-    (..., A, B) float, 0 to 1; nan where both have no area
-
+    Returns (..., A, B) float, 0 to 1; nan where both have no area
     Source: Bolya et al. 2019 (YOLACT), `scripts/optimize_bboxes.py`.
     """
     shared = intersect(first, second)

@@ -1,12 +1,7 @@
-"""Boxes around masks."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, masks: int, height: int, width: int) -> tuple[Tensor]:
@@ -21,10 +16,10 @@ def inputs(draw: Draw, masks: int, height: int, width: int) -> tuple[Tensor]:
 @sample(
     inputs,
     {
-        "DETR R50, panoptic, 2 segments of a COCO image of 480x640": {"masks": 2, "height": 480, "width": 640},
-        "DETR R50, panoptic, 12 segments of a COCO image of 480x640": {"masks": 12, "height": 480, "width": 640},
+        "DETR R50, panoptic, 2 segments of a COCO image of 480x640": (2, 480, 640),
+        "DETR R50, panoptic, 12 segments of a COCO image of 480x640": (12, 480, 640),
     },
-    tags=["ViewAttribute", "Broadcast", "Reduce", "IfElseBranch"],
+    tags="ViewAttribute Broadcast Reduce IfElseBranch",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L64",
 )
@@ -35,10 +30,7 @@ def masks_to_boxes(masks: Tensor) -> Tensor:
     ----------
     masks : (N, H, W) bool, or numbers 0 and 1
 
-    Returns
-    -------
-    (N, 4) float32, x1 y1 x2 y2: first and last column and row that the mask has; 1e8 1e8 0 0 where it has none
-
+    Returns (N, 4) float32, x1 y1 x2 y2: first and last column and row that the mask has; 1e8 1e8 0 0 where it has none
     Source: Carion et al. 2020 (DETR), `util/box_ops.py`.
     """
     if masks.numel() == 0:

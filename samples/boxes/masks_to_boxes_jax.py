@@ -1,13 +1,8 @@
-"""`masks_to_boxes` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def masks_to_boxes(masks: Array) -> Array:
-    """As the torch one beside it."""
     if masks.size == 0:
         return jnp.zeros((0, 4), jnp.float32)
     height, width = masks.shape[-2:]

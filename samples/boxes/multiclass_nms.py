@@ -1,14 +1,9 @@
-"""Non-maximum suppression within each class."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.boxes_for_nms import boxes_for_nms
 from opgrip.samples.boxes.nms import nms
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -26,21 +21,13 @@ def inputs(
 @sample(
     inputs,
     {
-        "built-in Faster R-CNN, 256x256, prediction": {
-            "boxes": 200,
-            "classes": 20,
-            "score_threshold": 0.01,
-            "candidates": 150,
-        },
-        "Faster R-CNN R50-FPN, 800x1333, prediction, the best 1000": {
-            "boxes": 1000,
-            "classes": 80,
-            "score_threshold": 0.05,
-            "candidates": 1000,
-        },
+        "built-in Faster R-CNN, 256x256, prediction": (200, 20, 0.01, 150),
+        "Faster R-CNN R50-FPN, 800x1333, prediction, the best 1000": (1000, 80, 0.05, 1000),
     },
-    tags=["ForLoop", "InputAware", "DataDependentShape", "AdvancedIndexing", "IfElseBranch", "Reduce"]
-    + ["BuiltInDataStructure", "ViewAttribute", "Broadcast"],
+    tags=(
+        "ForLoop InputAware DataDependentShape AdvancedIndexing IfElseBranch Reduce "
+        "BuiltInDataStructure ViewAttribute Broadcast"
+    ),
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/layers/bbox_nms.py",
 )
@@ -58,10 +45,7 @@ def multiclass_nms(
     candidates : how many of the best scores are considered
     limit : how many detections are kept
 
-    Returns
-    -------
-    boxes (K, 4), scores (K,), labels (K,) int64, by falling score
-
+    Returns boxes (K, 4), scores (K,), labels (K,) int64, by falling score
     Source: Girshick et al. 2014, section 2.2; MMDetection, which considers all scores.
     """
     row, label = torch.nonzero(scores > score_threshold, as_tuple=True)

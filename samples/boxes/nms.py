@@ -1,13 +1,8 @@
-"""Greedy non-maximum suppression."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> tuple[Tensor, Tensor, float]:
@@ -19,19 +14,13 @@ def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> tuple[Tens
 @sample(
     inputs,
     {
-        "built-in Faster R-CNN, 256x256, prediction, candidates of a level": {
-            "objects": 6,
-            "boxes": 60,
-            "threshold": 0.7,
-        },
-        "Faster R-CNN R50-FPN, 800x1333, prediction, candidates of a level": {
-            "objects": 60,
-            "boxes": 1000,
-            "threshold": 0.7,
-        },
+        "built-in Faster R-CNN, 256x256, prediction, candidates of a level": (6, 60, 0.7),
+        "Faster R-CNN R50-FPN, 800x1333, prediction, candidates of a level": (60, 1000, 0.7),
     },
-    tags=["ForLoop", "InputAware", "DataDependentShape", "AdvancedIndexing", "IfElseBranch"]
-    + ["BuiltInDataStructure", "ViewAttribute", "Broadcast"],
+    tags=(
+        "ForLoop InputAware DataDependentShape AdvancedIndexing IfElseBranch "
+        "BuiltInDataStructure ViewAttribute Broadcast"
+    ),
     project="MMCV",
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/nms.py",
 )
@@ -44,10 +33,7 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     scores : (N,) float
     threshold : intersection over union, 0 to 1
 
-    Returns
-    -------
-    (K,) int64
-
+    Returns (K,) int64
     Source: Felzenszwalb et al. 2010, section 7.2.
     """
     overlap = bbox_overlaps(boxes, boxes) > threshold

@@ -1,12 +1,7 @@
-"""Features of regions, sampled between cells."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -22,14 +17,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "built-in Faster R-CNN, 256x256, two images, P3": {"features": (2, 64, 32, 32), "rois": 16, "stride": 8},
-        "Faster R-CNN R50-FPN, 800x1333, P4, 100 of the proposals": {
-            "features": (1, 256, 50, 84),
-            "rois": 100,
-            "stride": 16,
-        },
+        "built-in Faster R-CNN, 256x256, two images, P3": ((2, 64, 32, 32), 16, 8),
+        "Faster R-CNN R50-FPN, 800x1333, P4, 100 of the proposals": ((1, 256, 50, 84), 100, 16),
     },
-    tags=["ForLoop", "AdvancedIndexing", "BuiltInDataStructure", "ViewAttribute", "Broadcast", "Reduce"],
+    tags="ForLoop AdvancedIndexing BuiltInDataStructure ViewAttribute Broadcast Reduce",
     project="MMCV",
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/roi_align.py",
 )
@@ -44,10 +35,7 @@ def roi_align(features: Tensor, rois: Tensor, size: int, scale: float, samples: 
     scale : cells of the map to a pixel
     samples : along each side of a bin
 
-    Returns
-    -------
-    (N, C, size, size) float
-
+    Returns (N, C, size, size) float
     Source: He et al. 2017, section 3; half-pixel offset as in Detectron2's aligned version.
     """
     height, width = features.shape[2:]

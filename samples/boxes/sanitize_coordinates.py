@@ -1,12 +1,7 @@
-"""Coordinates of boxes in pixels, in order and inside of the image."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> tuple[Tensor, Tensor, int, int, bool]:
@@ -18,20 +13,10 @@ def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> t
 @sample(
     inputs,
     {
-        "YOLACT R101-FPN, 550x550, prediction, boxes on the prototypes": {
-            "boxes": 100,
-            "img_size": 138,
-            "padding": 1,
-            "cast": False,
-        },
-        "YOLACT R101-FPN, 550x550, prediction, boxes on the image": {
-            "boxes": 100,
-            "img_size": 550,
-            "padding": 0,
-            "cast": True,
-        },
+        "YOLACT R101-FPN, 550x550, prediction, boxes on the prototypes": (100, 138, 1, False),
+        "YOLACT R101-FPN, 550x550, prediction, boxes on the image": (100, 550, 0, True),
     },
-    tags=["IfElseBranch", "BuiltInDataStructure"],
+    tags="IfElseBranch BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/dense_heads/yolact_head.py#L876",
 )
@@ -47,10 +32,8 @@ def sanitize_coordinates(
     padding : pixels that boxes grow by at each side
     cast : cut off what is behind the point, for int64
 
-    Returns
-    -------
-    x1, x2 : (N,) float, or int64; where the second side comes before the first, both are the second, then padded
-
+    Returns x1, x2 : (N,) float, or int64; where the second side comes before the first, both are the second, then
+    padded
     Source: MMDetection's YOLACT, of Bolya et al. 2019.
     """
     x1, x2 = x1 * img_size, x2 * img_size

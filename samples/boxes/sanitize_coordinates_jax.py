@@ -1,7 +1,3 @@
-"""`sanitize_coordinates` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -9,7 +5,6 @@ from jax import Array
 def sanitize_coordinates(
     x1: Array, x2: Array, img_size: int, padding: int = 0, cast: bool = True
 ) -> tuple[Array, Array]:
-    """As the torch one beside it."""
     x1, x2 = x1 * img_size, x2 * img_size
     if cast:
         x1, x2 = x1.astype(int), x2.astype(int)

@@ -1,15 +1,10 @@
-"""Boxes to the buckets that their edges are in."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.generate_buckets import generate_buckets
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
@@ -21,21 +16,10 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
 @sample(
     inputs,
     {
-        "SABL RetinaNet R50-FPN, 800x1333, training, positive anchors": {"boxes": 65, "scale_factor": 3.0},
-        "SABL Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": {
-            "boxes": 128,
-            "scale_factor": 1.7,
-        },
+        "SABL RetinaNet R50-FPN, 800x1333, training, positive anchors": (65, 3.0),
+        "SABL Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": (128, 1.7),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "AdvancedIndexing",
-        "InPlace",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="ForLoop IfElseBranch AdvancedIndexing InPlace Broadcast ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L145",
     # a pixel's float32 rounding in buckets of a pixel

@@ -1,7 +1,3 @@
-"""`bbox2bucket` in JAX."""
-
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -18,7 +14,6 @@ def bbox2bucket(
     offset_upperbound: float = 1.0,
     cls_ignore_neighbor: bool = True,
 ) -> tuple[Array, Array, Array, Array]:
-    """As the torch one beside it."""
     width, height, *sides = generate_buckets(proposals, num_buckets, scale_factor)
     centres = jnp.stack(sides, axis=1)
     extent = jnp.stack([width, width, height, height], axis=1)

@@ -1,12 +1,7 @@
-"""Boxes to the deltas that a network learns."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> tuple[Tensor, Tensor]:
@@ -18,10 +13,10 @@ def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> tuple
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": {"boxes": 128},
-        "RetinaNet R50-FPN, 800x1333, training, positive anchors": {"boxes": 412},
+        "Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": (128,),
+        "RetinaNet R50-FPN, 800x1333, training, positive anchors": (412,),
     },
-    tags=["ViewAttribute", "Broadcast", "InPlace"],
+    tags="ViewAttribute Broadcast InPlace",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/delta_xywh_bbox_coder.py#L117",
 )
@@ -38,10 +33,7 @@ def bbox2delta(
     proposals, gt : (N, 4) float, x1 y1 x2 y2 in pixels
     means, stds : of dx dy dw dh, to normalize them by
 
-    Returns
-    -------
-    (N, 4) float: dx dy in sizes of the proposal, dw dh as logarithms
-
+    Returns (N, 4) float: dx dy in sizes of the proposal, dw dh as logarithms
     Source: Girshick et al. 2014, appendix C.
     """
     proposals, gt = proposals.float(), gt.float()

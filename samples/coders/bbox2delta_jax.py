@@ -1,7 +1,3 @@
-"""`bbox2delta` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -12,7 +8,6 @@ def bbox2delta(
     means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
 ) -> Array:
-    """As the torch one beside it."""
     centre = (proposals[:, :2] + proposals[:, 2:]) / 2
     extent = proposals[:, 2:] - proposals[:, :2]
     shift = ((gt[:, :2] + gt[:, 2:]) / 2 - centre) / extent

@@ -1,7 +1,3 @@
-"""Boxes to weighted offsets, with corners that are pixels of the box."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -12,10 +8,10 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": {"boxes": 128},
-        "sizes of LongTail-Bench": {"boxes": 3000},
+        "Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": (128,),
+        "sizes of LongTail-Bench": (3000,),
     },
-    tags=["IfElseBranch", "ViewAttribute", "BuiltInDataStructure"],
+    tags="IfElseBranch ViewAttribute BuiltInDataStructure",
     project="United Perception",
     url="https://github.com/ModelTC/United-Perception/blob/2f5c8bc8549cc16810d093050fe6d0aa5b902629/up/tasks/det/models/utils/bbox_helper.py",
 )
@@ -29,10 +25,7 @@ def bbox2offset(
     boxes, gt_boxes : (N, 4) float, x1 y1 x2 y2 in pixels, all within the box
     weights : of dx dy dw dh
 
-    Returns
-    -------
-    (N, 4) float: dx dy in sizes of the box, dw dh as logarithms
-
+    Returns (N, 4) float: dx dy in sizes of the box, dw dh as logarithms
     Source: United Perception, which grew out of the POD that LongTail-Bench names; Detectron has the same.
     """
     if boxes.numel() == 0 or gt_boxes.numel() == 0:

@@ -1,7 +1,3 @@
-"""Boxes to the distances of their edges from a prior's centre."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -14,10 +10,10 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     {
-        "sizes of LongTail-Bench": {"boxes": 3000},
-        "sizes of LongTail-Bench, largest": {"boxes": 5000},
+        "sizes of LongTail-Bench": (3000,),
+        "sizes of LongTail-Bench, largest": (5000,),
     },
-    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "InPlace"],
+    tags="IfElseBranch ViewAttribute Broadcast InPlace",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/tblr_bbox_coder.py",
 )
@@ -32,10 +28,7 @@ def bbox2tblr(
     normalizer : that distances are divided by; a sequence has one for each of the four
     normalize_by_wh : whether distances are in sizes of the prior rather than in pixels
 
-    Returns
-    -------
-    (N, 4) float, positive where the centre is inside of the truth
-
+    Returns (N, 4) float, positive where the centre is inside of the truth
     Source: Zhu et al. 2019 (FSAF), section 3.1, as MMDetection normalizes it.
     """
     centre_x, centre_y = ((priors[:, :2] + priors[:, 2:]) / 2).split(1, dim=1)

@@ -1,7 +1,3 @@
-"""`bbox2tblr` in JAX."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -11,7 +7,6 @@ from jax import Array
 def bbox2tblr(
     priors: Array, gts: Array, normalizer: float | Sequence[float] = 4.0, normalize_by_wh: bool = True
 ) -> Array:
-    """As the torch one beside it."""
     centre_x, centre_y = ((priors[:, :2] + priors[:, 2:]) / 2).T
     left, top, right, bottom = gts.T
     distances = jnp.stack([centre_y - top, bottom - centre_y, centre_x - left, right - centre_x], axis=1)

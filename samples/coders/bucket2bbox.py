@@ -1,15 +1,10 @@
-"""Boxes from the buckets that their edges are in."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.generate_buckets import generate_buckets
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
@@ -22,18 +17,10 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
 @sample(
     inputs,
     {
-        "SABL Faster R-CNN R50-FPN, 800x1333, inference, second stage": {"boxes": 1000, "scale_factor": 1.7},
-        "SABL RetinaNet R50-FPN, 800x1333, inference, a level's best anchors": {"boxes": 1000, "scale_factor": 3.0},
+        "SABL Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 1.7),
+        "SABL RetinaNet R50-FPN, 800x1333, inference, a level's best anchors": (1000, 3.0),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "AdvancedIndexing",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="ForLoop IfElseBranch AdvancedIndexing Reduce Broadcast ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/1a90fa80a761fe15e69111a625d82874ed783f7b/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L269",
 )

@@ -1,7 +1,3 @@
-"""`bucket2bbox` in JAX."""
-
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -17,7 +13,6 @@ def bucket2bbox(
     scale_factor: float = 1.0,
     max_shape: tuple[int, int] | None = None,
 ) -> tuple[Array, Array]:
-    """As the torch one beside it."""
     width, height, *sides = generate_buckets(proposals, num_buckets, scale_factor)
     buckets = sides[0].shape[1]
     scores, labels = jax.lax.top_k(jax.nn.softmax(cls_preds.reshape(-1, 4, buckets), axis=2), 2)

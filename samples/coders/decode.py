@@ -1,12 +1,7 @@
-"""Boxes of a single-shot detector from what it predicts for its priors."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 VARIANCES = 0.1, 0.2
 """That SSD divides what it learns by, of centres and of sizes."""
@@ -21,10 +16,10 @@ def inputs(draw: Draw, priors: int, grad: bool = False) -> tuple[Tensor, Tensor]
 @sample(
     inputs,
     {
-        "SSD300 VGG16, inference": {"priors": 8732},
-        "YOLACT R101-FPN, 550x550, inference": {"priors": 19248},
+        "SSD300 VGG16, inference": (8732,),
+        "YOLACT R101-FPN, 550x550, inference": (19248,),
     },
-    tags=["IfElseBranch", "ViewAttribute", "InPlace"],
+    tags="IfElseBranch ViewAttribute InPlace",
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L268",
 )
@@ -37,10 +32,7 @@ def decode(loc: Tensor, priors: Tensor, use_yolo_regressors: bool = False) -> Te
     priors : (N, 4) float, x y of the centre, width and height, in sizes of the image
     use_yolo_regressors : whether `loc` moves centres in sizes of the image, without variances, as YOLOv2 has it
 
-    Returns
-    -------
-    (N, 4) float, x1 y1 x2 y2 in sizes of the image
-
+    Returns (N, 4) float, x1 y1 x2 y2 in sizes of the image
     Source: Liu et al. 2016 (SSD), section 2.2; the option: Redmon and Farhadi 2017 (YOLOv2), section 2.
     """
     if use_yolo_regressors:

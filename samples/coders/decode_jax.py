@@ -1,7 +1,3 @@
-"""`decode` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -9,7 +5,6 @@ from opgrip.samples.coders.decode import VARIANCES
 
 
 def decode(loc: Array, priors: Array, use_yolo_regressors: bool = False) -> Array:
-    """As the torch one beside it."""
     if use_yolo_regressors:
         centre, extent = priors[:, :2] + loc[:, :2], priors[:, 2:] * jnp.exp(loc[:, 2:])
     else:

@@ -1,15 +1,10 @@
-"""Boxes that predicted deltas move others to."""
-
-from __future__ import annotations
-
 from math import log
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -28,20 +23,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "ATSS R50-FPN, 800x1333, training, positive anchors": {
-            "boxes": 49,
-            "stds": (0.1, 0.1, 0.2, 0.2),
-            "size": None,
-            "grad": True,
-        },
-        "Faster R-CNN R50-FPN, 800x1333, inference, best anchors of all levels": {"boxes": 4819},
-        "Faster R-CNN R50-FPN, 800x1333, inference, second stage": {
-            "boxes": 1000,
-            "classes": 80,
-            "stds": (0.1, 0.1, 0.2, 0.2),
-        },
+        "ATSS R50-FPN, 800x1333, training, positive anchors": (49, 1, (0.1, 0.1, 0.2, 0.2), None, True),
+        "Faster R-CNN R50-FPN, 800x1333, inference, best anchors of all levels": (4819,),
+        "Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 80, (0.1, 0.1, 0.2, 0.2)),
     },
-    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "InPlace"],
+    tags="IfElseBranch ViewAttribute Broadcast InPlace",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/delta_xywh_bbox_coder.py#L164",
 )
@@ -65,10 +51,7 @@ def delta2bbox(
     wh_ratio_clip : boxes grow at most to 1 / wh_ratio_clip of the proposal's size, and shrink to wh_ratio_clip
     ctr_clamp : centres move at most so many pixels, and boxes may shrink to nothing, as YOLOF has it
 
-    Returns
-    -------
-    (N, 4 * C) float, x1 y1 x2 y2 in pixels
-
+    Returns (N, 4 * C) float, x1 y1 x2 y2 in pixels
     Source: Girshick et al. 2014, appendix C; the last option: Chen et al. 2021 (YOLOF).
     """
     if len(deltas) == 0:

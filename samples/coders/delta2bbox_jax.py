@@ -1,7 +1,3 @@
-"""`delta2bbox` in JAX."""
-
-from __future__ import annotations
-
 from math import log
 
 import jax.numpy as jnp
@@ -17,7 +13,6 @@ def delta2bbox(
     wh_ratio_clip: float = 16 / 1000,
     ctr_clamp: float | None = None,
 ) -> Array:
-    """As the torch one beside it."""
     if len(deltas) == 0:
         return deltas
     moves = deltas.reshape(len(rois), -1, 4) * jnp.array(stds, deltas.dtype) + jnp.array(means, deltas.dtype)

@@ -1,13 +1,8 @@
-"""What a single-shot detector learns to predict for its priors."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.decode import VARIANCES
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, priors: int) -> tuple[Tensor, Tensor]:
@@ -20,10 +15,10 @@ def inputs(draw: Draw, priors: int) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "SSD300 VGG16, training, truths of all priors": {"priors": 8732},
-        "YOLACT R101-FPN, 550x550, training, truths of all priors": {"priors": 19248},
+        "SSD300 VGG16, training, truths of all priors": (8732,),
+        "YOLACT R101-FPN, 550x550, training, truths of all priors": (19248,),
     },
-    tags=["IfElseBranch", "ViewAttribute", "InPlace"],
+    tags="IfElseBranch ViewAttribute InPlace",
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L230",
 )
@@ -36,10 +31,7 @@ def encode(matched: Tensor, priors: Tensor, use_yolo_regressors: bool = False) -
     priors : (N, 4) float, x y of the centre, width and height, in sizes of the image
     use_yolo_regressors : whether centres move in sizes of the image, without variances, as YOLOv2 has it
 
-    Returns
-    -------
-    (N, 4) float: moves of the centre in sizes of the prior, and logarithms of growth, both over `VARIANCES`
-
+    Returns (N, 4) float: moves of the centre in sizes of the prior, and logarithms of growth, both over `VARIANCES`
     Source: Liu et al. 2016 (SSD), section 2.2; the option: Redmon and Farhadi 2017 (YOLOv2), section 2.
     """
     shift = (matched[:, :2] + matched[:, 2:]) / 2 - priors[:, :2]

@@ -1,7 +1,3 @@
-"""`encode` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -9,7 +5,6 @@ from opgrip.samples.coders.decode import VARIANCES
 
 
 def encode(matched: Array, priors: Array, use_yolo_regressors: bool = False) -> Array:
-    """As the torch one beside it."""
     shift = (matched[:, :2] + matched[:, 2:]) / 2 - priors[:, :2]
     growth = jnp.log((matched[:, 2:] - matched[:, :2]) / priors[:, 2:])
     if not use_yolo_regressors:

@@ -1,14 +1,9 @@
-"""Where the edges of a box are looked for."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
@@ -19,13 +14,10 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
 @sample(
     inputs,
     {
-        "SABL Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": {
-            "boxes": 128,
-            "scale_factor": 1.7,
-        },
-        "SABL Faster R-CNN R50-FPN, 800x1333, inference, second stage": {"boxes": 1000, "scale_factor": 1.7},
+        "SABL Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": (128, 1.7),
+        "SABL Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 1.7),
     },
-    tags=["ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    tags="ViewAttribute Broadcast BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/1a90fa80a761fe15e69111a625d82874ed783f7b/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L96",
 )

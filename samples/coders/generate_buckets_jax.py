@@ -1,7 +1,3 @@
-"""`generate_buckets` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -9,7 +5,6 @@ from jax import Array
 def generate_buckets(
     proposals: Array, num_buckets: int, scale_factor: float = 1.0
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """As the torch one beside it."""
     centre = (proposals[:, :2] + proposals[:, 2:]) / 2
     extent = (proposals[:, 2:] - proposals[:, :2]) * scale_factor
     left, top = (centre - extent / 2).T

@@ -1,7 +1,3 @@
-"""`legacy_bbox2delta` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -14,6 +10,5 @@ def legacy_bbox2delta(
     means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
 ) -> Array:
-    """As the torch one beside it."""
     outward = jnp.array([-0.5, -0.5, 0.5, 0.5], proposals.dtype)
     return bbox2delta(proposals + outward, gt + outward, means, stds)

@@ -1,7 +1,3 @@
-"""Boxes from deltas where a box ends with the pixel that its second corner names."""
-
-from __future__ import annotations
-
 from math import log
 
 import torch
@@ -14,14 +10,10 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     {
-        "RetinaNet R50-FPN v1, 800x1333, inference, a level's best anchors": {"boxes": 1000},
-        "Faster R-CNN R50-FPN v1, 800x1333, inference, second stage": {
-            "boxes": 1000,
-            "classes": 80,
-            "stds": (0.1, 0.1, 0.2, 0.2),
-        },
+        "RetinaNet R50-FPN v1, 800x1333, inference, a level's best anchors": (1000,),
+        "Faster R-CNN R50-FPN v1, 800x1333, inference, second stage": (1000, 80, (0.1, 0.1, 0.2, 0.2)),
     },
-    tags=["ForLoop", "IfElseBranch", "ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    tags="ForLoop IfElseBranch ViewAttribute Broadcast BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/coder/legacy_delta_xywh_bbox_coder.py#L134",
 )

@@ -1,7 +1,3 @@
-"""`legacy_delta2bbox` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,7 +12,6 @@ def legacy_delta2bbox(
     max_shape: tuple[int, int] | None = None,
     wh_ratio_clip: float = 16 / 1000,
 ) -> Array:
-    """As the torch one beside it."""
     last = None if max_shape is None else (max_shape[0] - 1, max_shape[1] - 1)
     outward = jnp.array([-0.5, -0.5, 0.5, 0.5], rois.dtype)
     return delta2bbox(rois + outward, deltas, means, stds, last, wh_ratio_clip)

@@ -1,14 +1,9 @@
-"""Boxes from weighted offsets, with corners that are pixels of the box."""
-
-from __future__ import annotations
-
 from math import log
 
 from torch import Tensor
 
 from opgrip.samples.coders.bbox2offset import centre_and_size
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, classes: int = 1) -> tuple[Tensor, Tensor]:
@@ -19,11 +14,11 @@ def inputs(draw: Draw, boxes: int, classes: int = 1) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, inference, a level's best anchors": {"boxes": 1000},
-        "sizes of LongTail-Bench": {"boxes": 4000},
-        "Faster R-CNN R50-FPN, 800x1333, inference, second stage": {"boxes": 1000, "classes": 81},
+        "Faster R-CNN R50-FPN, 800x1333, inference, a level's best anchors": (1000,),
+        "sizes of LongTail-Bench": (4000,),
+        "Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 81),
     },
-    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "InPlace", "ForLoop"],
+    tags="IfElseBranch ViewAttribute Broadcast InPlace ForLoop",
     project="United Perception",
     url="https://github.com/ModelTC/United-Perception/blob/2f5c8bc8549cc16810d093050fe6d0aa5b902629/up/tasks/det/models/utils/bbox_helper.py",
 )
@@ -38,10 +33,7 @@ def offset2bbox(
     offset : (N, 4 * C) float: of each class, dx dy in sizes of the box, dw dh as logarithms
     weights : that dx dy dw dh were multiplied by
 
-    Returns
-    -------
-    (N, 4 * C) float, x1 y1 x2 y2 in pixels; they grow at most 62.5 times
-
+    Returns (N, 4 * C) float, x1 y1 x2 y2 in pixels; they grow at most 62.5 times
     Source: United Perception, which grew out of the POD that LongTail-Bench names; Detectron has the same.
     """
     if boxes.numel() == 0 or offset.numel() == 0:

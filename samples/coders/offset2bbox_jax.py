@@ -1,7 +1,3 @@
-"""`offset2bbox` in JAX."""
-
-from __future__ import annotations
-
 from math import log
 
 import jax.numpy as jnp
@@ -11,7 +7,6 @@ from jax import Array
 def offset2bbox(
     boxes: Array, offset: Array, weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 ) -> Array:
-    """As the torch one beside it."""
     if boxes.size == 0 or offset.size == 0:
         return jnp.zeros((0, 4), boxes.dtype)
     moves = offset.reshape(len(boxes), -1, 4) / jnp.array(weights, boxes.dtype)

@@ -1,14 +1,9 @@
-"""Boxes from the distances of their edges from a prior's centre."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> tuple[Tensor, Tensor]:
@@ -20,11 +15,11 @@ def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> tu
 @sample(
     inputs,
     {
-        "FSAF R50-FPN, 800x1333, training, level P7": {"boxes": 77, "side": 512.0, "grad": True},
-        "FSAF R50-FPN, 800x1333, training, level P3": {"boxes": 16800, "side": 32.0, "grad": True},
-        "sizes of LongTail-Bench": {"boxes": 3000},
+        "FSAF R50-FPN, 800x1333, training, level P7": (77, 512.0, True),
+        "FSAF R50-FPN, 800x1333, training, level P3": (16800, 32.0, True),
+        "sizes of LongTail-Bench": (3000,),
     },
-    tags=["IfElseBranch", "ViewAttribute", "Broadcast"],
+    tags="IfElseBranch ViewAttribute Broadcast",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/tblr_bbox_coder.py",
 )
@@ -45,10 +40,7 @@ def tblr2bbox(
     normalize_by_wh : whether distances are in sizes of the prior rather than in pixels
     max_shape : height and width of the image in pixels, or these of each image, which boxes are cut to
 
-    Returns
-    -------
-    (..., N, 4) float, x1 y1 x2 y2 in pixels
-
+    Returns (..., N, 4) float, x1 y1 x2 y2 in pixels
     Source: Zhu et al. 2019 (FSAF), section 3.1, as MMDetection normalizes it.
     """
     distances = tblr * (normalizer if isinstance(normalizer, float) else tblr.new_tensor(normalizer))

@@ -1,7 +1,3 @@
-"""`tblr2bbox` in JAX."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -15,7 +11,6 @@ def tblr2bbox(
     normalize_by_wh: bool = True,
     max_shape: Sequence[int] | Sequence[Sequence[int]] | None = None,
 ) -> Array:
-    """As the torch one beside it."""
     distances = tblr * jnp.asarray(normalizer)
     if normalize_by_wh:
         extent = priors[..., 2:] - priors[..., :2]

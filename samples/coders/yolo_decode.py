@@ -1,12 +1,7 @@
-"""Boxes from what YOLO predicts for its anchors."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 ANCHORS = {
     32: [(116, 90), (156, 198), (373, 326)],
@@ -34,11 +29,11 @@ def inputs(draw: Draw, side: int, batch: int = 1) -> tuple[Tensor, Tensor, Tenso
 @sample(
     inputs,
     {
-        "YOLOv3 DarkNet-53, 320x320, inference": {"side": 320},
-        "YOLOv3 DarkNet-53, 608x608, inference": {"side": 608},
-        "YOLOv3 DarkNet-53, 608x608, inference, batch of 8": {"side": 608, "batch": 8},
+        "YOLOv3 DarkNet-53, 320x320, inference": (320,),
+        "YOLOv3 DarkNet-53, 608x608, inference": (608,),
+        "YOLOv3 DarkNet-53, 608x608, inference, batch of 8": (608, 8),
     },
-    tags=["ViewAttribute", "Broadcast"],
+    tags="ViewAttribute Broadcast",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
 )
@@ -51,10 +46,7 @@ def yolo_decode(bboxes: Tensor, pred_bboxes: Tensor, stride: Tensor | int) -> Te
     pred_bboxes : (..., N, 4) float: where in its cell the centre is, 0 to 1, and logarithms of the box's growth
     stride : (N, 1) int or float, or a number: size of a cell in pixels
 
-    Returns
-    -------
-    (..., N, 4) float, x1 y1 x2 y2 in pixels
-
+    Returns (..., N, 4) float, x1 y1 x2 y2 in pixels
     Source: Redmon and Farhadi 2018 (YOLOv3), section 2.1.
     """
     centre = (bboxes[..., :2] + bboxes[..., 2:]) / 2 + (pred_bboxes[..., :2] - 0.5) * stride

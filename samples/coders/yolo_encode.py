@@ -1,13 +1,8 @@
-"""What YOLO learns to predict for its anchors."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.yolo_decode import ANCHORS
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, side: int = 608) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,10 +19,10 @@ def inputs(draw: Draw, boxes: int, side: int = 608) -> tuple[Tensor, Tensor, Ten
 @sample(
     inputs,
     {
-        "YOLOv3 DarkNet-53, 608x608, training, 7 objects": {"boxes": 7},
-        "YOLOv3 DarkNet-53, 608x608, training, 100 objects": {"boxes": 100},
+        "YOLOv3 DarkNet-53, 608x608, training, 7 objects": (7,),
+        "YOLOv3 DarkNet-53, 608x608, training, 100 objects": (100,),
     },
-    tags=["ViewAttribute", "BuiltInDataStructure"],
+    tags="ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
 )
@@ -40,10 +35,7 @@ def yolo_encode(bboxes: Tensor, gt_bboxes: Tensor, stride: Tensor | int, eps: fl
     stride : (...,) int or float, or a number: size of a cell in pixels
     eps : how near to the cell's edges a centre may be, and the least ratio of sizes
 
-    Returns
-    -------
-    (..., 4) float: where in its cell the centre is, 0 to 1, and logarithms of the box's growth
-
+    Returns (..., 4) float: where in its cell the centre is, 0 to 1, and logarithms of the box's growth
     Source: Redmon and Farhadi 2018 (YOLOv3), section 2.1.
     """
     x, y, width, height = _centre_and_size(bboxes)

@@ -1,13 +1,8 @@
-"""`yolo_encode` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def yolo_encode(bboxes: Array, gt_bboxes: Array, stride: Array | int, eps: float = 1e-6) -> Array:
-    """As the torch one beside it."""
     cell = jnp.asarray(stride)[..., None]
     centre = (bboxes[..., :2] + bboxes[..., 2:]) / 2
     gt_centre = (gt_bboxes[..., :2] + gt_bboxes[..., 2:]) / 2

@@ -1,12 +1,7 @@
-"""Residuals of features, summed for each codeword of an encoding layer."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.layers import scaled_l2
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -18,7 +13,7 @@ def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -
 @sample(
     inputs,
     scaled_l2.CONFIGURATIONS,
-    tags=["Reduce", "ViewAttribute", "Broadcast"],
+    tags="Reduce ViewAttribute Broadcast",
     project="MMSegmentation",
     url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/ops/encoding.py#L47",
     rtol=1e-4,
@@ -33,10 +28,7 @@ def aggregate(assignment: Tensor, features: Tensor, codewords: Tensor) -> Tensor
     features : (B, N, C) float, one a position
     codewords : (K, C) float
 
-    Returns
-    -------
-    (B, K, C) float
-
+    Returns (B, K, C) float
     Source: Zhang et al. 2017, "Deep TEN: Texture Encoding Network", the residual encoding layer.
     """
     residuals = features[:, :, None] - codewords

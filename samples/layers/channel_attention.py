@@ -1,12 +1,7 @@
-"""Embeddings of several channels mixed by an attention."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -23,10 +18,10 @@ def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> tuple[list[
 @sample(
     inputs,
     {
-        "MHCN, LastFM, training": {"users": 1892, "width": 50},
-        "MHCN, training, 20000 users": {"users": 20000, "width": 50},
+        "MHCN, LastFM, training": (1892, 50),
+        "MHCN, training, 20000 users": (20000, 50),
     },
-    tags=["ForLoop", "Reduce", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop Reduce Broadcast ViewAttribute BuiltInDataStructure",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/fa3e3a8a591d55778edf8d26982467d5be0840ef/models/recall/mhcn/net.py#L224",
 )
@@ -39,10 +34,7 @@ def channel_attention(channels: list[Tensor], matrix: Tensor, attention: Tensor)
     matrix : (D, D) float, applied to the embeddings from the right
     attention : (1, D) float, whose product with them scores a channel
 
-    Returns
-    -------
-    The mixed embeddings, (U, D) float, and the weights, (U, channels) float
-
+    Returns The mixed embeddings, (U, D) float, and the weights, (U, channels) float
     Source: Yu et al. 2021, "Self-Supervised Multi-Channel Hypergraph Convolutional Network" (MHCN).
     """
     logits = [((embedding @ matrix) * attention).sum(dim=1) for embedding in channels]

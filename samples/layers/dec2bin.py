@@ -1,12 +1,7 @@
-"""Numbers as their bits."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, experts: int, bits: int) -> tuple[Tensor, int]:
@@ -17,10 +12,10 @@ def inputs(draw: Draw, experts: int, bits: int) -> tuple[Tensor, int]:
 @sample(
     inputs,
     {
-        "DSelect-k, MultiMNIST, 8 experts": {"experts": 8, "bits": 3},
-        "A gate of 4096 experts": {"experts": 4096, "bits": 12},
+        "DSelect-k, MultiMNIST, 8 experts": (8, 3),
+        "A gate of 4096 experts": (4096, 12),
     },
-    tags=["Broadcast", "ViewAttribute"],
+    tags="Broadcast ViewAttribute",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/3b416accde4366e26f55f8d27f2453704a146bad/models/multitask/dselect_k/net.py#L190",
 )
@@ -32,10 +27,7 @@ def dec2bin(values: Tensor, bits: int) -> Tensor:
     values : (...) integers, not negative
     bits : how many a number has
 
-    Returns
-    -------
-    (..., bits) bool
-
+    Returns (..., bits) bool
     Source: Hazimeh et al. 2021, "DSelect-k: Differentiable Selection in the Mixture of Experts", its binary encoding.
     """
     powers = 2 ** torch.arange(bits - 1, -1, -1, device=values.device)

@@ -1,13 +1,8 @@
-"""Where the queries of an encoder look."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.layers.multi_scale_deformable_attention import LEVELS
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> tuple[Tensor, Tensor]:
@@ -22,11 +17,11 @@ def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> tuple[Tens
 @sample(
     inputs,
     {
-        "Mask2Former R50, 512x512, one image": {"levels": [(16, 16), (32, 32), (64, 64)], "images": 1},
-        "Deformable DETR R50, 800x1333, 2 images": {"levels": LEVELS, "images": 2},
-        "Deformable DETR R50, 800x1333, 16 images": {"levels": LEVELS, "images": 16},
+        "Mask2Former R50, 512x512, one image": ([(16, 16), (32, 32), (64, 64)], 1),
+        "Deformable DETR R50, 800x1333, 2 images": (LEVELS, 2),
+        "Deformable DETR R50, 800x1333, 16 images": (LEVELS, 16),
     },
-    tags=["ForLoop", "InputAware", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop InputAware Broadcast ViewAttribute BuiltInDataStructure",
     project="Deformable DETR",
     url="https://arxiv.org/abs/2010.04159",
 )
@@ -38,10 +33,7 @@ def deformable_reference_points(shapes: Tensor, valid_ratios: Tensor) -> Tensor:
     shapes : (levels, 2) int64, height and width of each level
     valid_ratios : (B, levels, 2) float, share of each level's width and height that is no padding
 
-    Returns
-    -------
-    (B, positions of all levels, levels, 2) float, x y, level by level and row by row
-
+    Returns (B, positions of all levels, levels, 2) float, x y, level by level and row by row
     Source: Zhu et al. 2021, "Deformable DETR", section 4.1.
     """
     points = []

@@ -1,12 +1,7 @@
-"""Detections out of what DETR predicts."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -25,10 +20,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "DETR R50, COCO, predicting, one image": {"images": 1, "queries": 100, "classes": 91},
-        "DETR R50, COCO, predicting, 16 images": {"images": 16, "queries": 100, "classes": 91},
+        "DETR R50, COCO, predicting, one image": (1, 100, 91),
+        "DETR R50, COCO, predicting, 16 images": (16, 100, 91),
     },
-    tags=["ForLoop", "Reduce", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop Reduce Broadcast ViewAttribute BuiltInDataStructure",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/detr.py#L258",
     atol=1e-3,
@@ -42,10 +37,8 @@ def detr_postprocess(outputs: dict[str, Tensor], sizes: Tensor) -> list[dict[str
         (B, Q, 4) float, centre, width and height as shares of the image
     sizes : (B, 2) integers, height and width of each image in pixels
 
-    Returns
-    -------
-    A dict for each image: "scores", (Q,) float, "labels", (Q,) int64, and "boxes", (Q, 4) float, x1 y1 x2 y2 in pixels
-
+    Returns A dict for each image: "scores", (Q,) float, "labels", (Q,) int64, and "boxes", (Q, 4) float, x1 y1 x2 y2 in
+    pixels
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR).
     """
     scores, labels = outputs["pred_logits"].softmax(dim=-1)[..., :-1].max(dim=-1)

@@ -1,13 +1,8 @@
-"""Scores of features and of their pairs."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -28,10 +23,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "FM, Criteo, training, batch 512, 10001 features": {"examples": 512, "features": 10001},
-        "FM, Criteo, training, batch 4096, 1000001 features": {"examples": 4096, "features": 1000001},
+        "FM, Criteo, training, batch 512, 10001 features": (512, 10001),
+        "FM, Criteo, training, batch 4096, 1000001 features": (4096, 1000001),
     },
-    tags=["Reduce", "Broadcast", "ViewAttribute", "AdvancedIndexing", "BuiltInDataStructure"],
+    tags="Reduce Broadcast ViewAttribute AdvancedIndexing BuiltInDataStructure",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/0aabcd30d5678d05181e6edea47c7948ef7baf12/models/rank/fm/net.py#L21",
     rtol=1e-4,
@@ -53,10 +48,7 @@ def factorization_machine(
     weights, embeddings : (V, 1) and (V, D) float, of the features
     number_weights, number_embeddings : (M,) and (1, M, D) float, which the numbers multiply
 
-    Returns
-    -------
-    The terms of first and second order, each (B, 1) float
-
+    Returns The terms of first and second order, each (B, 1) float
     Source: Rendle 2010, "Factorization Machines", lemma 3.1: half of the square of the sum less the sum of squares.
     """
     features = torch.cat(fields, dim=1)

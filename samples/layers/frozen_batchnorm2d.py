@@ -1,11 +1,6 @@
-"""Batch normalization that does not learn."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,10 +19,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "DETR R50, 800x1333, training, one image, last layers": {"channels": 512, "height": 25, "width": 42},
-        "DETR R50, 800x1333, training, one image, first layer": {"channels": 64, "height": 400, "width": 667},
+        "DETR R50, 800x1333, training, one image, last layers": (512, 25, 42),
+        "DETR R50, 800x1333, training, one image, first layer": (64, 400, 667),
     },
-    tags=["ViewAttribute", "Broadcast"],
+    tags="ViewAttribute Broadcast",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/backbone.py#L19",
 )
@@ -43,10 +38,7 @@ def frozen_batchnorm2d(
     mean, variance : (C,) float
     eps : added to the variance
 
-    Returns
-    -------
-    (B, C, H, W) float
-
+    Returns (B, C, H, W) float
     Source: Ioffe and Szegedy 2015, "Batch Normalization", algorithm 2, with both steps in one scale and shift.
     """
     scale = weight * (variance + eps).rsqrt()

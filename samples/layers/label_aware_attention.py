@@ -1,11 +1,6 @@
-"""A user's interests weighted by how near they are to an item."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> tuple[Tensor, Tensor, float]:
@@ -17,15 +12,10 @@ def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> 
 @sample(
     inputs,
     {
-        "MIND, AmazonBook, training, batch 128, 4 interests": {
-            "users": 128,
-            "interests": 4,
-            "width": 64,
-            "power": 1.0,
-        },
-        "The same, batch 4096, squared products": {"users": 4096, "interests": 4, "width": 64, "power": 2.0},
+        "MIND, AmazonBook, training, batch 128, 4 interests": (128, 4, 64, 1.0),
+        "The same, batch 4096, squared products": (4096, 4, 64, 2.0),
     },
-    tags=["Reduce", "Broadcast", "BuiltInDataStructure"],
+    tags="Reduce Broadcast BuiltInDataStructure",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/8ce9dbdbc5d0149bfcdb57a06a183024cff21aa3/models/recall/mind/net.py#L267",
 )
@@ -38,10 +28,7 @@ def label_aware_attention(keys: Tensor, query: Tensor, power: float = 1.0) -> tu
     query : (B, 1, D) float, the item
     power : the larger, the more the nearest interest counts; not whole ones give NaN for negative products
 
-    Returns
-    -------
-    The vectors, (B, D) float, and the weights, (B, K, 1) float
-
+    Returns The vectors, (B, D) float, and the weights, (B, K, 1) float
     Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing" (MIND), its label-aware attention layer.
     """
     products = (keys * query).sum(dim=-1, keepdim=True)

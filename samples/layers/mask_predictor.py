@@ -1,13 +1,8 @@
-"""Masks of detections in their images."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 Image = tuple[float, int, int]
 """By how much an image was made larger, and its height and width before that, in pixels."""
@@ -29,35 +24,13 @@ def inputs(
 @sample(
     inputs,
     {
-        "Mask R-CNN R50-FPN, COCO, predicting, 4 detections": {
-            "images": 1,
-            "detections": 4,
-            "classes": 80,
-            "side": 28,
-        },
-        "Mask R-CNN R50-FPN, COCO, predicting, 100 detections": {
-            "images": 1,
-            "detections": 100,
-            "classes": 80,
-            "side": 28,
-        },
-        "Hybrid Task Cascade R50-FPN, COCO, predicting, 2 images, 50 detections each": {
-            "images": 2,
-            "detections": 50,
-            "classes": 80,
-            "side": 28,
-        },
+        "Mask R-CNN R50-FPN, COCO, predicting, 4 detections": (1, 4, 80, 28),
+        "Mask R-CNN R50-FPN, COCO, predicting, 100 detections": (1, 100, 80, 28),
+        "Hybrid Task Cascade R50-FPN, COCO, predicting, 2 images, 50 detections each": (2, 50, 80, 28),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "InputAware",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags=(
+        "ForLoop IfElseBranch InputAware DataDependentShape AdvancedIndexing InPlace ViewAttribute BuiltInDataStructure"
+    ),
     project="POD",
     url="https://arxiv.org/abs/1901.07518",
 )
@@ -74,10 +47,7 @@ def mask_predictor(
     class_agnostic : whether there is one heatmap for all classes
     threshold : a pixel above it belongs to the object
 
-    Returns
-    -------
-    N masks, (H, W) uint8 of 0 and 1, in the images as they were
-
+    Returns N masks, (H, W) uint8 of 0 and 1, in the images as they were
     Source: the last step of Mask R-CNN (He et al. 2017, section 3.1), which Hybrid Task Cascade (Chen et al. 2019)
     shares, as the sample of that name in LongTail-Bench describes it; the original project, POD, is not public.
     """

@@ -1,13 +1,8 @@
-"""Attention to a few points of every feature map."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 LEVELS = [(100, 167), (50, 84), (25, 42), (13, 21)]
 """Feature maps of an image of 800x1333, at strides of 8 to 64."""
@@ -28,17 +23,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Deformable DETR R50, 320x320, training, decoder": {
-            "levels": [(40, 40), (20, 20), (10, 10), (5, 5)],
-            "queries": 300,
-        },
-        "DINO R50, 800x1333, training, decoder, without denoising": {"levels": LEVELS, "queries": 900},
-        "Mask2Former R50, 512x512, training, pixel decoder": {
-            "levels": [(16, 16), (32, 32), (64, 64)],
-            "queries": 5376,
-        },
+        "Deformable DETR R50, 320x320, training, decoder": ([(40, 40), (20, 20), (10, 10), (5, 5)], 300),
+        "DINO R50, 800x1333, training, decoder, without denoising": (LEVELS, 900),
+        "Mask2Former R50, 512x512, training, pixel decoder": ([(16, 16), (32, 32), (64, 64)], 5376),
     },
-    tags=["ForLoop", "InputAware", "Reduce", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop InputAware Reduce Broadcast ViewAttribute BuiltInDataStructure",
     project="Deformable DETR",
     url="https://arxiv.org/abs/2010.04159",
     rtol=1e-4,
@@ -54,10 +43,7 @@ def multi_scale_deformable_attention(value: Tensor, shapes: Tensor, locations: T
     locations : (B, Q, heads, levels, P, 2) float, x y as shares of the image; zero is read outside of it
     weights : (B, Q, heads, levels, P) float, summing to one over levels and points
 
-    Returns
-    -------
-    (B, Q, heads * C) float
-
+    Returns (B, Q, heads * C) float
     Source: Zhu et al. 2021, "Deformable DETR", equation 3.
     """
     images, _, heads, channels = value.shape

@@ -1,13 +1,8 @@
-"""Convolution that sees only valid pixels."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -34,27 +29,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "PConv, Places 256x256, training, one image, last layer of the encoder": {
-            "size": 4,
-            "channels": 512,
-            "filters": 512,
-            "kernel": 3,
-        },
-        "PConv, Places 256x256, training, one image, second layer": {
-            "size": 128,
-            "channels": 64,
-            "filters": 128,
-            "kernel": 5,
-        },
-        "PConv, Places 256x256, one image, first layer, a mask for all channels": {
-            "size": 256,
-            "channels": 3,
-            "filters": 64,
-            "kernel": 7,
-            "multi_channel": False,
-        },
+        "PConv, Places 256x256, training, one image, last layer of the encoder": (4, 512, 512, 3),
+        "PConv, Places 256x256, training, one image, second layer": (128, 64, 128, 5),
+        "PConv, Places 256x256, one image, first layer, a mask for all channels": (256, 3, 64, 7, 0.7, False),
     },
-    tags=["IfElseBranch", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="IfElseBranch Broadcast ViewAttribute BuiltInDataStructure",
     project="MMEditing",
     url="https://github.com/open-mmlab/mmediting/blob/ce2a70f1321907d1451a376637cf56be76168a67/mmedit/models/common/partial_conv.py#L10",
     rtol=1e-4,

@@ -1,13 +1,8 @@
-"""Positions in an image as learned vectors."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,10 +19,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "DETR R50, 800x1333, training, one image": {"images": 1, "height": 25, "width": 42},
-        "DETR R50, 800x1333, training, 8 images": {"images": 8, "height": 25, "width": 42},
+        "DETR R50, 800x1333, training, one image": (1, 25, 42),
+        "DETR R50, 800x1333, training, 8 images": (8, 25, 42),
     },
-    tags=["ViewAttribute", "AdvancedIndexing"],
+    tags="ViewAttribute AdvancedIndexing",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/position_encoding.py#L51",
 )
@@ -39,10 +34,7 @@ def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) 
     features : (B, C, H, W), of which only the shape and device count
     rows, columns : (positions, D) float, with at least as many positions as the features have
 
-    Returns
-    -------
-    (B, 2 * D, H, W) float, the same for all images
-
+    Returns (B, 2 * D, H, W) float, the same for all images
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), learned positional encodings.
     """
     images, _, height, width = features.shape

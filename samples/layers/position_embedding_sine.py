@@ -1,14 +1,9 @@
-"""Positions in an image as sines and cosines."""
-
-from __future__ import annotations
-
 from math import pi
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,11 +19,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "DETR R50, 800x1333, one image": {"sizes": [(25, 42)]},
-        "DETR R50, 800x1333, one of two images padded": {"sizes": [(25, 42), (25, 34)]},
-        "DETR R50-DC5, 800x1333, two of four images padded": {"sizes": [(50, 84), (50, 67), (50, 84), (38, 50)]},
+        "DETR R50, 800x1333, one image": ([(25, 42)],),
+        "DETR R50, 800x1333, one of two images padded": ([(25, 42), (25, 34)],),
+        "DETR R50-DC5, 800x1333, two of four images padded": ([(50, 84), (50, 67), (50, 84), (38, 50)],),
     },
-    tags=["IfElseBranch", "Broadcast", "ViewAttribute"],
+    tags="IfElseBranch Broadcast ViewAttribute",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/position_encoding.py#L12",
     atol=1e-4,
@@ -50,9 +45,7 @@ def position_embedding_sine(
     normalize : whether rows and columns become shares of their number, times `scale`
     scale : None for 2 pi
 
-    Returns
-    -------
-    (B, 2 * features, H, W) float32
+    Returns (B, 2 * features, H, W) float32
 
     Raises
     ------

@@ -1,12 +1,7 @@
-"""What attention within a window adds for the distance of two positions."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, window: tuple[int, int], heads: int) -> tuple[Tensor, tuple[int, int]]:
@@ -18,11 +13,11 @@ def inputs(draw: Draw, window: tuple[int, int], heads: int) -> tuple[Tensor, tup
 @sample(
     inputs,
     {
-        "Swin-T, training, first stage": {"window": (7, 7), "heads": 3},
-        "Swin-T, training, last stage": {"window": (7, 7), "heads": 24},
-        "Swin-L, 384x384, training, last stage": {"window": (12, 12), "heads": 48},
+        "Swin-T, training, first stage": ((7, 7), 3),
+        "Swin-T, training, last stage": ((7, 7), 24),
+        "Swin-L, 384x384, training, last stage": ((12, 12), 48),
     },
-    tags=["AdvancedIndexing", "Broadcast", "ViewAttribute"],
+    tags="AdvancedIndexing Broadcast ViewAttribute",
     project="Swin Transformer",
     url="https://arxiv.org/abs/2103.14030",
 )
@@ -34,10 +29,7 @@ def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
     table : ((2 * H - 1) * (2 * W - 1), heads) float
     window : H and W
 
-    Returns
-    -------
-    (heads, H * W, H * W) float, of queries and keys
-
+    Returns (heads, H * W, H * W) float, of queries and keys
     Source: Liu et al. 2021, "Swin Transformer", equation 4.
     """
     height, width = window

@@ -1,13 +1,8 @@
-"""Masks of boxes put where the boxes are in the image."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -22,24 +17,13 @@ def inputs(
 @sample(
     inputs,
     {
-        "Mask R-CNN R50-FPN, 480x640, predicting, one detection": {"detections": 1, "tight": True, "size": (480, 640)},
-        "Mask R-CNN R50-FPN, 800x1333, predicting, 4 detections at once, one without area": {
-            "detections": 4,
-            "tight": False,
-            "without_area": 1,
-        },
+        "Mask R-CNN R50-FPN, 480x640, predicting, one detection": (1, True, 0, 28, (480, 640)),
+        "Mask R-CNN R50-FPN, 800x1333, predicting, 4 detections at once, one without area": (4, False, 1),
     },
-    tags=[
-        "IfElseBranch",
-        "InputAware",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags=(
+        "IfElseBranch InputAware DataDependentShape AdvancedIndexing InPlace Reduce Broadcast "
+        "ViewAttribute BuiltInDataStructure"
+    ),
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/roi_heads/mask_heads/fcn_mask_head.py#L400",
     rtol=1e-4,
@@ -57,10 +41,7 @@ def roi_masks_paste(
     height, width : of the image
     tight : whether to look only at the part of the image that holds all boxes, with a pixel around it
 
-    Returns
-    -------
-    The masks there, (N, H, W) float32, and where that is: x1 y1 x2 y2, whole pixels
-
+    Returns The masks there, (N, H, W) float32, and where that is: x1 y1 x2 y2, whole pixels
     Source: He et al. 2017, "Mask R-CNN", section 3.1; MMDetection.
     """
     x1, y1, x2, y2 = 0, 0, width, height

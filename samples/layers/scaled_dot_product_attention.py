@@ -1,12 +1,7 @@
-"""Attention of queries to keys."""
-
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -20,32 +15,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "BST, Amazon, predicting, batch 5, sequences of 21": {
-            "examples": 5,
-            "heads": 6,
-            "length": 21,
-            "width": 48,
-            "dropout": 0.0,
-            "scale": 1.0,
-        },
-        "BST, Amazon, training, batch 256, sequences of 21": {
-            "examples": 256,
-            "heads": 6,
-            "length": 21,
-            "width": 48,
-            "dropout": 0.2,
-            "scale": 1.0,
-        },
-        "BERT base, training, one sequence of 512": {
-            "examples": 1,
-            "heads": 12,
-            "length": 512,
-            "width": 64,
-            "dropout": 0.1,
-            "scale": 0.125,
-        },
+        "BST, Amazon, predicting, batch 5, sequences of 21": (5, 6, 21, 48, 0.0, 1.0),
+        "BST, Amazon, training, batch 256, sequences of 21": (256, 6, 21, 48, 0.2, 1.0),
+        "BERT base, training, one sequence of 512": (1, 12, 512, 64, 0.1, 0.125),
     },
-    tags=["IfElseBranch", "ViewAttribute", "InPlace", "Random"],
+    tags="IfElseBranch ViewAttribute InPlace Random",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/1f1d93eba5503bec87c11acc8203c2266c63c285/models/rank/bst/net.py#L362",
     random=True,
@@ -62,10 +36,7 @@ def scaled_dot_product_attention(
     dropout : share of the weights that become zero; the others grow by as much
     scale : of the products: one over the root of D in the paper, 1 in PaddleRec, which leaves it out
 
-    Returns
-    -------
-    (B, heads, L, E) float
-
+    Returns (B, heads, L, E) float
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1; Chen et al. 2019, "BST".
     """
     weights = (query @ key.transpose(-1, -2) * scale).softmax(dim=-1)

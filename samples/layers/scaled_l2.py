@@ -1,20 +1,10 @@
-"""Distances of features to the codewords of an encoding layer."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 CONFIGURATIONS = {
-    "Deep TEN, 352x352, training, sizes of the paper": {"images": 1, "positions": 121, "channels": 128, "codes": 32},
-    "EncNet R50-D8, 256x256, training, one image": {
-        "images": 1,
-        "positions": 1024,
-        "channels": 512,
-        "codes": 32,
-    },
+    "Deep TEN, 352x352, training, sizes of the paper": (1, 121, 128, 32),
+    "EncNet R50-D8, 256x256, training, one image": (1, 1024, 512, 32),
 }
 """Sizes of encoding layers."""
 
@@ -32,7 +22,7 @@ def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=["Reduce", "ViewAttribute", "Broadcast"],
+    tags="Reduce ViewAttribute Broadcast",
     project="MMSegmentation",
     url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/ops/encoding.py#L34",
     rtol=1e-4,
@@ -46,10 +36,7 @@ def scaled_l2(features: Tensor, codewords: Tensor, scale: Tensor) -> Tensor:
     codewords : (K, C) float
     scale : (K,) float, the smoothing factors
 
-    Returns
-    -------
-    (B, N, K) float; a softmax over the last dimension assigns positions to codewords
-
+    Returns (B, N, K) float; a softmax over the last dimension assigns positions to codewords
     Source: Zhang et al. 2017, "Deep TEN: Texture Encoding Network", the residual encoding layer.
     """
     residuals = features[:, :, None] - codewords

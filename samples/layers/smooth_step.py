@@ -1,15 +1,10 @@
-"""A step from zero to one that is smooth."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
-def inputs(draw: Draw, *, shape: tuple[int, ...], reach: float, gamma: float = 1.0) -> tuple[Tensor, float]:
+def inputs(draw: Draw, shape: tuple[int, ...], reach: float, gamma: float = 1.0) -> tuple[Tensor, float]:
     """Logits of a gate's bits, as far as `reach` from zero."""
     return draw.uniform(*shape, low=-reach, high=reach, grad=True), gamma
 
@@ -17,10 +12,10 @@ def inputs(draw: Draw, *, shape: tuple[int, ...], reach: float, gamma: float = 1
 @sample(
     inputs,
     {
-        "DSelect-k, MultiMNIST, training, one gate for all examples": {"shape": (2, 1, 3), "reach": 0.01},
-        "DSelect-k, training, a gate by example, batch 256": {"shape": (256, 2, 1, 3), "reach": 1.0},
+        "DSelect-k, MultiMNIST, training, one gate for all examples": ((2, 1, 3), 0.01),
+        "DSelect-k, training, a gate by example, batch 256": ((256, 2, 1, 3), 1.0),
     },
-    tags=[],
+    tags="",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/3b416accde4366e26f55f8d27f2453704a146bad/models/multitask/dselect_k/net.py#L121",
 )
@@ -32,10 +27,7 @@ def smooth_step(values: Tensor, gamma: float = 1.0) -> Tensor:
     values : (...) float
     gamma : width of what is in between, around zero
 
-    Returns
-    -------
-    (...) float, 0 to 1
-
+    Returns (...) float, 0 to 1
     Source: Hazimeh et al. 2020, "The Tree Ensemble Layer", its smooth-step function.
     """
     between = -2 / gamma**3 * values**3 + 3 / (2 * gamma) * values + 0.5

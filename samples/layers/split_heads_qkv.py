@@ -1,11 +1,6 @@
-"""Queries, keys and values of several heads."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -19,10 +14,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "BST, Amazon, training, batch 5, sequences of 21": {"examples": 5, "length": 21, "heads": 6, "width": 48},
-        "BST, Amazon, training, batch 256, sequences of 21": {"examples": 256, "length": 21, "heads": 6, "width": 48},
+        "BST, Amazon, training, batch 5, sequences of 21": (5, 21, 6, 48),
+        "BST, Amazon, training, batch 256, sequences of 21": (256, 21, 6, 48),
     },
-    tags=["ViewAttribute", "BuiltInDataStructure"],
+    tags="ViewAttribute BuiltInDataStructure",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/1f1d93eba5503bec87c11acc8203c2266c63c285/models/rank/bst/net.py#L339",
 )
@@ -38,10 +33,7 @@ def split_heads_qkv(
     heads : of the attention
     key_width, value_width : of one head
 
-    Returns
-    -------
-    (B, heads, L, width) each, in the order of the arguments
-
+    Returns (B, heads, L, width) each, in the order of the arguments
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; Chen et al. 2019, "BST".
     """
     return _split(queries, heads, key_width), _split(keys, heads, key_width), _split(values, heads, value_width)

@@ -1,14 +1,9 @@
-"""Vectors squashed to lengths below one."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
-def inputs(draw: Draw, *, shape: tuple[int, ...]) -> tuple[Tensor]:
+def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor]:
     """Capsules."""
     return (draw.normal(*shape, grad=True),)
 
@@ -16,10 +11,10 @@ def inputs(draw: Draw, *, shape: tuple[int, ...]) -> tuple[Tensor]:
 @sample(
     inputs,
     {
-        "MIND, AmazonBook, training, batch 128, 4 interests": {"shape": (128, 4, 64)},
-        "CapsNet, MNIST, training, primary capsules of 128 images": {"shape": (128, 1152, 8)},
+        "MIND, AmazonBook, training, batch 128, 4 interests": ((128, 4, 64),),
+        "CapsNet, MNIST, training, primary capsules of 128 images": ((128, 1152, 8),),
     },
-    tags=["Reduce", "Broadcast"],
+    tags="Reduce Broadcast",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/8ce9dbdbc5d0149bfcdb57a06a183024cff21aa3/models/recall/mind/net.py#L152",
 )
@@ -31,10 +26,7 @@ def squash(vectors: Tensor, eps: float = 1e-8) -> Tensor:
     vectors : (..., D) float
     eps : added to the squared length before its root is taken
 
-    Returns
-    -------
-    (..., D) float
-
+    Returns (..., D) float
     Source: Sabour et al. 2017, "Dynamic Routing Between Capsules", equation 1.
     """
     squared = vectors.square().sum(dim=-1, keepdim=True)

@@ -1,12 +1,7 @@
-"""`squash` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def squash(vectors: Array, eps: float = 1e-8) -> Array:
-    """As the torch one beside it."""
     squared = jnp.square(vectors).sum(axis=-1, keepdims=True)
     return squared / (1 + squared) / jnp.sqrt(squared + eps) * vectors

@@ -1,14 +1,9 @@
-"""Which positions of a shifted window may not attend to each other."""
-
-from __future__ import annotations
-
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, height: int, width: int, channels: int, window: int) -> tuple[Tensor, int, int]:
@@ -20,11 +15,11 @@ def inputs(draw: Draw, height: int, width: int, channels: int, window: int) -> t
 @sample(
     inputs,
     {
-        "Swin-T, 224x224, first stage": {"height": 56, "width": 56, "channels": 96, "window": 7},
-        "Swin-T, 800x1333, first stage": {"height": 200, "width": 334, "channels": 96, "window": 7},
-        "Swin-L, 384x384, first stage": {"height": 96, "width": 96, "channels": 192, "window": 12},
+        "Swin-T, 224x224, first stage": (56, 56, 96, 7),
+        "Swin-T, 800x1333, first stage": (200, 334, 96, 7),
+        "Swin-L, 384x384, first stage": (96, 96, 192, 12),
     },
-    tags=["ForLoop", "InPlace", "Broadcast", "ViewAttribute"],
+    tags="ForLoop InPlace Broadcast ViewAttribute",
     project="Swin Transformer",
     url="https://arxiv.org/abs/2103.14030",
 )
@@ -39,10 +34,7 @@ def window_partition_attention_mask(features: Tensor, window: int, shift: int) -
     window : height and width of a window
     shift : by how much windows are shifted down and right, more than 0 and less than `window`
 
-    Returns
-    -------
-    (windows, window * window, window * window), 0 where both positions are of one part, else -100
-
+    Returns (windows, window * window, window * window), 0 where both positions are of one part, else -100
     Source: Liu et al. 2021, "Swin Transformer", section 3.2.
     """
     _, height, width, _ = features.shape

@@ -1,12 +1,7 @@
-"""Scores of words to stand near others."""
-
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -25,10 +20,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "Skip-gram, batch 100, 300 wide, vocabulary cut to 10000": {"words": 100, "vocabulary": 10000, "width": 300},
-        "Skip-gram, batch 1024, 200 wide, vocabulary of 70000": {"words": 1024, "vocabulary": 70000, "width": 200},
+        "Skip-gram, batch 100, 300 wide, vocabulary cut to 10000": (100, 10000, 300),
+        "Skip-gram, batch 1024, 200 wide, vocabulary of 70000": (1024, 70000, 200),
     },
-    tags=["Reduce", "ViewAttribute", "AdvancedIndexing", "BuiltInDataStructure"],
+    tags="Reduce ViewAttribute AdvancedIndexing BuiltInDataStructure",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/1ac73236e94197621e1468018436e42b62d4bd59/models/recall/word2vec/net.py",
 )
@@ -41,10 +36,7 @@ def word2vec(words: list[Tensor], embedding: Tensor, weight: Tensor, bias: Tenso
     embedding : (V, D) float, of the words in the middle
     weight, bias : (V, D) and (V, 1) float, of all others
 
-    Returns
-    -------
-    The logits, (B, 1) and (B, N) float
-
+    Returns The logits, (B, 1) and (B, N) float
     Source: Mikolov et al. 2013, "Distributed Representations of Words and Phrases", equation 4.
     """
     middle, near, drawn = words

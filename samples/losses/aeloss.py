@@ -1,12 +1,7 @@
-"""Associative embedding: the joints of a person carry one tag, and persons' tags differ."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 JOINTS = 17
 PEOPLE = 30
@@ -24,10 +19,10 @@ def inputs(draw: Draw, images: int, people: int, side: int = 128) -> tuple[Tenso
 @sample(
     inputs,
     {
-        "HigherHRNet-W32, 512x512, training, one image with 2 people": {"images": 1, "people": 2},
-        "HigherHRNet-W32, 512x512, training, 24 images with 4 people each": {"images": 24, "people": 4},
+        "HigherHRNet-W32, 512x512, training, one image with 2 people": (1, 2),
+        "HigherHRNet-W32, 512x512, training, 24 images with 4 people each": (24, 4),
     },
-    tags=["ForLoop", "IfElseBranch", "InputAware", "BuiltInDataStructure", "ViewAttribute", "Reduce", "Broadcast"],
+    tags="ForLoop IfElseBranch InputAware BuiltInDataStructure ViewAttribute Reduce Broadcast",
     project="MMPose",
     url="https://github.com/open-mmlab/mmpose/blob/c0d5e4c2b39a1ebeca4be2c6c6358c33a9a5012d/mmpose/models/losses/multi_loss_factory.py#L68",
 )
@@ -40,10 +35,7 @@ def aeloss(tags: Tensor, joints: Tensor, loss_type: str = "exp") -> tuple[Tensor
     joints : (N, M, K, 2) int64, of each of M people and K joints the index among the tags, and whether it is seen
     loss_type : "exp" pushes tags apart by a Gaussian of their difference, "max" by a hinge at 1
 
-    Returns
-    -------
-    Two (N,) float: push and pull, zero where an image has no two people, or none
-
+    Returns Two (N,) float: push and pull, zero where an image has no two people, or none
     Source: Newell et al. 2017, "Associative Embedding", section 3.3, as in MMPose.
     """
     losses = [_of_image(own, people, loss_type) for own, people in zip(tags, joints.tolist(), strict=True)]

@@ -1,18 +1,13 @@
-"""Draws the embeddings of an object's two corners together."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
-CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": {"images": 6, "objects": 7},
-    "CornerNet Hourglass-104, 511x511, training, 5 images with about 60 objects each": {"images": 5, "objects": 60},
+CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
+    "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": (6, 7),
+    "CornerNet Hourglass-104, 511x511, training, 5 images with about 60 objects each": (5, 60),
 }
 
 
@@ -25,15 +20,7 @@ def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> tuple[lis
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=[
-        "ForLoop",
-        "BuiltInDataStructure",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "DataDependentShape",
-        "Reduce",
-        "Broadcast",
-    ],
+    tags="ForLoop BuiltInDataStructure ViewAttribute AdvancedIndexing DataDependentShape Reduce Broadcast",
     project="CornerNet",
     url="https://arxiv.org/abs/1808.01244",
 )
@@ -45,10 +32,7 @@ def associative_pull_loss(embeddings: list[Tensor], mask: Tensor) -> Tensor:
     embeddings : two (N, K, 1) or (N, K) float, of the top left and the bottom right corners
     mask : (N, K) bool, which slots hold an object
 
-    Returns
-    -------
-    () float, a sum over the images
-
+    Returns () float, a sum over the images
     Source: Law and Deng 2018, equation 4, as in CornerNet's code.
     """
     first, second = (embedding.float().squeeze(-1) for embedding in embeddings)

@@ -1,7 +1,3 @@
-"""Drives the embeddings of different objects apart."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,16 +8,7 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=[
-        "ForLoop",
-        "BuiltInDataStructure",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "DataDependentShape",
-        "Reduce",
-        "Broadcast",
-        "InPlace",
-    ],
+    tags="ForLoop BuiltInDataStructure ViewAttribute AdvancedIndexing DataDependentShape Reduce Broadcast InPlace",
     project="CornerNet",
     url="https://arxiv.org/abs/1808.01244",
 )
@@ -33,10 +20,7 @@ def associative_push_loss(embeddings: list[Tensor], mask: Tensor) -> Tensor:
     embeddings : two (N, K, 1) or (N, K) float, of the top left and the bottom right corners
     mask : (N, K) bool, which slots hold an object
 
-    Returns
-    -------
-    () float, a sum over the images
-
+    Returns () float, a sum over the images
     Source: Law and Deng 2018, equation 5, as in CornerNet's code.
     """
     first, second = (embedding.float().squeeze(-1) for embedding in embeddings)

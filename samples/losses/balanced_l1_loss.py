@@ -1,16 +1,11 @@
-"""A loss whose gradient is larger for the near than that of a square."""
-
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.targets import anchor_deltas
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -23,26 +18,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Libra R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {
-            "anchors": 256,
-            "positives": 256,
-            "avg_factor": 1024.0,
-            "beta": 1.0,
-        },
-        "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 16, 2 images": {
-            "anchors": 75600,
-            "positives": 159,
-            "avg_factor": 206.0,
-            "beta": 0.11,
-        },
-        "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 8, 2 images": {
-            "anchors": 302400,
-            "positives": 34,
-            "avg_factor": 206.0,
-            "beta": 0.11,
-        },
+        "Libra R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (256, 256, 1024.0, 1.0),
+        "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 16, 2 images": (75600, 159, 206.0, 0.11),
+        "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 8, 2 images": (302400, 34, 206.0, 0.11),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/balanced_l1_loss.py#L13",
 )
@@ -66,10 +46,7 @@ def balanced_l1_loss(
     alpha : the smaller, the larger are the gradients of small distances
     gamma : gradient of the line
 
-    Returns
-    -------
-    () float, or (N, D) without reduction
-
+    Returns () float, or (N, D) without reduction
     Source: Pang et al. 2019, section 3.3.
     """
     if target.numel() == 0:

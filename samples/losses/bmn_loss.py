@@ -1,14 +1,9 @@
-"""What a network learns that finds actions in videos: where they start, where they end, and how well both fit."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 EPS = 1e-5
 RATIOS = (1.05, 21.0)
@@ -35,19 +30,10 @@ def inputs(draw: Draw, videos: int, length: int) -> tuple[Tensor, Tensor, Tensor
 @sample(
     inputs,
     {
-        "BMN, ActivityNet, 100 steps, training, one video": {"videos": 1, "length": 100},
-        "BMN, ActivityNet, 100 steps, training, 8 videos": {"videos": 8, "length": 100},
+        "BMN, ActivityNet, 100 steps, training, one video": (1, 100),
+        "BMN, ActivityNet, 100 steps, training, 8 videos": (8, 100),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "InputAware",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-        "Random",
-    ],
+    tags="ForLoop IfElseBranch InputAware Reduce Broadcast ViewAttribute BuiltInDataStructure Random",
     project="MMAction2",
     url="https://github.com/open-mmlab/mmaction2/blob/d5ab34805fe6a02bb98e4af158626a21790b6974/mmaction/models/losses/bmn_loss.py#L11",
     random=True,
@@ -75,10 +61,7 @@ def bmn_loss(
     bm_mask : (D, T) float, 1 for the segments that end within the video
     weight_tem, weight_pem_reg, weight_pem_cls : of the parts
 
-    Returns
-    -------
-    loss, boundaries, regression, classification : () float each
-
+    Returns loss, boundaries, regression, classification : () float each
     Source: Lin et al. 2019, with the numbers of MMAction2.
     """
     overlaps = gt_iou_map * bm_mask

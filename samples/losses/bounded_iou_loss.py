@@ -1,15 +1,10 @@
-"""Boxes that learn each of their four numbers by the most that it would let them overlap."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.smooth_l1_loss import smoothed
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, avg_factor: float) -> tuple[Tensor, Tensor, Tensor, str, float]:
@@ -20,13 +15,10 @@ def inputs(draw: Draw, boxes: int, avg_factor: float) -> tuple[Tensor, Tensor, T
 @sample(
     inputs,
     {
-        "GA-RetinaNet R50-FPN, 800x1333, training, shapes of stride 16, 2 images": {"boxes": 54, "avg_factor": 512.0},
-        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {
-            "boxes": 256,
-            "avg_factor": 1024.0,
-        },
+        "GA-RetinaNet R50-FPN, 800x1333, training, shapes of stride 16, 2 images": (54, 512.0),
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (256, 1024.0),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute", "BuiltInDataStructure"],
+    tags="IfElseBranch Reduce ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/iou_loss.py#L55",
 )
@@ -48,10 +40,7 @@ def bounded_iou_loss(
     beta : as of `smooth_l1_loss`
     eps : added to divisors
 
-    Returns
-    -------
-    () float, or (N, 4) without reduction
-
+    Returns () float, or (N, 4) without reduction
     Source: Tychsen-Smith and Petersson 2018.
     """
     target = target.detach()

@@ -1,12 +1,7 @@
-"""Boxes that learn more where the classifier is sure of them."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -29,31 +24,18 @@ def inputs(
 @sample(
     inputs,
     {
-        "PISA Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {
-            "boxes": 1024,
-            "positives": 256,
-            "per_class": True,
-            "beta": 1.0,
-            "avg_factor": 1024.0,
-        },
-        "PISA RetinaNet R50-FPN, 800x1333, training, all anchors of an image": {
-            "boxes": 201600,
-            "positives": 103,
-            "per_class": False,
-            "beta": 0.11,
-            "avg_factor": 103.0,
-        },
+        "PISA Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (
+            1024,
+            256,
+            True,
+            1.0,
+            1024.0,
+        ),
+        "PISA RetinaNet R50-FPN, 800x1333, training, all anchors of an image": (201600, 103, False, 0.11, 103.0),
     },
-    tags=[
-        "IfElseBranch",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags=(
+        "IfElseBranch DataDependentShape AdvancedIndexing InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure"
+    ),
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/pisa_loss.py#L123",
 )
@@ -82,10 +64,7 @@ def carl_loss(
     avg_factor : that the sum is divided by, None for N
     sigmoid : whether scores are those of each class alone
 
-    Returns
-    -------
-    `loss_carl` : (1,) float
-
+    Returns `loss_carl` : (1,) float
     Source: Cao et al. 2020.
     """
     positive = ((labels >= 0) & (labels < num_class)).nonzero().reshape(-1)

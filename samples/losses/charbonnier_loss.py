@@ -1,12 +1,7 @@
-"""The distance of images as a loss, without a bend at zero."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -21,14 +16,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "DIM VGG16, Composition-1k 320x320, training, pixels of unknown opacity": {
-            "shape": (1, 1, 320, 320),
-            "unknown": 0.3,
-        },
-        "EDVR-M, REDS 256x256, training, 4 images": {"shape": (4, 3, 256, 256), "reduction": "sum"},
-        "BasicVSR, REDS 256x256, training, one clip of 15 frames": {"shape": (1, 15, 3, 256, 256)},
+        "DIM VGG16, Composition-1k 320x320, training, pixels of unknown opacity": ((1, 1, 320, 320), 0.3),
+        "EDVR-M, REDS 256x256, training, 4 images": ((4, 3, 256, 256), None, "sum"),
+        "BasicVSR, REDS 256x256, training, one clip of 15 frames": ((1, 15, 3, 256, 256),),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    tags="IfElseBranch Reduce ViewAttribute",
     project="MMEditing",
     url="https://github.com/open-mmlab/mmediting/blob/ce2a70f1321907d1451a376637cf56be76168a67/mmedit/models/losses/pixelwise_loss.py#L41",
 )
@@ -50,10 +42,7 @@ def charbonnier_loss(
     sample_wise : whether each image's mean counts alike, where there are weights and a mean
     eps : square of what the loss is where there is no distance
 
-    Returns
-    -------
-    () float, or the shape of both without reduction
-
+    Returns () float, or the shape of both without reduction
     Source: Lai et al. 2017; weights as in MMEditing.
     """
     difference = predicted - target

@@ -1,7 +1,3 @@
-"""Boxes that learn to overlap their truths, and to have their centres and shapes."""
-
-from __future__ import annotations
-
 import math
 
 import torch
@@ -21,10 +17,10 @@ def _angle(boxes: Tensor, eps: float) -> Tensor:
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {"images": 2},
-        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 16 images": {"images": 16},
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (2,),
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 16 images": (16,),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    tags="IfElseBranch Reduce ViewAttribute",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/iou_loss.py#L177",
 )
@@ -44,10 +40,8 @@ def ciou_loss(
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
     eps : added to the union, to the diagonal of the enclosing box and to heights
 
-    Returns
-    -------
-    () float, or (N,) without reduction; no number for a box that is its truth to the last bit, as in the original
-
+    Returns () float, or (N,) without reduction; no number for a box that is its truth to the last bit, as in the
+    original
     Source: Zheng et al. 2021, arXiv 2005.03572; shapes count only above an overlap of one half.
     """
     iou = overlap_ratio(predicted, target, eps)

@@ -1,12 +1,7 @@
-"""Makes the mask coefficients of one instance alike, and those of two unlike."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, positives: int, instances: int, coefficients: int = 32) -> tuple[Tensor, Tensor]:
@@ -17,10 +12,10 @@ def inputs(draw: Draw, positives: int, instances: int, coefficients: int = 32) -
 @sample(
     inputs,
     {
-        "YOLACT R101-FPN, 550x550, training, 100 positive priors of 7 instances": {"positives": 100, "instances": 7},
-        "YOLACT R101-FPN, 550x550, training, 600 positive priors of 30 instances": {"positives": 600, "instances": 30},
+        "YOLACT R101-FPN, 550x550, training, 100 positive priors of 7 instances": (100, 7),
+        "YOLACT R101-FPN, 550x550, training, 600 positive priors of 30 instances": (600, 30),
     },
-    tags=["ViewAttribute", "Broadcast", "Reduce"],
+    tags="ViewAttribute Broadcast Reduce",
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/modules/multibox_loss.py#L475",
 )
@@ -33,10 +28,7 @@ def coeff_diversity_loss(coeffs: Tensor, instances: Tensor, alpha: float = 1.0) 
     instances : (P,) or (P, 1), the number of each one's instance
     alpha : weight
 
-    Returns
-    -------
-    () float: the sum over the pairs, divided by P once, as the caller divides by P again
-
+    Returns () float: the sum over the pairs, divided by P once, as the caller divides by P again
     Source: YOLACT's code, `coeff_diversity_loss`; Bolya et al. 2019.
     """
     instances = instances.view(-1)

@@ -1,15 +1,10 @@
-"""Images find their texts among all of a batch, and texts their images."""
-
-from __future__ import annotations
-
 from math import log
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, pairs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -22,10 +17,10 @@ def inputs(draw: Draw, pairs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "CLIP ViT-B/32, training, 64 pairs": {"pairs": 64, "width": 512},
-        "CLIP ViT-L/14, training, 1024 pairs": {"pairs": 1024, "width": 768},
+        "CLIP ViT-B/32, training, 64 pairs": (64, 512),
+        "CLIP ViT-L/14, training, 1024 pairs": (1024, 768),
     },
-    tags=["ViewAttribute", "Broadcast", "Reduce"],
+    tags="ViewAttribute Broadcast Reduce",
     project="Transformers",
     url="https://arxiv.org/abs/2103.00020",
     # a loss of a few units from scores up to a hundred
@@ -39,10 +34,7 @@ def contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tens
     images, texts : (N, D) float, features; those of a pair have the same row
     logit_scale : () float, logarithm of what cosine similarities are multiplied by
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: Radford et al. 2021, "CLIP", figure 3, as in Transformers.
     """
     images = images / images.norm(dim=-1, keepdim=True)

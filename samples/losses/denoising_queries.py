@@ -1,12 +1,7 @@
-"""Queries made of the truths with noise, which a detector learns to put right."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -22,23 +17,13 @@ def inputs(
 @sample(
     inputs,
     {
-        "DINO R50 4-scale, COCO, 800x1333, training, 2 images of 7 and 3 objects": {"objects": (7, 3), "queries": 900},
-        "DINO R50 4-scale, COCO, 800x1333, training, 2 images of 63 and 12 objects": {
-            "objects": (63, 12),
-            "queries": 900,
-        },
+        "DINO R50 4-scale, COCO, 800x1333, training, 2 images of 7 and 3 objects": ((7, 3), 900),
+        "DINO R50 4-scale, COCO, 800x1333, training, 2 images of 63 and 12 objects": ((63, 12), 900),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "BuiltInDataStructure",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "DataDependentShape",
-        "InPlace",
-        "Broadcast",
-        "Random",
-    ],
+    tags=(
+        "ForLoop IfElseBranch BuiltInDataStructure ViewAttribute AdvancedIndexing DataDependentShape "
+        "InPlace Broadcast Random"
+    ),
     project="MMDetection",
     url="https://arxiv.org/abs/2203.03605",
     random=True,

@@ -1,13 +1,8 @@
-"""How many objects DETR finds too many or too few."""
-
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,10 +19,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "DETR R50, 100 queries, COCO, training, 2 images": {"objects": (7, 3)},
-        "DETR R50, 100 queries, COCO, training, 4 images, one of them empty": {"objects": (7, 21, 0, 1)},
+        "DETR R50, 100 queries, COCO, training, 2 images": ((7, 3),),
+        "DETR R50, 100 queries, COCO, training, 4 images, one of them empty": ((7, 21, 0, 1),),
     },
-    tags=["BuiltInDataStructure", "ForLoop", "Reduce"],
+    tags="BuiltInDataStructure ForLoop Reduce",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/detr.py#L130",
 )
@@ -42,10 +37,7 @@ def detr_loss_cardinality(outputs: dict[str, Tensor], targets: list[dict[str, Te
     outputs : "pred_logits", (N, Q, C + 1) float, the last class meaning no object
     targets : for each image "labels", (T,)
 
-    Returns
-    -------
-    "cardinality_error", () float
-
+    Returns "cardinality_error", () float
     Source: DETR's code, `SetCriterion.loss_cardinality`; Carion et al. 2020.
     """
     logits = outputs["pred_logits"]

@@ -1,13 +1,8 @@
-"""One less the overlap of predicted regions and true ones."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.label_maps import label_maps
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, size: tuple[int, ...], classes: int = 2) -> tuple[Tensor, Tensor]:
@@ -20,11 +15,11 @@ def inputs(draw: Draw, images: int, size: tuple[int, ...], classes: int = 2) -> 
 @sample(
     inputs,
     {
-        "UNet-S5-D16 FCN, DRIVE, 64x64 crops, training": {"images": 4, "size": (64, 64)},
-        "UNet-S5-D16 FCN, HRF, 256x256 crops, training": {"images": 4, "size": (256, 256)},
-        "V-Net, one volume of 64x128x128, training, sizes of the paper": {"images": 1, "size": (64, 128, 128)},
+        "UNet-S5-D16 FCN, DRIVE, 64x64 crops, training": (4, (64, 64)),
+        "UNet-S5-D16 FCN, HRF, 256x256 crops, training": (4, (256, 256)),
+        "V-Net, one volume of 64x128x128, training, sizes of the paper": (1, (64, 128, 128)),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute", "AdvancedIndexing", "InPlace"],
+    tags="IfElseBranch Reduce ViewAttribute AdvancedIndexing InPlace",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/9b2f941889c74f085024ff17e0374f421adde031/bench/samples/long_tail/dice_loss/torch_impl.py",
 )
@@ -48,10 +43,7 @@ def dice_loss(
     jaccard : whether the overlap is taken off the sum of the two sizes; the numerator stays that of Dice,
         so that regions which agree give -1, not 0
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: Milletari et al. 2016, "V-Net", section 3, with the options of MONAI's `DiceLoss`; the original is not
     public but in DLOP-Bench.
     """

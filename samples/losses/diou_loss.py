@@ -1,15 +1,10 @@
-"""Boxes that learn to overlap their truths, and to have their centres."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.overlaps import centre_distance, overlap_ratio
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
@@ -21,10 +16,10 @@ def inputs(draw: Draw, images: int) -> tuple[Tensor, Tensor, Tensor, str, float]
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {"images": 2},
-        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 16 images": {"images": 16},
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (2,),
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 16 images": (16,),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    tags="IfElseBranch Reduce ViewAttribute",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/iou_loss.py#L122",
 )
@@ -44,10 +39,7 @@ def diou_loss(
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
     eps : added to the union and to the diagonal of the enclosing box
 
-    Returns
-    -------
-    () float, or (N,) without reduction
-
+    Returns () float, or (N,) without reduction
     Source: Zheng et al. 2020, equation 7.
     """
     iou = overlap_ratio(predicted, target, eps)

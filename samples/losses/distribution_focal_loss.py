@@ -1,13 +1,8 @@
-"""Sides of boxes that learn which two whole distances they lie between."""
-
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -27,10 +22,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "GFL R50-FPN, 800x1333, training, positives of stride 16, 2 images": {"boxes": 39},
-        "GFL R50-FPN, 800x1333, training, positives of stride 8, 2 images": {"boxes": 90},
+        "GFL R50-FPN, 800x1333, training, positives of stride 16, 2 images": (39,),
+        "GFL R50-FPN, 800x1333, training, positives of stride 8, 2 images": (90,),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://arxiv.org/abs/2006.04388",
 )
@@ -49,10 +44,7 @@ def distribution_focal_loss(
     target : (N,) float, from 0 to below n
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
 
-    Returns
-    -------
-    () float, or (N,) without reduction
-
+    Returns () float, or (N,) without reduction
     Source: Li et al. 2020, the distribution focal loss.
     """
     below = target.long()

@@ -1,14 +1,9 @@
-"""Makes a segmentation smooth but at the edges of objects."""
-
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.label_maps import CROPS, edge_maps
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -20,15 +15,7 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tupl
 @sample(
     inputs,
     CROPS,
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "InPlace",
-        "Broadcast",
-        "Reduce",
-    ],
+    tags="ForLoop IfElseBranch ViewAttribute AdvancedIndexing InPlace Broadcast Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/3002de2788de8bbaba900cefee094e824fe097ae/bench/samples/long_tail/edge_smoothloss/torch_impl.py",
 )
@@ -54,10 +41,7 @@ def edge_smoothloss(
     limit : of that count
     weight_type : strength of the edge: "gs" is the count, "ps" the predicted probability, "gps" the mean of the two
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: the edge-aware smoothness of Godard et al. 2017, equation 3, for probabilities and known edges; the
     original, of SegmentBase2, is not public but in DLOP-Bench, where "gps" gives what "ps" does.
     """

@@ -1,13 +1,8 @@
-"""Cross entropy of edges, which are few, against the rest."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.label_maps import IGNORED, edge_maps
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -18,10 +13,10 @@ def inputs(draw: Draw, images: int, size: tuple[int, int]) -> tuple[Tensor, Tens
 @sample(
     inputs,
     {
-        "HED, BSDS500, 321x481, training, one image, sizes of the paper": {"images": 1, "size": (321, 481)},
-        "PIDNet-S, Cityscapes, 1024x1024 crops, training, 6 images": {"images": 6, "size": (1024, 1024)},
+        "HED, BSDS500, 321x481, training, one image, sizes of the paper": (1, (321, 481)),
+        "PIDNet-S, Cityscapes, 1024x1024 crops, training, 6 images": (6, (1024, 1024)),
     },
-    tags=["ViewAttribute", "AdvancedIndexing", "InPlace", "Reduce"],
+    tags="ViewAttribute AdvancedIndexing InPlace Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/9b2f941889c74f085024ff17e0374f421adde031/bench/samples/long_tail/edge_wbceloss/torch_impl.py",
 )
@@ -41,10 +36,7 @@ def edge_wbceloss(
     ignore_index : of what counts as off an edge
     reduction : "mean" or "sum"
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: Xie and Tu 2015, "Holistically-Nested Edge Detection", equation 2; the original, of SegmentBase2, is not
     public but in DLOP-Bench.
     """

@@ -1,16 +1,11 @@
-"""Boxes that learn to overlap their truths, by an overlap that goes below zero where they are apart."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.overlaps import area
 from opgrip.samples.losses.smooth_l1_loss import smoothed
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor]:
@@ -21,10 +16,10 @@ def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "sizes of YuNet, 640x640, training, ten priors for each of ten faces": {"boxes": 100},
-        "sizes of YuNet, 640x640, training, ten priors for each of ten faces, 16 images": {"boxes": 1600},
+        "sizes of YuNet, 640x640, training, ten priors for each of ten faces": (100,),
+        "sizes of YuNet, 640x640, training, ten priors for each of ten faces, 16 images": (1600,),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    tags="IfElseBranch Reduce ViewAttribute",
     project="MMDetection",
     url="https://arxiv.org/abs/2112.01793",
 )
@@ -46,10 +41,7 @@ def eiou_loss(
     smooth_point : distance from one below which the loss is a square
     eps : added to the union
 
-    Returns
-    -------
-    () float, or (N,) without reduction
-
+    Returns () float, or (N,) without reduction
     Source: Peng and Yu 2021, as in MMDetection.
     """
     outer = torch.min(predicted[:, :2], target[:, :2])

@@ -1,14 +1,9 @@
-"""Cross entropy of pixels in which the sure ones count little."""
-
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.label_maps import CROPS, IGNORED, label_maps
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -19,7 +14,7 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tupl
 @sample(
     inputs,
     CROPS,
-    tags=["Reduce"],
+    tags="Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/135b7e7e7187e2065bfb1567c31e6ce95ee6727c/bench/samples/long_tail/focal_loss/torch_impl.py",
 )
@@ -41,10 +36,7 @@ def focal_loss(
     gamma : power of what the probability lacks
     ignore_index : label of what costs nothing, and still counts in the mean
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: Lin et al. 2017, equation 4, for exclusive classes; the original, of SegmentBase2, is not public but in
     DLOP-Bench.
     """

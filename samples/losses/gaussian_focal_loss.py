@@ -1,13 +1,8 @@
-"""Focal loss for heatmaps whose truths are Gaussians around points."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: int) -> Tensor:
@@ -34,19 +29,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "CenterPoint PointPillars, nuScenes, training, heatmaps of cars, 4 scenes": {
-            "images": 4,
-            "classes": 1,
-            "objects": 20,
-        },
-        "CenterNet R18, COCO, 512x512, training, one image": {"images": 1, "classes": 80, "objects": 7},
-        "CornerNet Hourglass-104, COCO, 511x511, training, 3 images, one kind of corner": {
-            "images": 3,
-            "classes": 80,
-            "objects": 7,
-        },
+        "CenterPoint PointPillars, nuScenes, training, heatmaps of cars, 4 scenes": (4, 1, 20),
+        "CenterNet R18, COCO, 512x512, training, one image": (1, 80, 7),
+        "CornerNet Hourglass-104, COCO, 511x511, training, 3 images, one kind of corner": (3, 80, 7),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/gaussian_focal_loss.py#L11",
 )
@@ -70,10 +57,7 @@ def gaussian_focal_loss(
     alpha : power of what the probability is off by
     gamma : power of what a neighbour's target lacks of one
 
-    Returns
-    -------
-    () float, or (...) where the reduction is "none"
-
+    Returns () float, or (...) where the reduction is "none"
     Source: Law and Deng 2018, "CornerNet", equation 1, as in MMDetection.
     """
     tiny = 1e-12

@@ -1,12 +1,7 @@
-"""Focal loss of heatmaps' scores whose truths are Gaussians around points, with the points picked out by masks."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.gaussian_focal_loss import gaussian_targets
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> tuple[Tensor, Tensor]:
@@ -18,14 +13,10 @@ def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128)
 @sample(
     inputs,
     {
-        "CenterPoint PointPillars, nuScenes, training, heatmaps of cars, 4 scenes": {
-            "images": 4,
-            "classes": 1,
-            "objects": 20,
-        },
-        "CenterNet Hourglass-104, COCO, 511x511, training, one image": {"images": 1, "classes": 80, "objects": 7},
+        "CenterPoint PointPillars, nuScenes, training, heatmaps of cars, 4 scenes": (4, 1, 20),
+        "CenterNet Hourglass-104, COCO, 511x511, training, one image": (1, 80, 7),
     },
-    tags=["IfElseBranch", "AdvancedIndexing", "DataDependentShape", "Reduce"],
+    tags="IfElseBranch AdvancedIndexing DataDependentShape Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/gaussian_sigmoid_focalloss/torch_impl.py",
 )
@@ -39,10 +30,7 @@ def gaussian_sigmoid_focalloss(scores: Tensor, target: Tensor, gamma: float = 2.
     gamma : power of what the probability is off by
     beta : power of what a neighbour's target lacks of one
 
-    Returns
-    -------
-    () float; where there are no points that of the rest, not divided
-
+    Returns () float; where there are no points that of the rest, not divided
     Source: Law and Deng 2018, "CornerNet", equation 1, as in its code; the original, of POD, is not public but in
     DLOP-Bench.
     """

@@ -1,7 +1,3 @@
-"""Weights that raise the loss near edges and mistakes, made on the CPU by numpy."""
-
-from __future__ import annotations
-
 from itertools import pairwise
 from math import ceil
 from typing import Any, TypeAlias
@@ -11,10 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.focal_loss import inputs as pixels
 from opgrip.samples.losses.label_maps import CROPS, IGNORED
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 Array: TypeAlias = NDArray[Any]
 
@@ -32,7 +27,7 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tupl
 @sample(
     inputs,
     CROPS,
-    tags=["ForLoop", "ThirdPartyCodes", "Reduce"],
+    tags="ForLoop ThirdPartyCodes Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/get_softgauss_loss_weight/torch_impl.py",
 )
@@ -45,10 +40,7 @@ def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0)
     target : (N, H, W) int64, the pixels' classes below 255; 255 has weight zero
     sigma : of the Gaussian, in pixels
 
-    Returns
-    -------
-    (N, H, W) float64 on the CPU, with a sum of one for each image
-
+    Returns (N, H, W) float64 on the CPU, with a sum of one for each image
     Source: the original, whose origin is not said, is in DLOP-Bench, with OpenCV's Canny edges and distances.
     """
     predictions = logit.argmax(dim=1).cpu().numpy()

@@ -1,14 +1,9 @@
-"""Deltas that weigh the less the more others have gradients like theirs."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.targets import anchor_deltas
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 BINS = 10
 
@@ -22,28 +17,11 @@ def inputs(draw: Draw, anchors: int, positives: int) -> tuple[Tensor, Tensor, Te
 @sample(
     inputs,
     {
-        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 32, 2 images": {
-            "anchors": 18900,
-            "positives": 13,
-        },
-        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 16, 2 images": {
-            "anchors": 75600,
-            "positives": 159,
-        },
-        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 8, 2 images": {
-            "anchors": 302400,
-            "positives": 34,
-        },
+        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 32, 2 images": (18900, 13),
+        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 16, 2 images": (75600, 159),
+        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 8, 2 images": (302400, 34),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "InputAware",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "ViewAttribute",
-    ],
+    tags="ForLoop IfElseBranch InputAware AdvancedIndexing InPlace Reduce ViewAttribute",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/2294badd86b0bc83e49692187a4639b69f2ec4b8/mmdet/models/losses/ghm_loss.py#L122",
 )
@@ -70,10 +48,7 @@ def ghmr_loss(
     bins : of the lengths of gradients, from 0 to 1
     reduction : as of `weight_reduce_loss`; a mean divides by the sum of the weights given
 
-    Returns
-    -------
-    () float, or (N, D) without reduction
-
+    Returns () float, or (N, D) without reduction
     Source: Li et al. 2019, GHM-R.
     """
     difference = predicted - target

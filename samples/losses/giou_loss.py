@@ -1,15 +1,10 @@
-"""Boxes that learn to overlap their truths, and are drawn near where they do not."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.overlaps import area, enclosing_size, shared_area
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -25,14 +20,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "ATSS R50-FPN, 800x1333, training, positive anchors of stride 16, 2 images": {"boxes": 39, "matched": 39},
-        "DETR R50, 800x1333, training, queries of one decoder layer, 2 images": {
-            "boxes": 200,
-            "matched": 14,
-            "shift": 1.0,
-        },
+        "ATSS R50-FPN, 800x1333, training, positive anchors of stride 16, 2 images": (39, 39),
+        "DETR R50, 800x1333, training, queries of one decoder layer, 2 images": (200, 14, 1.0),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    tags="IfElseBranch Reduce ViewAttribute",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/iou_loss.py#L102",
 )
@@ -52,10 +43,7 @@ def giou_loss(
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
     eps : smallest area of a union and of an enclosing box
 
-    Returns
-    -------
-    () float, or (N,) without reduction
-
+    Returns () float, or (N,) without reduction
     Source: Rezatofighi et al. 2019, algorithm 2.
     """
     overlap = shared_area(predicted, target)

@@ -1,15 +1,10 @@
-"""A student's edges point where the teacher's do."""
-
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.label_maps import IGNORED, label_maps
 from opgrip.samples.losses.resize import resize
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -23,27 +18,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "PSPNet R101 teaches R18, CamVid, 360x360 crops, 45x45 scores, one image": {
-            "images": 1,
-            "classes": 11,
-            "size": (45, 45),
-        },
-        "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, 64x64 scores, 8 images": {
-            "images": 8,
-            "classes": 19,
-            "size": (64, 64),
-            "student": (32, 32),
-        },
+        "PSPNet R101 teaches R18, CamVid, 360x360 crops, 45x45 scores, one image": (1, 11, (45, 45)),
+        "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, 64x64 scores, 8 images": (8, 19, (64, 64), (32, 32)),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "InputAware",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "DataDependentShape",
-        "Reduce",
-    ],
+    tags="ForLoop IfElseBranch InputAware ViewAttribute AdvancedIndexing DataDependentShape Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/gradient_loss/torch_impl.py",
 )
@@ -59,10 +37,7 @@ def gradient_loss(
     label : (N, H', W') or (N, 1, H', W') int64, brought to the teacher's size likewise
     ignore_index : label of pixels that do not count
 
-    Returns
-    -------
-    () float: the sum of both components' means, zero where no pixel counts
-
+    Returns () float: the sum of both components' means, zero where no pixel counts
     Source: the original, of SegmentBase2, is not public but in DLOP-Bench; the gradient is that of Sobel and Feldman.
     """
     student = resize(student, teacher)

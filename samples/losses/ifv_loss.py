@@ -1,7 +1,3 @@
-"""A student's features vary within a class as the teacher's do."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,24 +5,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.label_maps import IGNORED, label_maps
 from opgrip.samples.losses.resize import resize
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
-CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": {
-        "images": 1,
-        "classes": 11,
-        "side": 45,
-        "channels": (11, 11),
-    },
-    "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, features of 512 and 128 channels, one image": {
-        "images": 1,
-        "classes": 19,
-        "side": 64,
-        "channels": (128, 512),
-    },
+CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
+    "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": (1, 11, 45, (11, 11)),
+    "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, features of 512 and 128 channels, one image": (
+        1,
+        19,
+        64,
+        (128, 512),
+    ),
 }
 
 
@@ -42,17 +32,7 @@ def inputs(
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "InputAware",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "DataDependentShape",
-        "Broadcast",
-        "InPlace",
-        "Reduce",
-    ],
+    tags="ForLoop IfElseBranch InputAware ViewAttribute AdvancedIndexing DataDependentShape Broadcast InPlace Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/ifv_loss/torch_impl.py",
 )
@@ -75,10 +55,7 @@ def ifv_loss(
     per_image : whether a class' mean is over one image, and not over all
     ignore_index : class of pixels that do not count
 
-    Returns
-    -------
-    () float, zero where no pixel counts
-
+    Returns () float, zero where no pixel counts
     Source: Wang et al. 2020, "Intra-class Feature Variation Distillation", section 3.2; the original, of
     SegmentBase2, is not public but in DLOP-Bench.
     """

@@ -1,7 +1,3 @@
-"""A student's classes are as like to each other as the teacher's."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,7 +9,7 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     CONFIGURATIONS,
-    tags=["ForLoop", "IfElseBranch", "ViewAttribute", "InPlace", "Broadcast", "Reduce"],
+    tags="ForLoop IfElseBranch ViewAttribute InPlace Broadcast Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/inter_region_loss/torch_impl.py",
 )
@@ -28,10 +24,7 @@ def inter_region_loss(
     teacher : (N, C', H, W) float, which gets no gradient
     target : (N, 1, H', W') int64, the pixels' classes, brought to the teacher's size likewise
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: Hou et al. 2020, "Inter-Region Affinity Distillation", equation 4, with the mean squared error for the
     graph's distance; the original, of SegmentBase2, is not public but in DLOP-Bench.
     """

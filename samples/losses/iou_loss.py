@@ -1,14 +1,9 @@
-"""Boxes that learn to overlap their truths."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.overlaps import area, shared_area
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -23,22 +18,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "YOLOX-S, 640x640, training, matched priors of 8 images": {
-            "boxes": 55,
-            "size": (640.0, 640.0),
-            "mode": "square",
-            "eps": 1e-16,
-            "weighted": False,
-        },
-        "FCOS R50-FPN, 800x1333, training, points inside of boxes, 2 images": {
-            "boxes": 270,
-            "size": (800.0, 1333.0),
-            "mode": "log",
-            "eps": 1e-6,
-            "weighted": True,
-        },
+        "YOLOX-S, 640x640, training, matched priors of 8 images": (55, (640.0, 640.0), "square", 1e-16, False),
+        "FCOS R50-FPN, 800x1333, training, points inside of boxes, 2 images": (270, (800.0, 1333.0), "log", 1e-6, True),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    tags="IfElseBranch Reduce ViewAttribute",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/iou_loss.py#L16",
 )
@@ -60,9 +43,7 @@ def iou_loss(
     mode : `log`, `linear` or `square`, what is made of the overlap
     eps : smallest overlap, so that its logarithm is finite
 
-    Returns
-    -------
-    () float, or (N,) without reduction
+    Returns () float, or (N,) without reduction
 
     Raises
     ------

@@ -1,12 +1,7 @@
-"""Heatmaps of joints that learn to be those of the truth."""
-
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -18,11 +13,11 @@ def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> tuple
 @sample(
     inputs,
     {
-        "HRNet-W32, COCO 256x192, training, 4 people": {"images": 4, "joints": 17, "size": (64, 48)},
-        "HRNet-W32, COCO 256x192, training, 64 people": {"images": 64, "joints": 17, "size": (64, 48)},
-        "HRNet-W32, MPII 256x256, training, 64 people": {"images": 64, "joints": 16, "size": (64, 64)},
+        "HRNet-W32, COCO 256x192, training, 4 people": (4, 17, (64, 48)),
+        "HRNet-W32, COCO 256x192, training, 64 people": (64, 17, (64, 48)),
+        "HRNet-W32, MPII 256x256, training, 64 people": (64, 16, (64, 64)),
     },
-    tags=["ForLoop", "IfElseBranch", "InPlace", "Reduce", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop IfElseBranch InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure",
     project="MMPose",
     url="https://github.com/open-mmlab/mmpose/blob/c85159da60f25bc6bbab763c37c2be1e49e4052f/mmpose/models/losses/mse_loss.py#L9",
 )
@@ -34,10 +29,7 @@ def joints_mse_loss(predicted: Tensor, target: Tensor, target_weight: Tensor | N
     predicted, target : (B, K, H, W) float
     target_weight : (B, K, 1) float, that both heatmaps of a joint are multiplied by, or None
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: Xiao et al. 2018, as in MMPose.
     """
     images, joints = predicted.shape[:2]

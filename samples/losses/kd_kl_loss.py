@@ -1,13 +1,8 @@
-"""A student follows its teacher's softened distribution."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -21,19 +16,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "LD GFL R101 teaches R18, COCO, training, 17 bins of the 4 sides of 64 positives": {
-            "rows": 4 * 64,
-            "classes": 17,
-            "temperature": 10.0,
-            "divisor": 4.0,
-        },
-        "ResNet-34 teaches ResNet-18, ImageNet, training, 256 images": {
-            "rows": 256,
-            "classes": 1000,
-            "temperature": 4.0,
-        },
+        "LD GFL R101 teaches R18, COCO, training, 17 bins of the 4 sides of 64 positives": (4 * 64, 17, 10.0, 4.0),
+        "ResNet-34 teaches ResNet-18, ImageNet, training, 256 images": (256, 1000, 4.0),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://arxiv.org/abs/1503.02531",
 )
@@ -55,10 +41,7 @@ def kd_kl_loss(
     weight : (N,) float
     reduction, avg_factor : as of `weight_reduce_loss`
 
-    Returns
-    -------
-    () float, or (N,) where the reduction is "none"
-
+    Returns () float, or (N,) where the reduction is "none"
     Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2, as in MMDetection.
     """
     target = (soft_label / temperature).softmax(dim=1).detach()

@@ -1,14 +1,9 @@
-"""A student follows its teacher where the teacher is the surer of the truth."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.focal_loss import inputs as pixels
 from opgrip.samples.losses.label_maps import IGNORED
 from opgrip.samples.losses.resize import resize
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -20,21 +15,10 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tupl
 @sample(
     inputs,
     {
-        "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 4, "classes": 2, "size": (64, 64)},
-        "DeepLabV3 R101-D8 teaches R18-D8, Pascal VOC, 512x512 crops, one image": {
-            "images": 1,
-            "classes": 21,
-            "size": (512, 512),
-        },
+        "UNet-S5-D16, DRIVE, 64x64 crops, training": (4, 2, (64, 64)),
+        "DeepLabV3 R101-D8 teaches R18-D8, Pascal VOC, 512x512 crops, one image": (1, 21, (512, 512)),
     },
-    tags=[
-        "IfElseBranch",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "DataDependentShape",
-        "InPlace",
-        "Reduce",
-    ],
+    tags="IfElseBranch ViewAttribute AdvancedIndexing DataDependentShape InPlace Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/knowledge_gap_loss/torch_impl.py",
 )
@@ -50,10 +34,7 @@ def knowledge_gap_loss(
     teacher : (N, C, h, w) float, scores, brought to the student's size where they have another, without gradient
     temperature : that both are divided by
 
-    Returns
-    -------
-    () float, a mean over pixels
-
+    Returns () float, a mean over pixels
     Source: the original, of SegmentBase2, is not public but in DLOP-Bench; the divergence is that of Hinton et al.
     2015, "Distilling the Knowledge in a Neural Network".
     """

@@ -1,13 +1,8 @@
-"""The distance as a loss."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.targets import anchor_deltas
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, anchors: int, positives: int, avg_factor: float) -> tuple[Tensor, Tensor, Tensor, str, float]:
@@ -18,23 +13,11 @@ def inputs(draw: Draw, anchors: int, positives: int, avg_factor: float) -> tuple
 @sample(
     inputs,
     {
-        "DETR R50, 800x1333, training, queries of one decoder layer, 2 images": {
-            "anchors": 200,
-            "positives": 14,
-            "avg_factor": 14.0,
-        },
-        "RetinaNet R50-FPN, 800x1333, training, anchors of stride 16, 2 images": {
-            "anchors": 75600,
-            "positives": 159,
-            "avg_factor": 206.0,
-        },
-        "Faster R-CNN R50-FPN, 800x1333, training, anchors of stride 4, 2 images": {
-            "anchors": 403200,
-            "positives": 9,
-            "avg_factor": 512.0,
-        },
+        "DETR R50, 800x1333, training, queries of one decoder layer, 2 images": (200, 14, 14.0),
+        "RetinaNet R50-FPN, 800x1333, training, anchors of stride 16, 2 images": (75600, 159, 206.0),
+        "Faster R-CNN R50-FPN, 800x1333, training, anchors of stride 4, 2 images": (403200, 9, 512.0),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/smooth_l1_loss.py#L37",
 )
@@ -52,10 +35,7 @@ def l1_loss(
     predicted, target : (N, D) float
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them
 
-    Returns
-    -------
-    () float, or (N, D) without reduction
-
+    Returns () float, or (N, D) without reduction
     Source: MMDetection.
     """
     # the mean of nothing is no number

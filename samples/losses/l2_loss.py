@@ -1,12 +1,7 @@
-"""The square of the distance as a loss."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -18,15 +13,11 @@ def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "ResNet-50 distilled, 224x224, training, logits of ImageNet's classes, 32 images": {"shape": (32, 1000)},
-        "PSPNet R50-D8 distilled, Cityscapes 512x1024, training, logits at an eighth, 2 images": {
-            "shape": (2, 19, 64, 128)
-        },
-        "PSPNet R50-D8 distilled, Cityscapes 512x1024, training, features at an eighth, 2 images": {
-            "shape": (2, 512, 64, 128)
-        },
+        "ResNet-50 distilled, 224x224, training, logits of ImageNet's classes, 32 images": ((32, 1000),),
+        "PSPNet R50-D8 distilled, Cityscapes 512x1024, training, logits at an eighth, 2 images": ((2, 19, 64, 128),),
+        "PSPNet R50-D8 distilled, Cityscapes 512x1024, training, features at an eighth, 2 images": ((2, 512, 64, 128),),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/main/mmdet/models/losses/l2_loss.py",
 )
@@ -44,10 +35,7 @@ def l2_loss(
     predicted, target : (N, ...) float
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them
 
-    Returns
-    -------
-    () float, or the shape of both without reduction
-
+    Returns () float, or the shape of both without reduction
     Source: MMDetection; without weights, the mean square.
     """
     difference = predicted - target

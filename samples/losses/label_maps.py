@@ -1,25 +1,19 @@
 """Draws what segmentation losses are taught with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
+from opgrip.samples.sample import Draw
 
 IGNORED = 255
 """The label of a pixel that no loss counts, as in Pascal VOC and Cityscapes."""
 
-CROPS: Mapping[str, Mapping[str, Any]] = {
-    "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 4, "classes": 2, "size": (64, 64)},
-    "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": {
-        "images": 1,
-        "classes": 21,
-        "size": (512, 512),
-    },
+CROPS: Mapping[str, tuple[Any, ...]] = {
+    "UNet-S5-D16, DRIVE, 64x64 crops, training": (4, 2, (64, 64)),
+    "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": (1, 21, (512, 512)),
 }
 """What two segmentation models are trained with."""
 

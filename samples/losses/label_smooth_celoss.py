@@ -1,12 +1,7 @@
-"""Cross entropy with labels of which a part is spread over all classes."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -17,10 +12,10 @@ def inputs(draw: Draw, images: int, classes: int) -> tuple[Tensor, Tensor]:
 @sample(
     inputs,
     {
-        "ResNet-50, ImageNet, training, 32 images": {"images": 32, "classes": 1000},
-        "Swin-B, ImageNet-21k, training, 128 images": {"images": 128, "classes": 21841},
+        "ResNet-50, ImageNet, training, 32 images": (32, 1000),
+        "Swin-B, ImageNet-21k, training, 128 images": (128, 21841),
     },
-    tags=["ViewAttribute", "AdvancedIndexing", "InPlace", "Reduce"],
+    tags="ViewAttribute AdvancedIndexing InPlace Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/743d8e31b584cab15ea5ee95d2b961a0c8f18933/bench/samples/long_tail/label_smooth_celoss/torch_impl.py",
 )
@@ -33,10 +28,7 @@ def label_smooth_celoss(scores: Tensor, label: Tensor, smooth_ratio: float = 0.1
     label : (N,) or (N, 1), of any dtype, the true classes
     smooth_ratio : the part that all classes share evenly
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7.
     """
     share = smooth_ratio / scores.shape[1]

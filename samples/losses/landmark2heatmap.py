@@ -1,12 +1,7 @@
-"""Landmarks as maps that a network can draw from."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, landmarks: int, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
@@ -17,18 +12,10 @@ def inputs(draw: Draw, images: int, landmarks: int, size: tuple[int, int]) -> tu
 @sample(
     inputs,
     {
-        "sizes of IMM, CelebA 128x128, training, 10 landmarks of 50 faces, smallest maps": {
-            "images": 50,
-            "landmarks": 10,
-            "size": (16, 16),
-        },
-        "sizes of IMM, CelebA 128x128, training, 10 landmarks of 50 faces, largest maps": {
-            "images": 50,
-            "landmarks": 10,
-            "size": (128, 128),
-        },
+        "sizes of IMM, CelebA 128x128, training, 10 landmarks of 50 faces, smallest maps": (50, 10, (16, 16)),
+        "sizes of IMM, CelebA 128x128, training, 10 landmarks of 50 faces, largest maps": (50, 10, (128, 128)),
     },
-    tags=["ViewAttribute", "Broadcast"],
+    tags="ViewAttribute Broadcast",
     project="IMM",
     url="https://arxiv.org/abs/1806.07823",
 )
@@ -41,10 +28,7 @@ def landmark2heatmap(landmark: Tensor, size: tuple[int, int] = (256, 256), inv_s
     size : height and width of the maps
     inv_std : how fast they fall off, in inverse half images
 
-    Returns
-    -------
-    (N, K, height, width) float, from 0 to 1
-
+    Returns (N, K, height, width) float, from 0 to 1
     Source: Jakab et al. 2018; the maps that separate into rows and columns, of the code published with it.
     """
     height, width = size

@@ -1,7 +1,3 @@
-"""Cross entropy near edges and mistakes, and a margin between the two best classes."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
 from opgrip.samples.losses.get_softgauss_loss_weight import inputs
@@ -13,7 +9,7 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     CROPS,
-    tags=["ForLoop", "ThirdPartyCodes", "AdvancedIndexing", "InPlace", "ViewAttribute", "Reduce"],
+    tags="ForLoop ThirdPartyCodes AdvancedIndexing InPlace ViewAttribute Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/margin_loss/torch_impl.py",
 )
@@ -34,10 +30,7 @@ def margin_loss(
     margin : in scores
     sigma : of the weights' Gaussian, in pixels
 
-    Returns
-    -------
-    () float: the margin's part is a mean over all pixels, also over the wrong ones, which cost nothing
-
+    Returns () float: the margin's part is a mean over all pixels, also over the wrong ones, which cost nothing
     Source: the original, of SegmentBase2, is not public but in DLOP-Bench.
     """
     scores, ranked = cls_score.topk(2, dim=1)

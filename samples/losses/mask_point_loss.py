@@ -1,13 +1,8 @@
-"""Losses of masks at points, most of them where the prediction is unsure."""
-
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -25,19 +20,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Mask2Former R50, COCO, 256x256, training, 2 masks, 1000 points": {
-            "masks": 2,
-            "size": (256, 256),
-            "points": 1000,
-        },
-        "Mask2Former R50, COCO, 1024x1024, training, 8 masks": {"masks": 8, "size": (1024, 1024)},
-        "Mask2Former R50, Cityscapes, 512x1024, training, 20 masks at given points": {
-            "masks": 20,
-            "size": (512, 1024),
-            "given": True,
-        },
+        "Mask2Former R50, COCO, 256x256, training, 2 masks, 1000 points": (2, (256, 256), 1000),
+        "Mask2Former R50, COCO, 1024x1024, training, 8 masks": (8, (1024, 1024)),
+        "Mask2Former R50, Cityscapes, 512x1024, training, 20 masks at given points": (20, (512, 1024), 12544, True),
     },
-    tags=["IfElseBranch", "ViewAttribute", "AdvancedIndexing", "InPlace", "Reduce", "Broadcast", "Random"],
+    tags="IfElseBranch ViewAttribute AdvancedIndexing InPlace Reduce Broadcast Random",
     project="Transformers",
     url="https://arxiv.org/abs/2112.01527",
     random=True,
@@ -63,10 +50,7 @@ def mask_point_loss(
     oversample_ratio : times as many are drawn first, and the least sure kept
     importance_sample_ratio : share of the points that are kept so; the rest are drawn anywhere
 
-    Returns
-    -------
-    Two () float: cross entropy and Dice loss
-
+    Returns Two () float: cross entropy and Dice loss
     Source: Cheng et al. 2022, "Mask2Former", section 3.3, as in Transformers; points of Kirillov et al. 2020,
     "PointRend", section 4.1.
     """

@@ -1,11 +1,6 @@
-"""How many predictions have their class among the best."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -21,17 +16,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {"count": 1024, "classes": 81},
-        "ResNet-50, ImageNet, training, 32 images": {"count": 32, "classes": 1000, "topk": (1, 5)},
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (1024, 81),
+        "ResNet-50, ImageNet, training, 32 images": (32, 1000, (1, 5)),
     },
-    tags=[
-        "ForLoop",
-        "IfElseBranch",
-        "InPlace",
-        "Reduce",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="ForLoop IfElseBranch InPlace Reduce ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/accuracy.py#L7",
 )
@@ -47,10 +35,7 @@ def mmdetection_accuracy(
     topk : how many classes count as predicted, or several such numbers
     thresh : score above which a class counts, None for all
 
-    Returns
-    -------
-    (1,) float, or a list of such, one for each number; () where there are no predictions
-
+    Returns (1,) float, or a list of such, one for each number; () where there are no predictions
     Source: MMDetection.
     """
     numbers = (topk,) if isinstance(topk, int) else topk

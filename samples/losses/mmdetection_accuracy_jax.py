@@ -1,7 +1,3 @@
-"""`mmdetection_accuracy` in JAX."""
-
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -10,7 +6,6 @@ from jax import Array
 def mmdetection_accuracy(
     scores: Array, labels: Array, topk: int | tuple[int, ...] = 1, thresh: float | None = None
 ) -> Array | list[Array]:
-    """As the torch one beside it."""
     numbers = (topk,) if isinstance(topk, int) else topk
     if len(scores) == 0:
         accuracies = [jnp.zeros((), scores.dtype) for _ in numbers]

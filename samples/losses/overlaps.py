@@ -1,7 +1,5 @@
 """What boxes have in common with the box at the same place of another list."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,13 +1,8 @@
-"""What boxes have in common with the box at the same place of another list, in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def area(boxes: Array) -> Array:
-    """As the torch one beside it, here and below."""
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
 
 

@@ -1,13 +1,8 @@
-"""What a model learns from, and what its log says, of its named losses."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, counts: Mapping[str, int]) -> tuple[dict[str, Tensor | list[Tensor]]]:
@@ -22,13 +17,13 @@ def inputs(draw: Draw, counts: Mapping[str, int]) -> tuple[dict[str, Tensor | li
 @sample(
     inputs,
     {
-        "ST-GCN, NTU60, training": {"counts": {"top1_acc": 0, "top5_acc": 0, "loss_cls": 0}},
-        "Faster R-CNN R50-FPN, training": {
-            "counts": {"loss_rpn_cls": 5, "loss_rpn_bbox": 5, "loss_cls": 0, "acc": 0, "loss_bbox": 0}
-        },
-        "GFL R50-FPN, training": {"counts": {"loss_cls": 5, "loss_bbox": 5, "loss_dfl": 5}},
+        "ST-GCN, NTU60, training": ({"top1_acc": 0, "top5_acc": 0, "loss_cls": 0},),
+        "Faster R-CNN R50-FPN, training": (
+            {"loss_rpn_cls": 5, "loss_rpn_bbox": 5, "loss_cls": 0, "acc": 0, "loss_bbox": 0},
+        ),
+        "GFL R50-FPN, training": ({"loss_cls": 5, "loss_bbox": 5, "loss_dfl": 5},),
     },
-    tags=["ForLoop", "IfElseBranch", "InputAware", "Reduce", "BuiltInDataStructure"],
+    tags="ForLoop IfElseBranch InputAware Reduce BuiltInDataStructure",
     project="MMAction2",
     url="https://github.com/open-mmlab/mmaction2/blob/48ba0fb6dbceb0084f95f4ec288b23b244d2c360/mmaction/models/skeleton_gcn/base.py#L65",
 )

@@ -1,14 +1,9 @@
-"""Classes that learn how well their boxes fit."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -27,31 +22,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "GFL R50-FPN, 800x1333, training, points of stride 16, one image": {
-            "points": 4200,
-            "positives": 20,
-            "avg_factor": 65.0,
-        },
-        "GFL R50-FPN, 800x1333, training, points of stride 16, 2 images": {
-            "points": 8400,
-            "positives": 39,
-            "avg_factor": 129.0,
-        },
-        "GFL R50-FPN, 800x1333, training, points of stride 8, 2 images": {
-            "points": 33600,
-            "positives": 90,
-            "avg_factor": 129.0,
-        },
+        "GFL R50-FPN, 800x1333, training, points of stride 16, one image": (4200, 20, 65.0),
+        "GFL R50-FPN, 800x1333, training, points of stride 16, 2 images": (8400, 39, 129.0),
+        "GFL R50-FPN, 800x1333, training, points of stride 8, 2 images": (33600, 90, 129.0),
     },
-    tags=[
-        "IfElseBranch",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="IfElseBranch DataDependentShape AdvancedIndexing InPlace Reduce ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://arxiv.org/abs/2006.04388",
 )
@@ -72,10 +47,7 @@ def quality_focal_loss(
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
     beta : power of the weight
 
-    Returns
-    -------
-    () float, or (N,) without reduction
-
+    Returns () float, or (N,) without reduction
     Source: Li et al. 2020, the quality focal loss.
     """
     labels, quality = target

@@ -1,7 +1,5 @@
 """Feature maps at another's size."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -1,7 +1,3 @@
-"""A student follows its teacher, whose mistakes are mixed with the truth first."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -17,19 +13,10 @@ TRUTH = 0.95
 @sample(
     inputs,
     {
-        "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 1, "classes": 2, "size": (64, 64)},
-        "UNet-S5-D16, HRF, 256x256 crops, training": {"images": 4, "classes": 2, "size": (256, 256)},
+        "UNet-S5-D16, DRIVE, 64x64 crops, training": (1, 2, (64, 64)),
+        "UNet-S5-D16, HRF, 256x256 crops, training": (4, 2, (256, 256)),
     },
-    tags=[
-        "IfElseBranch",
-        "InputAware",
-        "ViewAttribute",
-        "AdvancedIndexing",
-        "DataDependentShape",
-        "InPlace",
-        "Broadcast",
-        "Reduce",
-    ],
+    tags="IfElseBranch InputAware ViewAttribute AdvancedIndexing DataDependentShape InPlace Broadcast Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/sce_loss/torch_impl.py",
 )
@@ -53,10 +40,7 @@ def sce_loss(
     temperature : that both are divided by
     channel_sum : whether the divergence is summed over the classes, and not their mean
 
-    Returns
-    -------
-    () float, a mean over pixels, zero where none counts
-
+    Returns () float, a mean over pixels, zero where none counts
     Source: the original, whose origin is not said, is in DLOP-Bench; the divergence is that of Hinton et al. 2015.
     """
     teacher = resize(teacher.type_as(cls_score).detach(), cls_score, align_corners=True)

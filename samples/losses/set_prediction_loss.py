@@ -1,15 +1,10 @@
-"""What a detector learns that predicts a set, once its predictions are matched to the objects."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.giou_loss import giou_loss
 from opgrip.samples.losses.l1_loss import l1_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -30,10 +25,10 @@ def _corners(boxes: Tensor) -> Tensor:
 @sample(
     inputs,
     {
-        "DETR R50, COCO, training, 7 objects": {"queries": 100, "classes": 91, "objects": 7},
-        "DETR R50, COCO panoptic, training, 20 objects": {"queries": 100, "classes": 250, "objects": 20},
+        "DETR R50, COCO, training, 7 objects": (100, 91, 7),
+        "DETR R50, COCO panoptic, training, 20 objects": (100, 250, 20),
     },
-    tags=["IfElseBranch", "AdvancedIndexing", "InPlace", "Reduce", "ViewAttribute", "BuiltInDataStructure"],
+    tags="IfElseBranch AdvancedIndexing InPlace Reduce ViewAttribute BuiltInDataStructure",
     project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/detr.py",
 )
@@ -57,10 +52,7 @@ def set_prediction_loss(
     truths : (T, 4) float, as boxes
     no_object : weight of the predictions that have no object
 
-    Returns
-    -------
-    `loss_ce`, `loss_bbox`, `loss_giou` : () float each
-
+    Returns `loss_ce`, `loss_bbox`, `loss_giou` : () float each
     Source: Carion et al. 2020, section 3.1.
     """
     nothing = logits.shape[1] - 1

@@ -1,13 +1,8 @@
-"""Binary cross entropy in which the sure scores count little."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -23,11 +18,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "RetinaNet R50-FPN, 800x1344, training, one image, level P7": {"rows": 7 * 11 * 9, "positives": 8},
-        "RetinaNet R50-FPN, 800x1344, training, one image, level P5": {"rows": 25 * 42 * 9, "positives": 30},
-        "RetinaNet R50-FPN, 800x1344, training, one image, level P4": {"rows": 50 * 84 * 9, "positives": 60},
+        "RetinaNet R50-FPN, 800x1344, training, one image, level P7": (7 * 11 * 9, 8),
+        "RetinaNet R50-FPN, 800x1344, training, one image, level P5": (25 * 42 * 9, 30),
+        "RetinaNet R50-FPN, 800x1344, training, one image, level P4": (50 * 84 * 9, 60),
     },
-    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "Reduce"],
+    tags="IfElseBranch ViewAttribute Broadcast Reduce",
     project="MMClassification",
     url="https://github.com/open-mmlab/mmclassification/blob/72cffac7b50a556824907721665e6705fd5045fb/mmcls/models/losses/focal_loss.py#L9",
 )
@@ -51,10 +46,7 @@ def sigmoid_focal_loss(
     alpha : weight of ones; that of zeros is 1 - alpha
     reduction, avg_factor : as of `weight_reduce_loss`
 
-    Returns
-    -------
-    () float, or like pred where the reduction is "none"
-
+    Returns () float, or like pred where the reduction is "none"
     Source: Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5, as in MMClassification.
     """
     probability = pred.sigmoid()

@@ -1,7 +1,3 @@
-"""`sigmoid_focal_loss` in JAX."""
-
-from __future__ import annotations
-
 import jax
 from jax import Array
 
@@ -17,7 +13,6 @@ def sigmoid_focal_loss(
     reduction: str = "mean",
     avg_factor: float | None = None,
 ) -> Array:
-    """As the torch one beside it."""
     probability = jax.nn.sigmoid(pred)
     target = target.astype(pred.dtype)
     off = (1 - probability) * target + probability * (1 - target)

@@ -1,17 +1,12 @@
-"""Boxes that learn to overlap their truths, and the way there."""
-
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.overlaps import centre_shift, enclosing_size, overlap_ratio
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
@@ -23,10 +18,10 @@ def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
 @sample(
     inputs,
     {
-        "sizes of YOLOv6-N, 640x640, training, 13 anchors for each of 7 objects": {"boxes": 91},
-        "sizes of YOLOv6-N, 640x640, training, 13 anchors for each of 7 objects, 32 images": {"boxes": 2912},
+        "sizes of YOLOv6-N, 640x640, training, 13 anchors for each of 7 objects": (91,),
+        "sizes of YOLOv6-N, 640x640, training, 13 anchors for each of 7 objects, 32 images": (2912,),
     },
-    tags=["IfElseBranch", "Reduce", "ViewAttribute", "Broadcast"],
+    tags="IfElseBranch Reduce ViewAttribute Broadcast",
     project="MMDetection",
     url="https://arxiv.org/abs/2205.12740",
 )
@@ -48,10 +43,7 @@ def siou_loss(
     eps : added to the union, sizes and shifts of centres, and smallest size of the enclosing box
     neg_gamma : whether the exponent of the distance is negative, as in the paper but not by MMDetection's default
 
-    Returns
-    -------
-    () float, or (N,) without reduction
-
+    Returns () float, or (N,) without reduction
     Source: Gevorgyan 2022.
     """
     iou = overlap_ratio(predicted, target, eps)

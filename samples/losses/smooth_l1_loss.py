@@ -1,14 +1,9 @@
-"""A loss that is square near zero and straight away from it."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.targets import anchor_deltas
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -26,26 +21,11 @@ def smoothed(distance: Tensor, beta: float) -> Tensor:
 @sample(
     inputs,
     {
-        "Cascade R-CNN R50-FPN, 800x1333, training, boxes of the first stage, 2 images": {
-            "anchors": 256,
-            "positives": 256,
-            "avg_factor": 1024.0,
-            "beta": 1.0,
-        },
-        "Cascade R-CNN R50-FPN, 800x1333, training, anchors of stride 8, 2 images": {
-            "anchors": 100800,
-            "positives": 46,
-            "avg_factor": 512.0,
-            "beta": 1 / 9,
-        },
-        "Cascade R-CNN R50-FPN, 800x1333, training, anchors of stride 4, 2 images": {
-            "anchors": 403200,
-            "positives": 9,
-            "avg_factor": 512.0,
-            "beta": 1 / 9,
-        },
+        "Cascade R-CNN R50-FPN, 800x1333, training, boxes of the first stage, 2 images": (256, 256, 1024.0, 1.0),
+        "Cascade R-CNN R50-FPN, 800x1333, training, anchors of stride 8, 2 images": (100800, 46, 512.0, 1 / 9),
+        "Cascade R-CNN R50-FPN, 800x1333, training, anchors of stride 4, 2 images": (403200, 9, 512.0, 1 / 9),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/smooth_l1_loss.py#L12",
 )
@@ -65,10 +45,7 @@ def smooth_l1_loss(
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them
     beta : distance at which the square becomes a line
 
-    Returns
-    -------
-    () float, or (N, D) without reduction
-
+    Returns () float, or (N, D) without reduction
     Source: Girshick 2015, equation 3; beta as in Ren et al. 2015.
     """
     # the mean of nothing is no number

@@ -1,7 +1,3 @@
-"""Cross entropy of pixels with soft Gaussian weights near edges and mistakes."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,7 +9,7 @@ from opgrip.samples.sample import sample
 @sample(
     inputs,
     CROPS,
-    tags=["ForLoop", "ThirdPartyCodes", "Reduce"],
+    tags="ForLoop ThirdPartyCodes Reduce",
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/21056ae1a86a88c9d5c55aa9f94511fdfe04c1f5/bench/samples/long_tail/softgbw_loss/torch_impl.py",
 )
@@ -28,10 +24,7 @@ def softgbw_loss(
     label : (N, H, W) int64
     sigma : of the weights' Gaussian, in pixels
 
-    Returns
-    -------
-    () float
-
+    Returns () float
     Source: the original, whose origin is not said, is in DLOP-Bench.
     """
     weight = get_softgauss_loss_weight(cls_score, label, sigma).type_as(cls_score)

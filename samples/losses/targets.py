@@ -1,11 +1,9 @@
 """Predictions and their targets, as the heads of detectors give them to their losses."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
+from opgrip.samples.sample import Draw
 
 
 def anchor_deltas(draw: Draw, anchors: int, positives: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,13 +1,8 @@
-"""Binary cross entropy whose positives are worth their quality and whose sure negatives count little."""
-
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -23,10 +18,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "RT-DETR R50, COCO, training, 4 images of 300 queries": {"rows": 4 * 300, "positives": 28},
-        "VFNet R50-FPN, 800x1344, training, one image, 22,400 points of 5 levels": {"rows": 22400, "positives": 60},
+        "RT-DETR R50, COCO, training, 4 images of 300 queries": (4 * 300, 28),
+        "VFNet R50-FPN, 800x1344, training, one image, 22,400 points of 5 levels": (22400, 60),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/varifocal_loss.py#L11",
 )
@@ -52,10 +47,7 @@ def varifocal_loss(
     iou_weighted : whether a positive weighs its overlap, and not one
     reduction, avg_factor : as of `weight_reduce_loss`
 
-    Returns
-    -------
-    () float, or (N, C) where the reduction is "none"
-
+    Returns () float, or (N, C) where the reduction is "none"
     Source: Zhang et al. 2021, "VarifocalNet", equation 2, as in MMDetection.
     """
     target = target.type_as(pred)

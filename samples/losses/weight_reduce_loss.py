@@ -1,12 +1,7 @@
-"""One number of the losses of many elements."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -19,22 +14,20 @@ def inputs(
 @sample(
     inputs,
     {
-        "Faster R-CNN R50-FPN, 800x1333, training, classes of the second stage, 2 images": {
-            "shape": (1024,),
-            "kept": 1.0,
-            "avg_factor": 1024.0,
-        },
-        "FCN R50-D8, Cityscapes 512x1024, training, pixels of 2 images, none averaged yet": {
-            "shape": (2, 512, 1024),
-            "kept": 0.9,
-            "reduction": "none",
-        },
-        "DeepLabV3 R50-D8, Cityscapes 512x1024, training, hard pixels of 2 images": {
-            "shape": (2, 512, 1024),
-            "kept": 0.2,
-        },
+        "Faster R-CNN R50-FPN, 800x1333, training, classes of the second stage, 2 images": (
+            (1024,),
+            1.0,
+            "mean",
+            1024.0,
+        ),
+        "FCN R50-D8, Cityscapes 512x1024, training, pixels of 2 images, none averaged yet": (
+            (2, 512, 1024),
+            0.9,
+            "none",
+        ),
+        "DeepLabV3 R50-D8, Cityscapes 512x1024, training, hard pixels of 2 images": ((2, 512, 1024), 0.2),
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags="IfElseBranch Reduce",
     project="MMSegmentation",
     url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/models/losses/utils.py#L47",
 )
@@ -50,9 +43,7 @@ def weight_reduce_loss(
     reduction : `none`, `mean` or `sum`
     avg_factor : that a mean divides the sum by, None for the number of elements; a sum takes none
 
-    Returns
-    -------
-    float, () or the shape of the losses
+    Returns float, () or the shape of the losses
 
     Raises
     ------

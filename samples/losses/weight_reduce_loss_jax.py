@@ -1,6 +1,4 @@
-"""`weight_reduce_loss` in JAX."""
-
-from __future__ import annotations
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
@@ -9,7 +7,6 @@ from jax import Array
 def weight_reduce_loss(
     loss: Array, weight: Array | None = None, reduction: str = "mean", avg_factor: float | None = None
 ) -> Array:
-    """As the torch one beside it."""
     if weight is not None:
         loss = loss * weight
     if reduction == "none":
@@ -23,3 +20,21 @@ def weight_reduce_loss(
     if avg_factor is None:
         return loss.mean()
     return loss.sum() / (avg_factor + float(jnp.finfo(jnp.float32).eps))
+
+
+def weighted(loss: Callable[..., Array]) -> Callable[..., Array]:
+    """Return a loss that takes a weight, reduction and avg_factor as well; `loss` returns those of the elements."""
+
+    def reduced(
+        predicted: Array,
+        target: Array,
+        weight: Array | None = None,
+        reduction: str = "mean",
+        avg_factor: float | None = None,
+        *settings: float | str,
+        **named_settings: float | str,
+    ) -> Array:
+        losses = loss(predicted, target, *settings, **named_settings)
+        return weight_reduce_loss(losses, weight, reduction, avg_factor)
+
+    return reduced

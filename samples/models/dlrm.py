@@ -1,7 +1,5 @@
 """A recommender: large sparse tables, small dense networks, and the products of all pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

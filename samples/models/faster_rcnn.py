@@ -1,7 +1,5 @@
 """A small two-stage detector: dedicated operators and long-tail code, as in the models of production."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

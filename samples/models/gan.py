@@ -1,7 +1,5 @@
 """Two networks against each other: one makes images, the other tells them from real ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

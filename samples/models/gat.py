@@ -1,7 +1,5 @@
 """A graph network: every node listens to its neighbours, to some more than to others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

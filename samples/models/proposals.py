@@ -1,7 +1,5 @@
 """The first stage of a two-stage detector: proposes boxes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -22,7 +20,7 @@ SCALE = 8.0
 RATIOS = (0.5, 1.0, 2.0)
 
 
-class Predictions(NamedTuple):
+class AnchorPredictions(NamedTuple):
     """What the first stage says of every anchor: scores (B, N), deltas (B, N, 4); and the anchors of each level."""
 
     scores: Tensor
@@ -50,8 +48,8 @@ class ProposalHead(nn.Module):
         self.loss = ProposalLoss()
         self.strides = strides
 
-    def forward(self, levels: list[Tensor]) -> Predictions:
-        """Predictions for maps (B, width, H, W)."""
+    def forward(self, levels: list[Tensor]) -> AnchorPredictions:
+        """AnchorPredictions for maps (B, width, H, W)."""
         scores, deltas, anchors = [], [], []
         for level, stride in zip(levels, self.strides, strict=True):
             hidden = functional.relu(self.conv(level))
@@ -60,7 +58,7 @@ class ProposalHead(nn.Module):
             deltas.append(self.deltas(hidden).permute(0, 2, 3, 1).reshape(batch, -1, 4))
             base = gen_base_anchors(stride, level.new_tensor((SCALE,)), level.new_tensor(RATIOS), center_offset=0.5)
             anchors.append(grid_anchors(base, (height, width), (stride, stride)))
-        return Predictions(torch.cat(scores, dim=1), torch.cat(deltas, dim=1), anchors)
+        return AnchorPredictions(torch.cat(scores, dim=1), torch.cat(deltas, dim=1), anchors)
 
 
 class ProposalSelector(nn.Module):
@@ -78,7 +76,7 @@ class ProposalSelector(nn.Module):
         self.limit = limit
 
     @torch.no_grad()
-    def forward(self, predictions: Predictions, image_size: tuple[int, int]) -> list[Tensor]:
+    def forward(self, predictions: AnchorPredictions, image_size: tuple[int, int]) -> list[Tensor]:
         """Proposals (P, 4) of each image, best first."""
         sizes = [len(anchors) for anchors in predictions.anchors]
         proposals = []
@@ -99,7 +97,7 @@ class ProposalSelector(nn.Module):
 class ProposalLoss(nn.Module):
     """What the first stage learns from; a module so that its calls have a path."""
 
-    def forward(self, predictions: Predictions, truths: list[Tensor]) -> dict[str, Tensor]:
+    def forward(self, predictions: AnchorPredictions, truths: list[Tensor]) -> dict[str, Tensor]:
         """Losses of scores and boxes against the true boxes (T, 4) of each image."""
         anchors = torch.cat(predictions.anchors)
         scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0

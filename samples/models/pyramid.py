@@ -1,7 +1,5 @@
 """A small residual network with a feature pyramid on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

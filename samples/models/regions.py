@@ -1,7 +1,5 @@
 """The second stage of a two-stage detector: classifies proposals and moves them once more."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

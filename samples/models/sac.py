@@ -1,7 +1,5 @@
 """Reinforcement learning: a policy that acts by chance, and two critics that judge it."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

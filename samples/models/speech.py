@@ -1,7 +1,5 @@
 """A speech recognizer: spectrogram, convolutions over time and frequency, recurrent layers, letters at their pace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

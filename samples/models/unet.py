@@ -1,7 +1,5 @@
 """A diffusion model: a U-Net that takes the noise out of images."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

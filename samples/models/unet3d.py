@@ -1,7 +1,5 @@
 """A segmentor of volumes: a U-Net of three dimensions, whose windows overlap where a volume is too large for one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

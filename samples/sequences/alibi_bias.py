@@ -1,14 +1,9 @@
-"""Attention that falls with distance."""
-
-from __future__ import annotations
-
 from math import log2
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, heads: int) -> tuple[Tensor, int]:
@@ -20,10 +15,10 @@ def inputs(draw: Draw, batch: int, length: int, heads: int) -> tuple[Tensor, int
 @sample(
     inputs,
     {
-        "BLOOM 560M, 8 sequences of 512 tokens": {"batch": 8, "length": 512, "heads": 16},
-        "BLOOM 176B, 4 sequences of 2048 tokens": {"batch": 4, "length": 2048, "heads": 112},
+        "BLOOM 560M, 8 sequences of 512 tokens": (8, 512, 16),
+        "BLOOM 176B, 4 sequences of 2048 tokens": (4, 2048, 112),
     },
-    tags=["ForLoop", "IfElseBranch", "Reduce", "Broadcast", "ViewAttribute"],
+    tags="ForLoop IfElseBranch Reduce Broadcast ViewAttribute",
     project="Transformers",
     url="https://arxiv.org/abs/2108.12409",
 )
@@ -37,10 +32,7 @@ def alibi_bias(attention_mask: Tensor, heads: int) -> Tensor:
     attention_mask : (B, S) int64, one for tokens, zero for padding, which is not counted
     heads : H
 
-    Returns
-    -------
-    (B * H, 1, S) float32
-
+    Returns (B * H, 1, S) float32
     Source: Press et al. 2022 (train short, test long), section 3 and its code; shape as in BLOOM of Transformers.
     """
     position = (attention_mask.cumsum(dim=1) - 1) * attention_mask

@@ -1,7 +1,3 @@
-"""`alibi_bias` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -9,7 +5,6 @@ from opgrip.samples.sequences.alibi_bias import slopes
 
 
 def alibi_bias(attention_mask: Array, heads: int) -> Array:
-    """As the torch one beside it."""
     position = (attention_mask.cumsum(axis=1) - 1) * attention_mask
     slope = jnp.array(slopes(heads), dtype=jnp.float32)
     bias = slope[:, None] * position[:, None, :].astype(jnp.float32)

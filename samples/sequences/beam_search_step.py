@@ -1,12 +1,7 @@
-"""One token more for each beam of a search."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 NEVER = -1.0e9
 """Score of what must not be chosen, as finite numbers can be added to it."""
@@ -31,31 +26,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "T5-small, translation, 4 beams": {
-            "batch": 1,
-            "beams": 4,
-            "vocabulary": 32128,
-            "longest": 300,
-            "length": 20,
-        },
-        "BART-large CNN/DailyMail, summaries of 8 articles, 4 beams": {
-            "batch": 8,
-            "beams": 4,
-            "vocabulary": 50264,
-            "longest": 142,
-            "length": 60,
-            "length_penalty": 2.0,
-        },
+        "T5-small, translation, 4 beams": (1, 4, 32128, 300, 20),
+        "BART-large CNN/DailyMail, summaries of 8 articles, 4 beams": (8, 4, 50264, 142, 60, 2.0),
     },
-    tags=[
-        "IfElseBranch",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="IfElseBranch AdvancedIndexing InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure",
     project="Transformers",
     url="https://github.com/huggingface/transformers/blob/main/src/transformers/generation/utils.py",
 )
@@ -87,12 +61,8 @@ def beam_search_step(
     prompt_length : of those tokens, which do not count
     early_stopping : take no more once K beams have ended
 
-    Returns
-    -------
-    sequences, scores : of the beams that run on, best first
-    origin : (B, K) int64, the beam that each of them continues, by which caches have to be reordered
-    finished, finished_scores, is_finished : as they are then
-
+    Returns sequences and scores of the beams that run on, best first; the beam that each continues, (B, K) int64, by
+    which caches have to be reordered; and `finished`, `finished_scores` and `is_finished` after the step
     Source: Wu et al. 2016 (Google's neural machine translation), section 7; bookkeeping as in Transformers.
     """
     beams, vocabulary = logits.shape[1:]

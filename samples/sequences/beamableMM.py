@@ -1,12 +1,7 @@
-"""Matrix products of beams that share their source."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -23,21 +18,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "fconv IWSLT14 de-en, generation with 5 beams, 32 sentences of up to 30 tokens": {
-            "sentences": 32,
-            "source": 30,
-            "width": 256,
-            "beam_size": 5,
-        },
-        "fconv WMT14 en-de, generation with 5 beams, 128 sentences of up to 50 tokens": {
-            "sentences": 128,
-            "source": 50,
-            "width": 768,
-            "beam_size": 5,
-        },
-        "fconv IWSLT14 de-en, training, 4000 tokens": {"sentences": 133, "source": 30, "width": 256, "steps": 30},
+        "fconv IWSLT14 de-en, generation with 5 beams, 32 sentences of up to 30 tokens": (32, 30, 256, 5),
+        "fconv WMT14 en-de, generation with 5 beams, 128 sentences of up to 50 tokens": (128, 50, 768, 5),
+        "fconv IWSLT14 de-en, training, 4000 tokens": (133, 30, 256, None, 30),
     },
-    tags=["IfElseBranch", "ViewAttribute"],
+    tags="IfElseBranch ViewAttribute",
     project="fairseq",
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/modules/beamable_mm.py#L10",
 )
@@ -50,10 +35,7 @@ def beamableMM(input1: Tensor, input2: Tensor, beam_size: int | None = None) -> 
     input2 : (N, H, S) float, such as encoder outputs, the same for all beams of a sentence
     beam_size : beams of a sentence; None in training, where no rows are known to be the same
 
-    Returns
-    -------
-    (N, T, S) float
-
+    Returns (N, T, S) float
     Source: fairseq, `BeamableMM`, for Gehring et al. 2017 (convolutional sequence to sequence learning).
     """
     if beam_size is None or input1.dim() != 3 or input1.shape[1] != 1:

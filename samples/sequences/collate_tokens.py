@@ -1,11 +1,6 @@
-"""A padded batch of sequences."""
-
-from __future__ import annotations
-
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -27,27 +22,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "fconv IWSLT14 de-en, training, target shifted by its end": {
-            "sequences": 160,
-            "longest": 50,
-            "vocabulary": 6632,
-            "eos_idx": 2,
-            "move_eos_to_beginning": True,
-        },
-        "fconv IWSLT14 de-en, training, source padded on the left": {
-            "sequences": 160,
-            "longest": 50,
-            "vocabulary": 8848,
-            "left_pad": True,
-        },
-        "RoBERTa, pretraining, 512 tokens, padded to a multiple of 8": {
-            "sequences": 32,
-            "longest": 512,
-            "vocabulary": 50265,
-            "pad_to_multiple": 8,
-        },
+        "fconv IWSLT14 de-en, training, target shifted by its end": (160, 50, 6632, 2, False, True),
+        "fconv IWSLT14 de-en, training, source padded on the left": (160, 50, 8848, None, True),
+        "RoBERTa, pretraining, 512 tokens, padded to a multiple of 8": (32, 512, 50265, None, False, False, 8),
     },
-    tags=["ForLoop", "IfElseBranch", "InPlace", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop IfElseBranch InPlace ViewAttribute BuiltInDataStructure",
     project="fairseq",
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/data/data_utils.py#L37",
 )
@@ -74,10 +53,7 @@ def collate_tokens(
     pad_to_multiple : columns are a multiple of this
     pad_to_bsz : fewest rows
 
-    Returns
-    -------
-    (N, T) int64
-
+    Returns (N, T) int64
     Source: fairseq, `data_utils.collate_tokens`.
     """
     columns = max(len(tokens) for tokens in values)

@@ -1,12 +1,7 @@
-"""Labels of speech by the most probable label of each frame."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, utterances: int, frames: int, classes: int, longest: int) -> tuple[Tensor, Tensor, list[int]]:
@@ -24,20 +19,10 @@ def inputs(draw: Draw, utterances: int, frames: int, classes: int, longest: int)
 @sample(
     inputs,
     {
-        "Deep Speech 2 on LibriSpeech, testing, one utterance of 10 s": {
-            "utterances": 1,
-            "frames": 400,
-            "classes": 29,
-            "longest": 180,
-        },
-        "Deep Speech 2 on LibriSpeech, testing, 20 utterances of up to 15 s": {
-            "utterances": 20,
-            "frames": 600,
-            "classes": 29,
-            "longest": 270,
-        },
+        "Deep Speech 2 on LibriSpeech, testing, one utterance of 10 s": (1, 400, 29, 180),
+        "Deep Speech 2 on LibriSpeech, testing, 20 utterances of up to 15 s": (20, 600, 29, 270),
     },
-    tags=["ForLoop", "IfElseBranch", "InputAware", "Reduce", "ViewAttribute", "BuiltInDataStructure"],
+    tags="ForLoop IfElseBranch InputAware Reduce ViewAttribute BuiltInDataStructure",
     project="AssemblyAI",
     url="https://colab.research.google.com/drive/1IPpwx4rX32rqHKpLz7dc8sOKspUa-YKO#scrollTo=RVJs4Bk8FjjO",
 )
@@ -54,10 +39,7 @@ def greedy_decoder(
     blank_label : says nothing
     collapse_repeated : a label that goes on over frames counts once
 
-    Returns
-    -------
-    decoded, true : labels of each utterance, up to T and L of them; the original writes them as characters next
-
+    Returns decoded, true : labels of each utterance, up to T and L of them; the original writes them as characters next
     Source: Graves et al. 2006 (connectionist temporal classification), section 3.2, best path decoding.
     """
     decoded, true = [], []

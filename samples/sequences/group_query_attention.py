@@ -1,12 +1,7 @@
-"""Attention in which several queries share a key and value."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -28,31 +23,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "TinyLlama 1.1B, generation behind 255 tokens": {
-            "batch": 1,
-            "heads": 32,
-            "key_heads": 4,
-            "width": 64,
-            "queries": 1,
-            "keys": 256,
-        },
-        "Llama 3 8B, training, 256 tokens": {
-            "batch": 1,
-            "heads": 32,
-            "key_heads": 8,
-            "width": 128,
-            "queries": 256,
-        },
-        "Llama 3 8B, generation behind 1023 tokens": {
-            "batch": 1,
-            "heads": 32,
-            "key_heads": 8,
-            "width": 128,
-            "queries": 1,
-            "keys": 1024,
-        },
+        "TinyLlama 1.1B, generation behind 255 tokens": (1, 32, 4, 64, 1, 256),
+        "Llama 3 8B, training, 256 tokens": (1, 32, 8, 128, 256),
+        "Llama 3 8B, generation behind 1023 tokens": (1, 32, 8, 128, 1, 1024),
     },
-    tags=["IfElseBranch", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="IfElseBranch Broadcast ViewAttribute BuiltInDataStructure",
     project="Transformers",
     url="https://arxiv.org/abs/2305.13245",
 )

@@ -1,12 +1,7 @@
-"""New keys and values in a cache of fixed size."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -25,30 +20,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Llama 3 8B, generation behind 512 tokens, cache of 2048": {
-            "batch": 1,
-            "heads": 8,
-            "size": 2048,
-            "width": 128,
-            "past": 512,
-        },
-        "Llama 3 8B, prompt of 512 tokens, cache of 2048": {
-            "batch": 1,
-            "heads": 8,
-            "size": 2048,
-            "width": 128,
-            "past": 0,
-            "length": 512,
-        },
-        "Llama 2 7B, generation behind 300 tokens, batch of 4, cache of 512": {
-            "batch": 4,
-            "heads": 32,
-            "size": 512,
-            "width": 128,
-            "past": 300,
-        },
+        "Llama 3 8B, generation behind 512 tokens, cache of 2048": (1, 8, 2048, 128, 512),
+        "Llama 3 8B, prompt of 512 tokens, cache of 2048": (1, 8, 2048, 128, 0, 512),
+        "Llama 2 7B, generation behind 300 tokens, batch of 4, cache of 512": (4, 32, 512, 128, 300),
     },
-    tags=["AdvancedIndexing", "InPlace", "BuiltInDataStructure"],
+    tags="AdvancedIndexing InPlace BuiltInDataStructure",
     project="Transformers",
     url="https://github.com/huggingface/transformers/blob/main/src/transformers/cache_utils.py",
 )
@@ -63,10 +39,7 @@ def kv_cache_update(
     key, value : (B, K, L, D) float, of L tokens
     positions : (L,) int64, where they go
 
-    Returns
-    -------
-    key_cache, value_cache : themselves
-
+    Returns key_cache, value_cache : themselves
     Source: Transformers, `StaticCache`.
     """
     return key_cache.index_copy_(2, positions, key), value_cache.index_copy_(2, positions, value)

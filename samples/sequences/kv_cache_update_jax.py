@@ -1,7 +1,3 @@
-"""`kv_cache_update` in JAX."""
-
-from __future__ import annotations
-
 from jax import Array
 
 

@@ -1,12 +1,7 @@
-"""Positions of tokens in padded sequences."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> tuple[Tensor, int]:
@@ -20,14 +15,10 @@ def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> tuple[Te
 @sample(
     inputs,
     {
-        "RoBERTa, 8 sequences of 512 tokens": {"sequences": 8, "length": 512, "vocabulary": 50265},
-        "fconv IWSLT14 de-en, training, 160 sequences of up to 50 tokens": {
-            "sequences": 160,
-            "length": 50,
-            "vocabulary": 8848,
-        },
+        "RoBERTa, 8 sequences of 512 tokens": (8, 512, 50265),
+        "fconv IWSLT14 de-en, training, 160 sequences of up to 50 tokens": (160, 50, 8848),
     },
-    tags=["Reduce"],
+    tags="Reduce",
     project="fairseq",
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/utils.py#L256",
 )
@@ -39,10 +30,7 @@ def make_positions(tensor: Tensor, padding_idx: int) -> Tensor:
     tensor : (N, T) int64, tokens
     padding_idx : token that stands for padding
 
-    Returns
-    -------
-    (N, T) int64, from `padding_idx + 1` on; `padding_idx` for padding
-
+    Returns (N, T) int64, from `padding_idx + 1` on; `padding_idx` for padding
     Source: fairseq, `utils.make_positions`.
     """
     counted = tensor != padding_idx

@@ -1,12 +1,7 @@
-"""Tokens that a masked language model has to guess."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -22,20 +17,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "BERT base, pretraining, 32 sequences of 128 tokens": {
-            "sequences": 32,
-            "length": 128,
-            "vocabulary": 30522,
-            "mask_token": 103,
-        },
-        "RoBERTa base, pretraining, 64 sequences of 512 tokens": {
-            "sequences": 64,
-            "length": 512,
-            "vocabulary": 50265,
-            "mask_token": 50264,
-        },
+        "BERT base, pretraining, 32 sequences of 128 tokens": (32, 128, 30522, 103),
+        "RoBERTa base, pretraining, 64 sequences of 512 tokens": (64, 512, 50265, 50264),
     },
-    tags=["DataDependentShape", "AdvancedIndexing", "InPlace", "BuiltInDataStructure", "Random"],
+    tags="DataDependentShape AdvancedIndexing InPlace BuiltInDataStructure Random",
     project="Transformers",
     url="https://arxiv.org/abs/1810.04805",
     random=True,

@@ -1,12 +1,7 @@
-"""A loss that spreads tokens over experts."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -21,31 +16,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Switch-Base with 8 experts, encoder, training, 4 sequences of 512 tokens": {
-            "layers": 6,
-            "batch": 4,
-            "length": 512,
-            "experts": 8,
-            "top_k": 1,
-        },
-        "Mixtral 8x7B, training, 1024 tokens": {"layers": 32, "batch": 1, "length": 1024, "experts": 8, "top_k": 2},
-        "Mixtral 8x7B, fine-tuning, 4 padded sequences of 512 tokens": {
-            "layers": 32,
-            "batch": 4,
-            "length": 512,
-            "experts": 8,
-            "top_k": 2,
-            "padded": True,
-        },
+        "Switch-Base with 8 experts, encoder, training, 4 sequences of 512 tokens": (6, 4, 512, 8, 1),
+        "Mixtral 8x7B, training, 1024 tokens": (32, 1, 1024, 8, 2),
+        "Mixtral 8x7B, fine-tuning, 4 padded sequences of 512 tokens": (32, 4, 512, 8, 2, True),
     },
-    tags=[
-        "IfElseBranch",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "Reduce",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="IfElseBranch DataDependentShape AdvancedIndexing Reduce ViewAttribute BuiltInDataStructure",
     project="Transformers",
     url="https://arxiv.org/abs/2101.03961",
 )
@@ -60,10 +35,7 @@ def moe_load_balancing_loss(
     top_k : experts of a token
     attention_mask : (B, L), not zero where there is a token; None where none is padding
 
-    Returns
-    -------
-    () float, `top_k` where tokens are spread evenly
-
+    Returns () float, `top_k` where tokens are spread evenly
     Source: Fedus et al. 2021 (Switch Transformers), equations 4 to 6; over all layers at once as in Transformers.
     """
     chances = torch.cat(gate_logits).softmax(dim=1)

@@ -1,13 +1,8 @@
-"""A layer of experts, of which each token is sent to a few."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,31 +19,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "Mixtral 8x7B at a 64th of its widths, training, 128 tokens": {
-            "tokens": 128,
-            "width": 64,
-            "hidden": 224,
-            "experts": 8,
-            "training": True,
-        },
-        "Granite 3.0 1B-A400M, prompt of 32 tokens": {
-            "tokens": 32,
-            "width": 1024,
-            "hidden": 512,
-            "experts": 32,
-            "top_k": 8,
-        },
+        "Mixtral 8x7B at a 64th of its widths, training, 128 tokens": (128, 64, 224, 8, 2, True),
+        "Granite 3.0 1B-A400M, prompt of 32 tokens": (32, 1024, 512, 32, 8),
     },
-    tags=[
-        "ForLoop",
-        "InputAware",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "InPlace",
-        "Reduce",
-        "Broadcast",
-        "ViewAttribute",
-    ],
+    tags="ForLoop InputAware DataDependentShape AdvancedIndexing InPlace Reduce Broadcast ViewAttribute",
     project="Transformers",
     url="https://arxiv.org/abs/2401.04088",
 )
@@ -63,10 +37,7 @@ def moe_routing(hidden_states: Tensor, router: Tensor, gate_up: Tensor, down: Te
     down : (E, W, H) float, weights back to the tokens' width
     top_k : experts of a token
 
-    Returns
-    -------
-    (T, W) float
-
+    Returns (T, W) float
     Source: Jiang et al. 2024 (Mixtral of experts), section 2.1; a loop over experts as in Mixtral of Transformers.
     """
     chances = functional.linear(hidden_states, router).softmax(dim=1, dtype=torch.float32)

@@ -1,13 +1,8 @@
-"""A ban on repeating runs of tokens."""
-
-from __future__ import annotations
-
 from collections import defaultdict
 
 from torch import Tensor, inf
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int) -> tuple[Tensor, Tensor, int]:
@@ -21,20 +16,10 @@ def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int)
 @sample(
     inputs,
     {
-        "BART-large CNN/DailyMail, summary of an article, 4 beams, no trigram twice": {
-            "rows": 4,
-            "length": 60,
-            "vocabulary": 50264,
-            "ngram_size": 3,
-        },
-        "BART-large CNN/DailyMail, summaries of 8 articles, 4 beams, no trigram twice": {
-            "rows": 32,
-            "length": 140,
-            "vocabulary": 50264,
-            "ngram_size": 3,
-        },
+        "BART-large CNN/DailyMail, summary of an article, 4 beams, no trigram twice": (4, 60, 50264, 3),
+        "BART-large CNN/DailyMail, summaries of 8 articles, 4 beams, no trigram twice": (32, 140, 50264, 3),
     },
-    tags=["ForLoop", "IfElseBranch", "InputAware", "AdvancedIndexing", "InPlace", "ViewAttribute"],
+    tags="ForLoop IfElseBranch InputAware AdvancedIndexing InPlace ViewAttribute",
     project="Transformers",
     url="https://arxiv.org/abs/1705.04304",
 )
@@ -47,10 +32,7 @@ def no_repeat_ngram(input_ids: Tensor, scores: Tensor, ngram_size: int) -> Tenso
     scores : (B, V) float, logits of the next token
     ngram_size : tokens of a run
 
-    Returns
-    -------
-    (B, V) float, minus infinity for tokens that are banned
-
+    Returns (B, V) float, minus infinity for tokens that are banned
     Source: Paulus et al. 2018 (deep reinforced model for summarization), section 2.5; as in Transformers before 5.
     """
     allowed_scores = scores.clone()

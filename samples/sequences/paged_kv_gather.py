@@ -1,13 +1,8 @@
-"""Keys and values out of the pages that they are kept in."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -24,19 +19,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Llama 3 8B, 4 sequences of up to 128 tokens": {"sequences": 4, "longest": 128, "heads": 8, "width": 128},
-        "Llama 3 8B, 8 sequences of up to 512 tokens": {"sequences": 8, "longest": 512, "heads": 8, "width": 128},
-        "OPT-13B, 4 sequences of up to 200 tokens": {"sequences": 4, "longest": 200, "heads": 40, "width": 128},
+        "Llama 3 8B, 4 sequences of up to 128 tokens": (4, 128, 8, 128),
+        "Llama 3 8B, 8 sequences of up to 512 tokens": (8, 512, 8, 128),
+        "OPT-13B, 4 sequences of up to 200 tokens": (4, 200, 40, 128),
     },
-    tags=[
-        "ForLoop",
-        "InputAware",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "Reduce",
-        "ViewAttribute",
-        "BuiltInDataStructure",
-    ],
+    tags="ForLoop InputAware DataDependentShape AdvancedIndexing Reduce ViewAttribute BuiltInDataStructure",
     project="vLLM",
     url="https://arxiv.org/abs/2309.06180",
 )

@@ -1,14 +1,9 @@
-"""Distances of tokens in few buckets."""
-
-from __future__ import annotations
-
 from math import log
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -22,11 +17,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "T5-small, decoder, behind 511 tokens": {"queries": 1, "keys": 512, "bidirectional": False},
-        "T5-small, encoder, 512 tokens": {"queries": 512, "keys": 512, "bidirectional": True},
-        "T5-small, decoder, training, 512 tokens": {"queries": 512, "keys": 512, "bidirectional": False},
+        "T5-small, decoder, behind 511 tokens": (1, 512, False),
+        "T5-small, encoder, 512 tokens": (512, 512, True),
+        "T5-small, decoder, training, 512 tokens": (512, 512, False),
     },
-    tags=["IfElseBranch"],
+    tags="IfElseBranch",
     project="Transformers",
     url="https://arxiv.org/abs/1910.10683",
 )
@@ -42,10 +37,7 @@ def relative_position_bucket(
     num_buckets : how many there are
     max_distance : from which all distances are in the last bucket
 
-    Returns
-    -------
-    (Q, S) int64
-
+    Returns (Q, S) int64
     Source: Raffel et al. 2020 (T5), section 2.1; widths as in Mesh TensorFlow and Transformers.
     """
     if bidirectional:

@@ -1,7 +1,3 @@
-"""`relative_position_bucket` in JAX."""
-
-from __future__ import annotations
-
 from math import log
 
 import jax.numpy as jnp
@@ -11,7 +7,6 @@ from jax import Array
 def relative_position_bucket(
     relative_position: Array, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
 ) -> Array:
-    """As the torch one beside it."""
     if bidirectional:
         num_buckets //= 2
         first = (relative_position > 0) * num_buckets

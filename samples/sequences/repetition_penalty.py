@@ -1,12 +1,7 @@
-"""Less chance for tokens that were there before."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float) -> tuple[Tensor, Tensor, float]:
@@ -18,15 +13,10 @@ def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float)
 @sample(
     inputs,
     {
-        "CTRL, generation behind 256 tokens": {"batch": 1, "length": 256, "vocabulary": 246534, "penalty": 1.2},
-        "Llama 2 7B, generation behind 1024 tokens, batch of 16": {
-            "batch": 16,
-            "length": 1024,
-            "vocabulary": 32000,
-            "penalty": 1.1,
-        },
+        "CTRL, generation behind 256 tokens": (1, 256, 246534, 1.2),
+        "Llama 2 7B, generation behind 1024 tokens, batch of 16": (16, 1024, 32000, 1.1),
     },
-    tags=["AdvancedIndexing"],
+    tags="AdvancedIndexing",
     project="Transformers",
     url="https://arxiv.org/abs/1909.05858",
 )
@@ -39,10 +29,7 @@ def repetition_penalty(input_ids: Tensor, scores: Tensor, penalty: float) -> Ten
     scores : (B, V) float, logits of the next token
     penalty : by which positive scores are divided and negative ones multiplied
 
-    Returns
-    -------
-    (B, V) float
-
+    Returns (B, V) float
     Source: Keskar et al. 2019 (CTRL), section 4.1; negative scores as in Transformers.
     """
     token_scores = scores.gather(1, input_ids)

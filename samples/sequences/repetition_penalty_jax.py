@@ -1,13 +1,8 @@
-"""`repetition_penalty` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def repetition_penalty(input_ids: Array, scores: Array, penalty: float) -> Array:
-    """As the torch one beside it."""
     token_scores = jnp.take_along_axis(scores, input_ids, axis=1)
     token_scores = jnp.where(token_scores < 0, token_scores * penalty, token_scores / penalty)
     return scores.at[jnp.arange(len(scores))[:, None], input_ids].set(token_scores)

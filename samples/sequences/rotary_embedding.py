@@ -1,12 +1,7 @@
-"""Rotation of queries and keys by their positions."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -25,25 +20,11 @@ def inputs(
 @sample(
     inputs,
     {
-        "Llama 2 7B, generation behind 512 tokens, batch of 8": {
-            "batch": 8,
-            "heads": 32,
-            "key_heads": 32,
-            "width": 128,
-            "length": 1,
-            "past": 512,
-        },
-        "Llama 2 7B, training, 512 tokens": {"batch": 1, "heads": 32, "key_heads": 32, "width": 128, "length": 512},
-        "Llama 3 8B, training, 1024 tokens": {
-            "batch": 1,
-            "heads": 32,
-            "key_heads": 8,
-            "width": 128,
-            "length": 1024,
-            "base": 500000.0,
-        },
+        "Llama 2 7B, generation behind 512 tokens, batch of 8": (8, 32, 32, 128, 1, 512),
+        "Llama 2 7B, training, 512 tokens": (1, 32, 32, 128, 512),
+        "Llama 3 8B, training, 1024 tokens": (1, 32, 8, 128, 1024, 0, 500000.0),
     },
-    tags=["Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    tags="Broadcast ViewAttribute BuiltInDataStructure",
     project="Transformers",
     url="https://arxiv.org/abs/2104.09864",
 )
@@ -59,10 +40,7 @@ def rotary_embedding(
     cos, sin : (B, L, D) float, of position times frequency, the second half of D as the first
     unsqueeze_dim : where `query` and `key` have their heads, 2 for (B, L, H, D)
 
-    Returns
-    -------
-    query, key : of the same shapes
-
+    Returns query, key : of the same shapes
     Source: Su et al. 2021 (RoFormer), section 3.4.2; halves in place of pairs as in Llama of Transformers.
     """
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)

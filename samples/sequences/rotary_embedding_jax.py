@@ -1,13 +1,8 @@
-"""`rotary_embedding` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def rotary_embedding(query: Array, key: Array, cos: Array, sin: Array, unsqueeze_dim: int = 1) -> tuple[Array, Array]:
-    """As the torch one beside it."""
     cos, sin = jnp.expand_dims(cos, unsqueeze_dim), jnp.expand_dims(sin, unsqueeze_dim)
     return _turn(query, cos, sin), _turn(key, cos, sin)
 

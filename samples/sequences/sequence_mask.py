@@ -1,12 +1,7 @@
-"""Which places of a padded batch are filled."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, sequences: int, longest: int, max_len: int | None = None) -> tuple[Tensor, int | None]:
@@ -17,10 +12,10 @@ def inputs(draw: Draw, sequences: int, longest: int, max_len: int | None = None)
 @sample(
     inputs,
     {
-        "OpenNMT Transformer, training, 64 sentences": {"sequences": 64, "longest": 100},
-        "OpenNMT Transformer, training, 4096 tokens, length given": {"sequences": 160, "longest": 50, "max_len": 50},
+        "OpenNMT Transformer, training, 64 sentences": (64, 100),
+        "OpenNMT Transformer, training, 4096 tokens, length given": (160, 50, 50),
     },
-    tags=["IfElseBranch", "InputAware", "DataDependentShape", "Reduce", "Broadcast", "ViewAttribute"],
+    tags="IfElseBranch InputAware DataDependentShape Reduce Broadcast ViewAttribute",
     project="OpenNMT",
     url="https://github.com/OpenNMT/OpenNMT-py/blob/c8081afa3fab4e169c34a84f9304cf37184f97d7/onmt/utils/misc.py#L56",
 )
@@ -32,10 +27,7 @@ def sequence_mask(lengths: Tensor, max_len: int | None = None) -> Tensor:
     lengths : (N,) int
     max_len : columns; None for the greatest length
 
-    Returns
-    -------
-    (N, max_len) bool
-
+    Returns (N, max_len) bool
     Source: OpenNMT-py, `misc.sequence_mask`.
     """
     if max_len is None:

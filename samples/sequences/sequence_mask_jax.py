@@ -1,13 +1,8 @@
-"""`sequence_mask` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def sequence_mask(lengths: Array, max_len: int | None = None) -> Array:
-    """As the torch one beside it."""
     if max_len is None:
         max_len = int(lengths.max())
     return jnp.arange(max_len, dtype=lengths.dtype) < lengths[:, None]

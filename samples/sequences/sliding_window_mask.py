@@ -1,12 +1,7 @@
-"""What each token may attend to within a window."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None = None) -> tuple[Tensor, int, int]:
@@ -18,16 +13,11 @@ def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None =
 @sample(
     inputs,
     {
-        "Mistral 7B, generation behind 8191 tokens, batch of 8": {
-            "batch": 8,
-            "keys": 8192,
-            "window": 4096,
-            "queries": 1,
-        },
-        "Gemma 3 1B, prompt of 1024 tokens": {"batch": 1, "keys": 1024, "window": 512},
-        "Gemma 3 1B, prompts of up to 1024 tokens, batch of 8": {"batch": 8, "keys": 1024, "window": 512},
+        "Mistral 7B, generation behind 8191 tokens, batch of 8": (8, 8192, 4096, 1),
+        "Gemma 3 1B, prompt of 1024 tokens": (1, 1024, 512),
+        "Gemma 3 1B, prompts of up to 1024 tokens, batch of 8": (8, 1024, 512),
     },
-    tags=["Broadcast", "ViewAttribute"],
+    tags="Broadcast ViewAttribute",
     project="Transformers",
     url="https://arxiv.org/abs/2310.06825",
 )
@@ -40,10 +30,7 @@ def sliding_window_mask(attention_mask: Tensor, query_length: int, window: int) 
     query_length : Q, tokens that ask; they are the last of the S
     window : keys that a token sees
 
-    Returns
-    -------
-    (B, 1, Q, S) float32, zero or the lowest number
-
+    Returns (B, 1, Q, S) float32, zero or the lowest number
     Source: Jiang et al. 2023 (Mistral 7B), section 2; values as eager attention of Transformers takes them.
     """
     keys = torch.arange(attention_mask.shape[1], device=attention_mask.device)

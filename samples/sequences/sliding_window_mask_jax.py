@@ -1,13 +1,8 @@
-"""`sliding_window_mask` in JAX."""
-
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 
 
 def sliding_window_mask(attention_mask: Array, query_length: int, window: int) -> Array:
-    """As the torch one beside it."""
     keys = jnp.arange(attention_mask.shape[1])
     queries = keys[len(keys) - query_length :, None]
     is_visible = (keys <= queries) & (keys > queries - window)

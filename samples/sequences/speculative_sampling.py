@@ -1,12 +1,7 @@
-"""Which of a small model's tokens a large model takes over."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,22 +16,10 @@ def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> tu
 @sample(
     inputs,
     {
-        "T5-XXL with drafts of T5-small, 7 tokens, as in the paper": {
-            "drafted": 7,
-            "vocabulary": 32128,
-            "disagreement": 0.5,
-        },
-        "Llama 3 70B with drafts of Llama 3 8B, 5 tokens": {"drafted": 5, "vocabulary": 128256, "disagreement": 0.2},
+        "T5-XXL with drafts of T5-small, 7 tokens, as in the paper": (7, 32128, 0.5),
+        "Llama 3 70B with drafts of Llama 3 8B, 5 tokens": (5, 128256, 0.2),
     },
-    tags=[
-        "IfElseBranch",
-        "InputAware",
-        "DataDependentShape",
-        "AdvancedIndexing",
-        "Reduce",
-        "ViewAttribute",
-        "Random",
-    ],
+    tags="IfElseBranch InputAware DataDependentShape AdvancedIndexing Reduce ViewAttribute Random",
     project="Transformers",
     url="https://arxiv.org/abs/2211.17192",
     random=True,
@@ -50,10 +33,8 @@ def speculative_sampling(drafted: Tensor, draft_logits: Tensor, logits: Tensor) 
     draft_logits : (G, V) float, what it drew them from
     logits : (G + 1, V) float, of the large model at the same places and the one after
 
-    Returns
-    -------
-    (N + 1,) int64, the N accepted tokens and the one drawn; all distributed as if the large model had drawn them
-
+    Returns (N + 1,) int64, the N accepted tokens and the one drawn; all distributed as if the large model had drawn
+    them
     Source: Leviathan et al. 2023 (speculative decoding), algorithm 1.
     """
     draft, target = draft_logits.softmax(dim=1), logits.softmax(dim=1)

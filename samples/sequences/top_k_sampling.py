@@ -1,12 +1,7 @@
-"""Tokens drawn from the most probable ones."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, vocabulary: int, top_k: int, temperature: float = 1.0) -> tuple[Tensor, int, float]:
@@ -17,15 +12,10 @@ def inputs(draw: Draw, batch: int, vocabulary: int, top_k: int, temperature: flo
 @sample(
     inputs,
     {
-        "GPT-2, generation from the 40 best": {"batch": 1, "vocabulary": 50257, "top_k": 40},
-        "Llama 3 8B, generation from the 50 best at 0.7, batch of 8": {
-            "batch": 8,
-            "vocabulary": 128256,
-            "top_k": 50,
-            "temperature": 0.7,
-        },
+        "GPT-2, generation from the 40 best": (1, 50257, 40),
+        "Llama 3 8B, generation from the 50 best at 0.7, batch of 8": (8, 128256, 50, 0.7),
     },
-    tags=["ViewAttribute", "Broadcast", "Random"],
+    tags="ViewAttribute Broadcast Random",
     project="Transformers",
     url="https://arxiv.org/abs/1805.04833",
     random=True,
@@ -39,10 +29,7 @@ def top_k_sampling(logits: Tensor, top_k: int = 50, temperature: float = 1.0) ->
     top_k : tokens that are kept, and those that tie with the last of them
     temperature : below one makes probable tokens more probable
 
-    Returns
-    -------
-    (B,) int64
-
+    Returns (B,) int64
     Source: Fan et al. 2018 (hierarchical neural story generation); ties as in Transformers.
     """
     logits = logits / temperature

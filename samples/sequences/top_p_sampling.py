@@ -1,12 +1,7 @@
-"""Tokens drawn from the fewest that have most of the probability."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(
@@ -19,15 +14,10 @@ def inputs(
 @sample(
     inputs,
     {
-        "GPT-2 large, generation at 0.95": {"batch": 1, "vocabulary": 50257, "top_p": 0.95},
-        "Llama 3 8B, generation at 0.9 and temperature 0.6, batch of 4": {
-            "batch": 4,
-            "vocabulary": 128256,
-            "top_p": 0.9,
-            "temperature": 0.6,
-        },
+        "GPT-2 large, generation at 0.95": (1, 50257, 0.95),
+        "Llama 3 8B, generation at 0.9 and temperature 0.6, batch of 4": (4, 128256, 0.9, 0.6),
     },
-    tags=["AdvancedIndexing", "InPlace", "Reduce", "ViewAttribute", "Random"],
+    tags="AdvancedIndexing InPlace Reduce ViewAttribute Random",
     project="Transformers",
     url="https://arxiv.org/abs/1904.09751",
     random=True,
@@ -41,10 +31,7 @@ def top_p_sampling(logits: Tensor, top_p: float = 0.9, temperature: float = 1.0)
     top_p : probability that the nucleus reaches, 0 to 1
     temperature : below one makes probable tokens more probable
 
-    Returns
-    -------
-    (B,) int64
-
+    Returns (B,) int64
     Source: Holtzman et al. 2020 (neural text degeneration), section 3.1.
     """
     logits = logits / temperature

@@ -1,13 +1,8 @@
-"""Sequences without their padding, one behind the other."""
-
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.draw import Draw
-from opgrip.samples.sample import sample
+from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
@@ -19,10 +14,10 @@ def inputs(draw: Draw, batch: int, length: int, width: int) -> tuple[Tensor, Ten
 @sample(
     inputs,
     {
-        "BERT base, training, 8 sequences of up to 128 tokens": {"batch": 8, "length": 128, "width": 768},
-        "BERT large, training, 16 sequences of up to 512 tokens": {"batch": 16, "length": 512, "width": 1024},
+        "BERT base, training, 8 sequences of up to 128 tokens": (8, 128, 768),
+        "BERT large, training, 16 sequences of up to 512 tokens": (16, 512, 1024),
     },
-    tags=["InputAware", "DataDependentShape", "AdvancedIndexing", "Reduce", "ViewAttribute", "BuiltInDataStructure"],
+    tags="InputAware DataDependentShape AdvancedIndexing Reduce ViewAttribute BuiltInDataStructure",
     project="FlashAttention",
     url="https://arxiv.org/abs/2205.14135",
 )
