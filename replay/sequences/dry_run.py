@@ -1,4 +1,16 @@
-"""Finds out which calls of a trace can run on what the calls before them made, by running them all."""
+"""Dry run of step replay: find out how each call of a trace can run on what the calls before it made.
+
+`DryRun.settle` runs all calls in their order, without timing them, and repeats that until no call changes how it runs
+from one pass to the next (at most `MOST_PASSES` passes). A call is
+
+- `replayed` if it runs on the memory that earlier calls hand on, and its results have the recorded shapes. Values that
+  cannot be taken as they come, such as indices outside the recorded range, are drawn again before each run;
+- `substituted` if that fails: it runs on drawn arguments of its own, and later calls get drawn values as its results;
+- `unsupported` if that fails too: it does not run, and later calls get drawn values as its results.
+
+After `settle`, timed passes run exactly what `plans` says. Only a lost device raises; any other error of a call costs
+that call.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +47,22 @@ REPLAYED, SUBSTITUTED, UNSUPPORTED = "replayed", "substituted", "unsupported"
 OTHER_SHAPES = "its results have other shapes than the recorded ones"
 MOST_PASSES = 10
 Excluded: TypeAlias = Mapping[int, tuple[str, str]]
-"""Calls that are not run, by the numbers of their signatures: the status of their rows, and why."""
+"""By signature number, the row status and reason of calls that are not run."""
 NOTHING_EXCLUDED: Excluded = MappingProxyType({})
-NOTHING = Interface((), ())
+NO_TENSORS = Interface((), ())
 
 
 @dataclass(slots=True)
 class CallPlan:
-    """How one call is run.
+    """How one call runs.
 
     Attributes
     ----------
-    status : `replayed` on memory that flows; `substituted` on drawn arguments, with other results in the place of its
-        own; `unsupported` not at all, with results in that place
-    redrawn : which of its tensors get drawn values before it runs
+    status : `replayed`, `substituted` or `unsupported`, as in the module's description
+    prepared : the operator with its arguments; None if the call does not run
+    redrawn : indices of the tensors that get drawn values before each run
     reason : of a status other than `replayed`
-    row_status : of the row of such calls, where they do not run at all
+    row_status : status of the result row of such calls if none of them runs
     """
 
     status: str = REPLAYED
@@ -61,17 +73,17 @@ class CallPlan:
 
 
 class DryRun:
-    """The calls of a trace, each with the way in which it can run.
+    """The calls of a trace with the plan of each.
 
     Parameters
     ----------
-    excluded : by the numbers of signatures, the status of their rows, and why their calls are not run
-    announce : is told the signature of each call before it runs
+    excluded : by signature number, status and reason of calls that must not run
+    announce : called with the signature number before each call
 
     Attributes
     ----------
-    parts : of each call
-    programs : what calls run as under another mode than eager, by the numbers of their signatures
+    plans : one for each call
+    programs : by signature number, what calls run as under another mode than eager
     """
 
     def __init__(
@@ -89,9 +101,9 @@ class DryRun:
         self.flow = flow
         self.memory = memory
         self.announce = announce
+        self.plans = [CallPlan() for _ in flow.calls]
         self.programs: dict[int, CallProgram] = {}
         self._excluded = excluded
-        self.parts = [CallPlan() for _ in flow.calls]
         self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
         self._device = device
         self._synchronize = synchronizer(device)
@@ -100,31 +112,31 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
-        """Run all calls until each runs as it did the time before.
+        """Run all calls until each runs as it did in the pass before.
 
         Parameters
         ----------
-        begin : puts everything back to how it is before the first call
-        tell : is told how far it is
+        begin : restores the state before the first call
+        tell : called with the progress
         """
-        count, told = len(self.parts), monotonic()
+        count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
             begin()
             with switching() as use:
                 changed = False
-                for place, (call, part) in enumerate(zip(self.flow.calls, self.parts, strict=True)):
-                    if monotonic() - told > REDRAW_S:
+                for place, (call, plan) in enumerate(zip(self.flow.calls, self.plans, strict=True)):
+                    if monotonic() - reported > REDRAW_S:
                         tell(f"dry run {number}", place, count)
-                        told = monotonic()
+                        reported = monotonic()
                     use(call.settings)
-                    changed |= self._try(call, part)
+                    changed |= self._try(call, plan)
             if not self._is_unsettled(changed):
                 break
         self.memory.forget_constants()
 
     def make_programs(self, settings: ModeSettings, tell: Tell = tell_nobody) -> None:
-        """Make what calls run as under a mode."""
-        first = {call.signature: call for call, part in zip(self.flow.calls, self.parts, strict=True) if part.prepared}
+        """Make the programs that calls run as under a mode."""
+        first = {call.signature: call for call, plan in zip(self.flow.calls, self.plans, strict=True) if plan.prepared}
         remaining = [call for number, call in first.items() if number not in self.programs]
         for number, call in enumerate(remaining):
             tell("compiling", number, len(remaining))
@@ -134,24 +146,24 @@ class DryRun:
             self.programs[call.signature] = make_call_program(call, self._operator(call.signature), inputs, settings)
 
     def begin(self) -> None:
-        """Put all memory back to how it was before the first call."""
+        """Restore all memory to its state before the first call."""
         self.memory.begin()
         for prepared in self._prepared.values():
             prepared.begin()
 
-    def redraw(self, call: FlowingCall, part: CallPlan) -> None:
-        """Draw the values anew that a call cannot take as they come."""
+    def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
+        """Draw again the values that a call cannot take as they come."""
         specs = self._interface(call).takes
-        for index in part.redrawn:
+        for index in plan.redrawn:
             self._drawn.write(call.takes[index], specs[index])
 
-    def hand_on(self, call: FlowingCall, part: CallPlan, result: Any) -> None:
-        """Let the results of a call be what later calls take.
+    def hand_on(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
+        """Hand the results of a call on to later calls; drawn values if the call is not `replayed`.
 
-        Never raises for a call that is not `replayed`: what there is no memory for is `unmade`.
+        Never raises for the latter: results without memory become `unmade`.
         """
         live = self.memory.live
-        if part.status == REPLAYED:
+        if plan.status == REPLAYED:
             for number, tensor in zip(call.gives, tensors_of(result), strict=False):
                 if number not in live and number != NO_STORAGE:
                     self.memory.give(number, tensor.untyped_storage())
@@ -163,108 +175,109 @@ class DryRun:
                     self.memory.renew(number)
                 except Exception as error:
                     check_use(self._device, error)
-                    # the reason of those that take it; this call ran as well as it could
+                    # the reason of the calls that take it
                     self.memory.unmade[number] = reason_of(error)
 
-    def give_up(self, call: FlowingCall, part: CallPlan, reason: str) -> None:
-        """Run a call from now on with arguments of its own, or not at all where it cannot run with those either."""
-        part.redrawn = set()
+    def give_up(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
+        """Make a call `substituted` if its operator runs on drawn arguments, else `unsupported`."""
+        plan.redrawn = set()
         try:
-            if part.status != REPLAYED:
+            if plan.status != REPLAYED:
                 raise Unsupported(reason)
-            # what it had drawn is of use to no other way to run
-            part.status, part.prepared, part.reason = SUBSTITUTED, None, reason
-            everything = frozenset(range(len(self._interface(call).takes)))
-            part.prepared = self._prepare(call.signature, everything)
-            self._run(call, part.prepared)
+            # release the arguments of the plan that failed before preparing others
+            plan.status, plan.prepared, plan.reason = SUBSTITUTED, None, reason
+            plan.prepared = self._prepare(call.signature, frozenset(range(len(self._interface(call).takes))))
+            self._run(call, plan.prepared)
         except Exception as error:
             check_use(self._device, error)
-            part.status, part.prepared, part.reason = UNSUPPORTED, None, reason_of(error)
-            part.row_status = self._row_status(call.signature, error)
+            plan.status, plan.prepared, plan.reason = UNSUPPORTED, None, reason_of(error)
+            plan.row_status = self._row_status(call.signature, error)
 
     def _is_unsettled(self, changed: bool) -> bool:
-        """Whether another pass is due after one in which some call came to run otherwise, or none did."""
+        """Return True if another pass is due."""
         return changed
 
-    def _try(self, call: FlowingCall, part: CallPlan) -> bool:
-        """Run a call; whether it will run otherwise from now on."""
-        before = part.status, len(part.redrawn)
+    def _try(self, call: FlowingCall, plan: CallPlan) -> bool:
+        """Run a call, and return True if its plan changed."""
+        before = plan.status, len(plan.redrawn)
         result = None
         try:
-            if part.status == REPLAYED:
-                part.prepared = self._arrange(call, part)
+            if plan.status == REPLAYED:
+                plan.prepared = self._arrange(call, plan)
                 self.memory.check_room(sum(spec.extent for spec in self._interface(call).gives))
-                result = self._fitting(call, part, part.prepared)
-            elif part.prepared is not None:
-                self._run(call, part.prepared)
+                result = self._run_with_recorded_shapes(call, plan, plan.prepared)
+            elif plan.prepared is not None:
+                self._run(call, plan.prepared)
         except Exception as error:
             check_use(self._device, error)
-            self.give_up(call, part, reason_of(error))
+            self.give_up(call, plan, reason_of(error))
         try:
-            self.hand_on(call, part, result)
+            self.hand_on(call, plan, result)
         except Exception as error:
             check_use(self._device, error)
-            # results that live in no memory, which cannot flow
-            self.give_up(call, part, reason_of(error))
-            self.hand_on(call, part, None)
+            # results without a storage, such as sparse ones, cannot be handed on
+            self.give_up(call, plan, reason_of(error))
+            self.hand_on(call, plan, None)
         self.memory.drop(call.over)
-        return before != (part.status, len(part.redrawn))
+        return before != (plan.status, len(plan.redrawn))
 
-    def _fitting(self, call: FlowingCall, part: CallPlan, prepared: PreparedCall) -> Any:
-        """Results of the recorded form, if need be with masks drawn anew, and then indices: they decide on shapes."""
+    def _run_with_recorded_shapes(self, call: FlowingCall, plan: CallPlan, prepared: PreparedCall) -> Any:
+        """Run a call until its results have the recorded shapes, drawing masks again, then all integers.
+
+        These decide the shapes of results.
+        """
         flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
         specs = self._interface(call).takes
         masks = {index for index in flowing if specs[index].dtype is torch.bool}
-        whole = {index for index in flowing if not specs[index].dtype.is_floating_point}
-        for deciding in (masks, whole):
+        integers = {index for index in flowing if not specs[index].dtype.is_floating_point}
+        for deciding in (masks, integers, None):
             try:
-                return self._fitted(call, part, prepared)
+                self.redraw(call, plan)
+                result = self._run(call, prepared)
+                if not self._has_recorded_shapes(call, prepared, result):
+                    raise Unsupported(OTHER_SHAPES)
+                return result
             except Exception:
-                if whole <= part.redrawn:
+                if deciding is None or integers <= plan.redrawn:
                     raise
-            part.redrawn |= deciding
-        return self._fitted(call, part, prepared)
-
-    def _fitted(self, call: FlowingCall, part: CallPlan, prepared: PreparedCall) -> Any:
-        self.redraw(call, part)
-        result = self._run(call, prepared)
-        if not self._fits(call, prepared, result):
-            raise Unsupported(OTHER_SHAPES)
-        return result
+            plan.redrawn |= deciding
+        raise AssertionError("the last attempt returns or raises")
 
     def _run(self, call: FlowingCall, prepared: PreparedCall) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
         with checking_parts(prepared.function):
             result = prepared.function(*args, **kwargs)
-        # what a device says of it only now is not the next call's
+        # an error that the device reports only now must not be blamed on the next call
         self._synchronize()
         return result
 
-    def _arrange(self, call: FlowingCall, part: CallPlan) -> PreparedCall:
-        """The call with memory that flows, and in its part what has to be drawn."""
+    def _arrange(self, call: FlowingCall, plan: CallPlan) -> PreparedCall:
+        """Prepare a call on the memory that flows, and add to its plan the tensors that have to be drawn again."""
         memory, interface = self.memory, self._interface(call)
-        places = list(enumerate(zip(call.takes, interface.takes, strict=True)))
-        own = frozenset(index for index, (number, spec) in places if number == NO_STORAGE or not can_flow(spec))
+        tensors = list(enumerate(zip(call.takes, interface.takes, strict=True)))
+        own = frozenset(index for index, (number, spec) in tensors if number == NO_STORAGE or not can_flow(spec))
         prepared = self._prepare(call.signature, own)
         never = never_flowing(self.flow.signatures[call.signature], interface.takes, self._values)
-        anything = takes_any_numbers(prepared.function, self._device)
-        for index, (number, spec) in places:
-            if index in own or index in part.redrawn:
+        any_integers = takes_any_numbers(prepared.function, self._device)
+        for index, (number, spec) in tensors:
+            if index in own or index in plan.redrawn:
                 continue
             if number in memory.unmade:
                 raise Unsupported(memory.unmade[number])
             if index in never or not memory.holds(number, spec):
-                part.redrawn.add(index)
-            if index in part.redrawn or (index == 0 and overwrites(prepared.function)):
+                plan.redrawn.add(index)
+                continue
+            if index == 0 and overwrites(prepared.function):
                 continue
             tensor = memory.view(number, spec)
-            indices_allowed = anything or self._drawn.allows_indices(spec, tensor)
-            if not (indices_allowed and self._drawn.allows_floats(spec, tensor)):
-                part.redrawn.add(index)
+            integers_allowed = any_integers or self._drawn.allows_indices(spec, tensor)
+            if not (integers_allowed and self._drawn.allows_floats(spec, tensor)):
+                plan.redrawn.add(index)
         return prepared
 
     def _prepare(self, signature: int, own: frozenset[int]) -> PreparedCall:
+        """Prepare calls of a signature whose tensors with these indices are drawn and kept."""
         key = signature, own
         prepared = self._prepared.get(key)
         if prepared is not None:
@@ -279,7 +292,7 @@ class DryRun:
         except BaseException:
             self.memory.refund(size)
             raise
-        # it goes with the last part that runs so
+        # released with the last plan that holds it
         finalize(prepared, self.memory.refund, size).atexit = False
         self._prepared[key] = prepared
         return prepared
@@ -306,14 +319,14 @@ class DryRun:
         return find_operator(record, self._extensions)
 
     def _row_status(self, signature: int, error: Exception) -> str:
-        """What other replays say of a call that raised this."""
+        """Return the status that other replays give a call that raised this error."""
         if signature in self._excluded:
             return self._excluded[signature][0]
         record = self.flow.signatures.get(signature)
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
-    def _fits(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
-        """Whether results are as recorded, or as the first call that takes them does."""
+    def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
+        """Return True if results are as recorded, or as the first call that takes them needs them."""
         result_tensors = tensors_of(result)
         if not call.gives:
             return True
@@ -325,7 +338,7 @@ class DryRun:
             specs = [recorded[index]] if len(recorded) == len(result_tensors) else []
             need = self.flow.needs.get(number)
             if number not in self.memory.live and need is not None and need.views:
-                # what a signature tells of results is of its first call
+                # a signature holds the results of its first call only
                 specs = [need.views[0]] if varies else [*specs, need.views[0]]
                 if tensor.untyped_storage().nbytes() < need.views[0].extent:
                     return False
@@ -334,12 +347,12 @@ class DryRun:
         return True
 
     def _interface(self, call: FlowingCall) -> Interface:
-        return self.flow.interfaces.get(call.signature, NOTHING)
+        return self.flow.interfaces.get(call.signature, NO_TENSORS)
 
 
 @contextmanager
 def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Gives what goes over to a call's settings, where they are others than those of the call before."""
+    """Yield a function that applies a call's settings if they differ from those of the call before."""
     current: Mapping[str, Any] | None = None
     with torch.no_grad(), ExitStack() as stack:
 
@@ -355,7 +368,7 @@ def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
-    """The tensors among a call's results, in their order."""
+    """Return the tensors among a call's results, in order."""
     if isinstance(result, torch.Tensor):
         return [result]
     return [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -1,4 +1,9 @@
-"""A signature's operator with arguments in memory that other calls made, and values that can stand in for theirs."""
+"""Prepared calls of step replay: an operator whose arguments lie partly in memory that earlier calls made.
+
+`PreparedCall` fills in, at each call, views of the memory that flows; all other arguments are made once and, if the
+operator changes them, restored before each pass. `DrawnValues` decides whether the values that flow can be taken as they
+are, and draws others if not.
+"""
 
 from __future__ import annotations
 
@@ -30,36 +35,32 @@ from opgrip.traces.values.probabilities import Probabilities
 from opgrip.traces.values.progression import Progression
 
 FAR = 1e3
-"""How many times larger than recorded floats may become, where they are not small."""
+"""Factor by which floats above 1 may exceed the recorded ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flowing:
-    """Stands in a tree of arguments for a tensor in memory that calls hand on."""
+    """Placeholder in a tree of arguments for a tensor in memory that flows."""
 
     index: int
     spec: TensorSpec
 
 
 Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
-"""Makes a part of a call's arguments, by the memory of its tensors."""
+"""Makes a part of a call's arguments from the memory of its tensors."""
 
 
 class PreparedCall:
-    """An operator that can be called with memory.
+    """An operator that can be called on memory that flows.
 
     Parameters
     ----------
-    drawn : which of the arguments' tensors have memory of their own, and drawn values
+    drawn : indices of the tensors that have their own memory and drawn values
     values, place, seed : as for `Inputs`
-
-    Attributes
-    ----------
-    function : the operator
 
     Raises
     ------
-    Unsupported : for arguments that cannot be made
+    Unsupported : if arguments cannot be made
     """
 
     def __init__(
@@ -89,26 +90,26 @@ class PreparedCall:
             self._inputs.keep()
         generators = any(isinstance(leaf, GeneratorSpec) for leaf in leaves([args, kwargs]))
         same = None if generators or self._changes else self._inputs.make()
-        # a function in Python could change a list that it is given
+        # a Python function could change a list argument
         kept = signature.kind == OPERATOR
         self._positional = None if same is None else [_filling(value, kept) for value in same[0]]
         self._named = {} if same is None else {name: _filling(value, kept) for name, value in same[1].items()}
 
     def begin(self) -> None:
-        """Put drawn values back to how they were before the first call."""
+        """Restore drawn values to their state before the first call."""
         if self._changes:
             self._inputs.restore()
 
     def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
-        """Positional and named arguments; indices that the operator does not check are brought into bounds.
+        """Return positional and named arguments, with indices that the operator does not check brought into bounds.
 
         Parameters
         ----------
-        takes : the memory of each tensor
+        takes : number of the memory of each tensor
 
         Raises
         ------
-        Unsupported : where indices cannot be brought into bounds
+        Unsupported : if indices cannot be brought into bounds
         """
         if self._positional is None:
             made = self._inputs.make()
@@ -120,7 +121,7 @@ class PreparedCall:
 
 
 def _filling(value: Any, kept: bool) -> Filling:
-    """How a part of a call's arguments is made; one in which nothing flows is the same at each call, where `kept`."""
+    """Return a function that makes a part of the arguments; if `kept`, a part in which nothing flows is made once."""
     if type(value) is _Flowing:
         return lambda memory, takes: memory.view(takes[value.index], value.spec)
     if children(value) is None or (kept and not any(type(leaf) is _Flowing for leaf in leaves(value))):
@@ -136,12 +137,7 @@ def _filled(tree: Any, memory: StepMemory, takes: tuple[int, ...]) -> Any:
 
 
 class DrawnValues:
-    """Tensors that the value models draw, for those that a call cannot take as they flow.
-
-    Parameters
-    ----------
-    values, place, seed : as for `Inputs`
-    """
+    """Tensors drawn by value models in place of values that a call cannot take as they flow."""
 
     def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: StepMemory) -> None:
         self._values, self._place, self._seed, self._memory = values, place, seed, memory
@@ -149,36 +145,33 @@ class DrawnValues:
         self._ranges: dict[TensorSpec, tuple[int, int]] = {}
 
     def write(self, number: int, spec: TensorSpec) -> None:
-        """Write drawn values to where a tensor lies, with new memory where the old is too small for it."""
+        """Write drawn values into a tensor's memory; renew the memory if it is too small."""
         if not self._memory.holds(number, spec):
             self._memory.renew(number)
         target, drawn = self._memory.view(number, spec), self._tensor(spec)
         try:
             target.copy_(drawn)
         except RuntimeError:
-            # elements that share memory: all of it is copied, which the drawn tensor has alike
+            # elements share memory: copy all of it, which the drawn tensor lays out alike
             first, size = spec.offset * spec.dtype.itemsize, spec.extent
             to, since = memory_of(target.untyped_storage()), memory_of(drawn.untyped_storage())
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Whether floats are finite and not far larger than recorded, where those were finite.
+        """Return True if floats are finite and not far larger than the recorded ones, if those were finite.
 
-        Not all that a program writes is seen, and what has gone astray once makes all that follows nan.
+        A trace misses some writes of the program, and one wrong value would turn everything that follows into nan.
         """
         model = None if spec.values is None else self._values.get(spec.values)
         bound = None if model is None else _largest(model)
         if not spec.dtype.is_floating_point or 0 in spec.shape or bound is None:
             return True
-        # half and 8-bit floats lack some operations
+        # half and 8-bit floats do not support all of these operations
         largest = float((tensor if tensor.itemsize > 3 else tensor.float()).abs().amax())
         return math.isfinite(largest) and largest <= FAR * max(bound, 1.0)
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Whether whole numbers are in the range that they were recorded in.
-
-        An operator may read memory at an index that it does not check.
-        """
+        """Return True if integers are in the recorded range: an operator may not check its indices."""
         if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or 0 in spec.shape:
             return True
         if spec not in self._ranges:
@@ -200,10 +193,10 @@ class DrawnValues:
 
 
 def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
-    """Which of a signature's tensors are always drawn.
+    """Return the indices of the tensors of a signature that are always drawn.
 
-    A function of an extension reads memory at indices that it does not check, whole numbers or columns of floats, so
-    of its tensors only those flow that hold no indices for sure.
+    Functions of extensions read memory at unchecked indices, which can be integers or columns of floats. So only those
+    of their tensors flow that certainly hold no indices.
     """
     if signature.kind != EXTENSION:
         return set()
@@ -217,7 +210,7 @@ def _are_plain_floats(spec: TensorSpec, values: Mapping[int, ValueModel]) -> boo
 
 
 def _largest(model: ValueModel) -> float | None:
-    """The largest magnitude that was recorded; None where some were not finite, or that is not known."""
+    """Return the largest recorded magnitude; None if it is unknown or some values were not finite."""
     match model:
         case Floats(nan=0, inf=0, minus_inf=0) | Boxes():
             bounds = [model.low, model.high] if isinstance(model, Floats) else [*model.low, *model.high]

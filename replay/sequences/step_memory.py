@@ -1,4 +1,9 @@
-"""The memory that the calls of a trace hand on to each other, while they run again."""
+"""Memory of step replay: the storages that the calls of a trace hand on to each other, by their recorded numbers.
+
+`StepMemory` draws what is there before the first call, restores it before each pass (`begin`), takes the storages that
+calls make (`give`), frees them after their last use (`drop`), and gives calls views of them (`view`). Together with the
+arguments that are charged to it, it stays below a limit: a request beyond that raises `Unsupported`.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +23,26 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel
 
 SHARE = 0.8
-"""Of the memory that there is, what a replay may take."""
+"""Share of the available memory that a replay may take."""
 SEEDS = 1 << 62
 
 
 class StepMemory:
-    """What the numbers of a trace's memory stand for.
+    """Storages by number.
 
     Parameters
     ----------
-    needs : of each number
-    outside : the numbers that are there before the first call
+    needs : what calls need of each number
+    outside : numbers that exist before the first call
     values, place, seed : as for `Inputs`
-    limit : bytes that it may take beside what the calls make
+    limit : bytes that live storages and kept values may take together
 
     Attributes
     ----------
-    live : the memory of each number, from the call that gives it to the last that mentions it
-    live_bytes, peak_bytes : of that, without what was there before the first call; and the most of it
-    unmade : of numbers for which there is no memory, the reason
-    kept_bytes : of first values and drawn arguments, which are there beside what is live
+    live : storages, each from the call that makes it to the last one that uses it
+    live_bytes, peak_bytes : their size, without those that exist before the first call, and its maximum
+    unmade : by number, why there is no memory
+    kept_bytes : size of first values and of drawn arguments
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class StepMemory:
             self._make(number)
 
     def begin(self) -> None:
-        """Put everything back to how it was before the first call."""
+        """Restore the state before the first call."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is not None:
@@ -73,16 +78,15 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Keep no first values of what a pass over all calls has left as it was."""
+        """Release the first values of memory that a pass over all calls did not change."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
-            # of other sizes, they are not equal
             if first is not None and torch.equal(memory_of(storage), memory_of(first)):
                 del self._first[number]
                 self.kept_bytes -= first.nbytes()
 
     def give(self, number: int, storage: torch.UntypedStorage) -> None:
-        """Let a number stand for this memory."""
+        """Set the storage of a number."""
         self.live[number] = storage
         if number not in self._outside:
             size = storage.nbytes()
@@ -91,52 +95,42 @@ class StepMemory:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """Let memory be gone, except for what was there before the first call."""
+        """Free storages, except for those that exist before the first call."""
         for number in numbers:
             if number not in self._outside and self.live.pop(number, None) is not None:
                 self.live_bytes -= self._sizes.pop(number)
 
     def renew(self, number: int) -> None:
-        """Give a number memory as large as calls take it, with values that they could take.
-
-        Raises
-        ------
-        Unsupported : where there is no room for it
-        """
+        """Give a number a storage of the needed size with drawn values; raise `Unsupported` if there is no room."""
         size = self._needs[number].bytes
         first = self._first.get(number, self._stand_ins.get(number))
         self.check_room(size)
         if first is None:
             first = self._draw(number)
-            # kept for the next pass, as long as nothing else needs the room
+            # kept for the next pass as long as nothing else needs the room
             if self._has_room(2 * size):
                 self._stand_ins[number] = first
                 self.kept_bytes += size
         self.give(number, first.clone() if number in self._stand_ins or number in self._first else first)
 
     def charge(self, size: int) -> None:
-        """Take note of memory that is wanted until it is refunded.
-
-        Raises
-        ------
-        Unsupported : where there is not so much
-        """
+        """Reserve memory until it is refunded; raise `Unsupported` if there is no room."""
         self.check_room(size)
         self.kept_bytes += size
 
     def refund(self, size: int) -> None:
-        """Take note that memory which was charged is wanted no more."""
+        """Release memory that was charged."""
         self.kept_bytes -= size
 
     def check_room(self, size: int) -> None:
-        """Raise `Unsupported` where there is no room for so many bytes more."""
+        """Raise `Unsupported` if there is no room for this many more bytes."""
         if not self._has_room(size):
             self._forget_stand_ins()
             if not self._has_room(size):
                 raise Unsupported(f"it needs more memory than there is: {size} bytes")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
-        """A tensor in a number's memory; `Unsupported` where there is none."""
+        """Return a tensor in the storage of a number; raise `Unsupported` if it has none."""
         storage = self.live.get(number)
         if storage is None:
             raise Unsupported(self.unmade.get(number, "nothing gave the memory that it takes"))
@@ -145,12 +139,12 @@ class StepMemory:
         return as_recorded(empty.set_(storage, spec.offset, spec.shape, spec.stride), spec)
 
     def holds(self, number: int, spec: TensorSpec) -> bool:
-        """Whether a number's memory is large enough for a tensor."""
+        """Return True if the storage of a number is large enough for a tensor."""
         storage = self.live.get(number)
         return storage is not None and storage.nbytes() >= spec.extent
 
     def _make(self, number: int) -> None:
-        # the memory itself, and what it is restored from
+        # the storage itself, and the values to restore it from
         size = 2 * self._needs[number].bytes
         try:
             self.charge(size)
@@ -166,7 +160,7 @@ class StepMemory:
 
     def _draw(self, number: int) -> torch.UntypedStorage:
         need = self._needs[number]
-        # one memory, in which the first tensor is filled last
+        # one storage, in which the first view is filled last
         whole = TensorSpec((need.bytes,), (1,), torch.uint8, need.device, storage=0)
         views = [
             replace(view, device=need.device, storage=0, requires_grad=False, conj=False, neg=False)
@@ -185,11 +179,11 @@ class StepMemory:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a call cannot run as it should, in one line."""
+    """Return why a call cannot run as planned, in one line."""
     return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
 
 
 def room_on(device: str) -> int:
-    """Bytes that a replay may take on a device."""
+    """Return the bytes that a replay may take on a device."""
     free = free_memory(device)
     return int((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free) * SHARE)

@@ -112,7 +112,7 @@ def replay_sequence(
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
         on_host = _measure(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell)
         on_device = _measure_on_device(dry_run, settings, on_host.kept, tell)
-    result = make_result(trace, flow, dry_run.parts, on_host, on_device, settings.device)
+    result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
     return result if settings.mode == EAGER else under_mode(result, settings.mode, dry_run.programs)
 
 
@@ -207,14 +207,14 @@ def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) ->
         synchronize()
         slowdown.begin()
         start = perf_counter_ns()
-        for call, part in zip(dry_run.flow.calls, dry_run.parts, strict=True):
+        for call, plan in zip(dry_run.flow.calls, dry_run.plans, strict=True):
             use(call.settings)
             try:
-                run_call(dry_run, call, part, watch)
+                run_call(dry_run, call, plan, watch)
             except Exception as error:
                 check_use(device, error)
                 reason = reason_of(error)
-                dry_run.give_up(call, part, reason)
+                dry_run.give_up(call, plan, reason)
                 raise _PassFailedError(f"{call.op}: {reason}") from error
             dry_run.memory.drop(call.over)
             slowdown.check()
@@ -230,22 +230,22 @@ def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) ->
     )
 
 
-def run_call(dry_run: DryRun, call: FlowingCall, part: CallPlan, watch: CallTimer) -> None:
+def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
     """Run a call, where it can be, and hand on its result."""
-    if part.prepared is None:
-        dry_run.hand_on(call, part, None)
+    if plan.prepared is None:
+        dry_run.hand_on(call, plan, None)
         watch.skip()
         return
-    if part.redrawn:
-        dry_run.redraw(call, part)
+    if plan.redrawn:
+        dry_run.redraw(call, plan)
     own = dry_run.programs.get(call.signature)
-    args, kwargs = part.prepared.arguments(dry_run.memory, call.takes)
+    args, kwargs = plan.prepared.arguments(dry_run.memory, call.takes)
     dry_run.announce(call.signature, NO_ROW)
     if own is None or own.program is None:
-        result = watch.run(part.prepared.function, args, kwargs)
+        result = watch.run(plan.prepared.function, args, kwargs)
     else:
         result = own.run((args, kwargs), watch)
-    dry_run.hand_on(call, part, result)
+    dry_run.hand_on(call, plan, result)
 
 
 def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:

@@ -178,7 +178,7 @@ class Pass:
     times_ns : each call's time; `wall_ns` that of the whole
     on_device : which calls a device's clock timed, by place
     slowed : whether the processor was slowed down meanwhile
-    is_contended : whether others used the cores in a part of it that matters
+    is_contended : whether others used the cores in a plan of it that matters
     contended_calls : places of the calls during which they did
     """
 
@@ -235,9 +235,9 @@ class Passes:
 
 
 def make_result(
-    trace: Trace, flow: Flow, parts: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
+    trace: Trace, flow: Flow, plans: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
-    """The result of a sequence whose calls ran as `parts` says, in timed passes.
+    """The result of a sequence whose calls ran as `plans` says, in timed passes.
 
     Parameters
     ----------
@@ -245,24 +245,24 @@ def make_result(
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
     failure = "" if passes else f"none of {on_host.failures} passes came to its end, the last for {on_host.failure}"
-    count = Counter(part.status for part in parts)
+    count = Counter(plan.status for plan in plans)
     reasons = Counter(
-        (call.op, part.status, part.reason)
-        for call, part in zip(flow.calls, parts, strict=True)
-        if part.status != REPLAYED
+        (call.op, plan.status, plan.reason)
+        for call, plan in zip(flow.calls, plans, strict=True)
+        if plan.status != REPLAYED
     )
-    paired = list(zip(flow.calls, parts, strict=True))
+    paired = list(zip(flow.calls, plans, strict=True))
     device_ns = trace.own_calls["device_ns"]
-    unsupported = [call for call, part in paired if part.status == UNSUPPORTED]
-    critical = [place for place in flow.critical_path if parts[place].status != UNSUPPORTED]
-    typical = typical_ns([one.times_ns for one in shown.kept]) if passes else [math.nan] * len(parts)
+    unsupported = [call for call, plan in paired if plan.status == UNSUPPORTED]
+    critical = [place for place in flow.critical_path if plans[place].status != UNSUPPORTED]
+    typical = typical_ns([one.times_ns for one in shown.kept]) if passes else [math.nan] * len(plans)
     return SequenceResult(
         device=device,
         calls=len(flow.calls),
         replayed=count[REPLAYED],
         substituted=count[SUBSTITUTED],
         unsupported=count[UNSUPPORTED],
-        redrawn=sum(bool(part.redrawn) for part in parts),
+        redrawn=sum(bool(plan.redrawn) for plan in plans),
         not_replayed=tuple(NotReplayed(*key, number) for key, number in reasons.most_common()),
         captured_ms=sum(call.captured_ns for call in flow.calls) / 1e6,
         captured_host_ms=sum(call.captured_host_ns for call in flow.calls) / 1e6,
@@ -331,14 +331,14 @@ def _signatures(
         is_contended[number, [place for place in one.contended_calls if place < len(paired)]] = True
     is_slowed = np.array([one.slowed and not one.is_contended for one in passes])
     for signature, places in places_of.items():
-        parts = [paired[place][1] for place in places]
+        plans = [paired[place][1] for place in places]
         ran = [place for place in places if paired[place][1].status != UNSUPPORTED]
-        count = Counter(part.status for part in parts)
-        told = Counter((part.row_status, part.reason) for part in parts if part.status != REPLAYED)
+        count = Counter(plan.status for plan in plans)
+        told = Counter((plan.row_status, plan.reason) for plan in plans if plan.status != REPLAYED)
         status, reason = told.most_common(1)[0][0] if told else (OK, "")
         row = SignatureTimes(
-            *(signature, len(parts), count[SUBSTITUTED], count[UNSUPPORTED]),
-            *(sum(bool(part.redrawn) for part in parts), OK if ran else status, reason),
+            *(signature, len(plans), count[SUBSTITUTED], count[UNSUPPORTED]),
+            *(sum(bool(plan.redrawn) for plan in plans), OK if ran else status, reason),
         )
         if ran and passes:
             row = _with_times(row, times_us[:, ran], is_contended[:, ran], is_slowed, len(shown.kept))

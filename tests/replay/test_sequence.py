@@ -67,7 +67,7 @@ def floats(storage: torch.UntypedStorage) -> list[float]:
 
 
 def redrawn(dry_run: DryRun) -> dict[str, set[int]]:
-    pairs = zip(dry_run.flow.calls, dry_run.parts, strict=True)
+    pairs = zip(dry_run.flow.calls, dry_run.plans, strict=True)
     return {call.op: part.redrawn for call, part in pairs if part.redrawn}
 
 
@@ -140,7 +140,7 @@ def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
 
     trace = capture(tmp_path, steps)
     dry_run = after_dry_run(trace)
-    assert not any(part.redrawn for part in dry_run.parts)
+    assert not any(part.redrawn for part in dry_run.plans)
     final = [floats(dry_run.memory.live[number]) for number in dry_run.flow.outside]
     for parameter in model.parameters():
         assert parameter.flatten().tolist() in final

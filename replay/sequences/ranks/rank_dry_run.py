@@ -90,15 +90,15 @@ class RankDryRun(DryRun):
         except RankEndedError as error:
             self.control.lost(error)
 
-    def meet(self, call: FlowingCall, part: CallPlan) -> Any:
+    def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
         """Run a collective with the other ranks; gives its results.
 
         Raises
         ------
         Unsupported : where the group's backend cannot run it
         """
-        assert part.prepared is not None, "prepared in the dry run"
-        args, _ = part.prepared.arguments(self.memory, call.takes)
+        assert plan.prepared is not None, "prepared in the dry run"
+        args, _ = plan.prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
         try:
             place, collective = self.place_of(call), self._collectives[call.signature]
@@ -106,41 +106,41 @@ class RankDryRun(DryRun):
         except RankEndedError as error:
             self.control.lost(error)
 
-    def _try(self, call: FlowingCall, part: CallPlan) -> bool:
+    def _try(self, call: FlowingCall, plan: CallPlan) -> bool:
         self.before(call)
         if call.signature not in self._exchanges:
-            return super()._try(call, part)
-        before = part.status, len(part.redrawn)
+            return super()._try(call, plan)
+        before = plan.status, len(plan.redrawn)
         result = None
         if self.runs_with_others(call):
-            self._make_ready(call, part)
+            self._make_ready(call, plan)
             try:
-                result = self.meet(call, part)
+                result = self.meet(call, plan)
             except Unsupported as error:
                 self.left_out[self.place_of(call)] = str(error)
         if not self.runs_with_others(call):
             reason = self.left_out.get(self.place_of(call), "it is left out")
-            part.status, part.prepared, part.reason = UNSUPPORTED, None, reason
-            part.row_status = NOT_SUPPORTED
-        self.hand_on(call, part, result)
+            plan.status, plan.prepared, plan.reason = UNSUPPORTED, None, reason
+            plan.row_status = NOT_SUPPORTED
+        self.hand_on(call, plan, result)
         self.memory.drop(call.over)
-        return before != (part.status, len(part.redrawn))
+        return before != (plan.status, len(plan.redrawn))
 
-    def _make_ready(self, call: FlowingCall, part: CallPlan) -> None:
+    def _make_ready(self, call: FlowingCall, plan: CallPlan) -> None:
         """Arguments for a collective: what flows, or drawn ones; it ends all ranks where there are neither."""
-        reason = part.reason
-        if part.status != SUBSTITUTED:
+        reason = plan.reason
+        if plan.status != SUBSTITUTED:
             try:
-                part.prepared = self._arrange(call, part)
-                self.redraw(call, part)
-                part.prepared.arguments(self.memory, call.takes)
+                plan.prepared = self._arrange(call, plan)
+                self.redraw(call, plan)
+                plan.prepared.arguments(self.memory, call.takes)
                 return
             except Exception as error:
                 check_use(self._device, error)
                 reason = reason_of(error)
         try:
-            part.status, part.reason, part.redrawn = SUBSTITUTED, reason, set()
-            part.prepared = self._prepare(call.signature, frozenset(range(len(call.takes))))
+            plan.status, plan.reason, plan.redrawn = SUBSTITUTED, reason, set()
+            plan.prepared = self._prepare(call.signature, frozenset(range(len(call.takes))))
         except Exception as error:
             check_use(self._device, error)
             self.control.refuse(f"{call.op} cannot be run, for which the other ranks wait: {reason_of(error)}")

@@ -135,7 +135,7 @@ def replay_step(
         )
         new = new_memory(part, flow) if pages.CONTROLLED and settings.device == "cpu" else {}
         passes, stamps = _measure(dry_run, settings, new, places, tell)
-    result = make_result(part, flow, dry_run.parts, passes, Passes(), settings.device)
+    result = make_result(part, flow, dry_run.plans, passes, Passes(), settings.device)
     signatures = [flow.calls[place].signature for place in places]
     return RankStep(result, plan, signatures, Counter(dry_run.left_out.values()), stamps)
 
@@ -263,20 +263,20 @@ def _pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown
         synchronize()
         slowdown.begin()
         start = perf_counter_ns()
-        for call, part in zip(dry_run.flow.calls, dry_run.parts, strict=True):
+        for call, plan in zip(dry_run.flow.calls, dry_run.plans, strict=True):
             use(call.settings)
             dry_run.before(call)
             if dry_run.runs_with_others(call):
-                _exchange(dry_run, call, part)
+                _exchange(dry_run, call, plan)
                 watch.skip()
             else:
                 try:
-                    run_call(dry_run, call, part, watch)
+                    run_call(dry_run, call, plan, watch)
                 except Exception as error:
                     check_use(device, error)
                     failure = f"{call.op}: {reason_of(error)}"
-                    dry_run.give_up(call, part, reason_of(error))
-                    dry_run.hand_on(call, part, None)
+                    dry_run.give_up(call, plan, reason_of(error))
+                    dry_run.hand_on(call, plan, None)
             dry_run.memory.drop(call.over)
             slowdown.check()
         dry_run.finish()
@@ -293,11 +293,11 @@ def _pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown
     ), failure
 
 
-def _exchange(dry_run: RankDryRun, call: FlowingCall, part: CallPlan) -> None:
+def _exchange(dry_run: RankDryRun, call: FlowingCall, plan: CallPlan) -> None:
     try:
-        if part.redrawn:
-            dry_run.redraw(call, part)
-        result = dry_run.meet(call, part)
-        dry_run.hand_on(call, part, result)
+        if plan.redrawn:
+            dry_run.redraw(call, plan)
+        result = dry_run.meet(call, plan)
+        dry_run.hand_on(call, plan, result)
     except Unsupported as error:
         dry_run.control.refuse(f"{call.op} ran before, and cannot now: {error}")
