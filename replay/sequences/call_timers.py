@@ -19,11 +19,11 @@ from opgrip.replay.timing.rounds import WATCHFUL_NS
 from opgrip.replay.timing.stopwatch import MOST_LEAD_NS, Pace
 
 LAUNCH_NS = 20_000
-"""What two events around a launch add to it at most."""
+"""Upper bound of what two events around a launch add to its time."""
 
 
 class CallTimer(Protocol):
-    """Runs the calls of one pass, in their order.
+    """Runs and times the calls of one pass, in order.
 
     Attributes
     ----------
@@ -33,21 +33,21 @@ class CallTimer(Protocol):
     on_device: list[int]
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a call; gives its result."""
+        """Run a call and return its result."""
 
     def skip(self) -> None:
-        """Take note of a call that is not run."""
+        """Record that a call does not run."""
 
     def times_ns(self) -> list[int]:
-        """The time of each call in ns, 0 for one that was not run."""
+        """Return the time of each call in ns; 0 for one that did not run."""
 
 
 class HostTimer:
-    """By the host's clock; on an accelerator, that is how long launches take.
+    """Timer by the host's clock; on an accelerator it measures launches.
 
     Parameters
     ----------
-    new_memory : by the places of calls, in which memory their results shall come
+    new_memory : by place of a call, the memory that its results should get
     """
 
     def __init__(self, new_memory: Mapping[int, NewMemory]) -> None:
@@ -75,14 +75,15 @@ class HostTimer:
 
 
 class DeviceTimer:
-    """By an accelerator's clock, for calls that work on it; the others by the host's.
+    """Timer by an accelerator's clock for calls that work on it, and by the host's for others.
 
-    The accelerator is kept busy before each call until the host has launched it: a shorter one would else seem to take
-    as long as its launch.
+    It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
+    as
+    its launch.
 
     Parameters
     ----------
-    host_ns : what each call took on the host in earlier passes
+    host_ns : time of each call on the host in earlier passes
     """
 
     def __init__(self, device: str, host_ns: Sequence[float]) -> None:
@@ -120,24 +121,25 @@ class DeviceTimer:
 
 
 def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
-    """The median time of each call over all passes in ns."""
+    """Return the median time of each call over all passes, in ns."""
     medians: list[float] = np.median(np.array(passes, dtype=np.float64), axis=0).tolist()
     return medians
 
 
 CHECK_NS = 10_000_000
-"""Time after which it is asked again, which takes some ten microseconds and a few lines of the caches."""
+"""Time between two checks; one takes some ten microseconds and a few cache lines."""
 SHARE = 0.05
-"""Share of a pass's time: a pass that was disturbed for longer is slowed or contended."""
+"""A pass that was disturbed for more than this share of its time is slowed or contended."""
 
 
 class Slowdown:
-    """Finds out whether the processor was slowed down in a pass, and in which calls others used the cores.
+    """Detects whether the processor was slowed down in a pass, and in which calls others used the cores.
 
     Parameters
     ----------
-    processes : that run the step together on this machine. If they have more threads than there are cores, they take
-        the cores from each other, and passes can only be slowed.
+    processes : number of processes that run the step on this machine. If they have more threads than there are cores,
+        they
+        take the cores from each other, and passes can only be slowed.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -160,7 +162,7 @@ class Slowdown:
         self._reset()
 
     def check(self) -> None:
-        """Ask after a call, if enough time has passed, or if others used the cores a moment ago."""
+        """Check after a call if enough time has passed, or if others used the cores a moment ago."""
         self._calls += 1
         now = perf_counter_ns()
         if now - self._paced_ns >= CHECK_NS:
@@ -169,27 +171,27 @@ class Slowdown:
             self._check(with_pace=False)
 
     def end(self) -> None:
-        """End a pass, before the properties are read."""
+        """End a pass; call it before reading the properties."""
         self._check(with_pace=True)
 
     @property
     def is_slowed(self) -> bool:
-        """Whether the pass was slowed, or taken from a thread, for a part that matters."""
+        """True if the pass was slowed, or interrupted, for a relevant share."""
         return self._slowed_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
     def is_contended(self) -> bool:
-        """Whether others used the cores in a part of the pass that matters."""
+        """True if others used the cores for a relevant share of the pass."""
         return self._contended_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
     def contended_calls(self) -> frozenset[int]:
-        """Places of the calls of the pass during which, or right before which, others used the cores."""
+        """Places of the calls during or right before which others used the cores."""
         return frozenset(self._contended)
 
     @property
     def has_room(self) -> bool:
-        """Whether others left enough cores a moment ago."""
+        """True if others left enough cores a moment ago."""
         # the other processes of a step are no others
         return not self._is_alone or self._contention.has_room
 

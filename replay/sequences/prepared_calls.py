@@ -1,8 +1,8 @@
 """Prepared calls of step replay: an operator whose arguments lie partly in memory that earlier calls made.
 
-`PreparedCall` fills in, at each call, views of the memory that flows; all other arguments are made once and, if the
-operator changes them, restored before each pass. `DrawnValues` decides whether the values that flow can be taken as they
-are, and draws others if not.
+At each call, `PreparedCall` fills in views of the memory that flows; all other arguments are made once and, if the
+operator changes them, restored before each pass. `DrawnValues` decides whether the values that flow can be taken as
+they are, and draws others if not.
 """
 
 from __future__ import annotations

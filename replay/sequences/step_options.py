@@ -1,4 +1,4 @@
-"""Whether a trace is run as one sequence."""
+"""Options, launcher settings and result columns of step replay, in one process and in several ranks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """A process among those that were launched together.
+    """A process among those that a launcher started together.
 
     Attributes
     ----------
-    rank : its number, below `world_size`
-    local_rank : its number on its machine, which its accelerator has too
-    local_world_size : how many there are on its machine
-    address, port : of the store that they meet at
+    local_rank : number on its machine, and of its accelerator
+    address, port : of the store through which the ranks find each other
     """
 
     rank: int
@@ -46,7 +44,7 @@ class RankLaunch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
-    """What a launcher says in the environment; None where there is none."""
+    """Return what a launcher says in the environment, or None without a launcher."""
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     numbers = [environment.get(name, "") for name in names]
     address = environment.get("MASTER_ADDR")
@@ -93,7 +91,7 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SequenceColumns(Columns):
-    """How the calls of a row ran that did not all run on what flows, and their time on the host."""
+    """How the calls of a row ran if not all ran on memory that flows, and their time on the host."""
 
     substituted: int | None = column(
         "of `count`, the calls that ran on arguments drawn for them alone; empty for none", heading="substituted"
@@ -111,7 +109,7 @@ class SequenceColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class RankColumns(Columns):
-    """Whose calls a row is of; of collectives, what they moved, and what they waited for."""
+    """The rank of a row's calls; for collectives, what they moved and how long they waited."""
 
     rank: int | None = column("of several, the rank whose calls these are", heading="rank")
     group_ranks: str | None = column("of a collective, the ranks that took part, such as `0,1`")

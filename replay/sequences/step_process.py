@@ -1,6 +1,6 @@
-"""Replays a sequence in a process of its own: a call that crashes, hangs or loses the device costs its row alone.
+"""Step replay in a process of its own, so that a call that crashes, hangs or loses the device costs only its row.
 
-`python -m opgrip.replay.sequences.step_process` is that process where it is not forked, and reads what to do.
+`python -m opgrip.replay.sequences.step_process` is that process when it is not forked; it reads its request from stdin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODULE = "opgrip.replay.sequences.step_process"
 
 
 def sequence_settings(settings: Settings) -> SequenceSettings:
-    """What the settings of a replay say of a sequence."""
+    """Return the settings of a step replay."""
     return SequenceSettings(
         place=settings.place,
         device=settings.device,
@@ -41,18 +41,17 @@ def sequence_settings(settings: Settings) -> SequenceSettings:
 
 
 def replay_apart(job: Job, loaded: Loaded, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
-    """All calls of a job's trace in their order, in a process of their own.
+    """Replay all calls of a job's trace in another process; a call that ends the process is left out of the next one.
 
-    For an accelerator it is a new process, since none serves a fork of a process that has used it. A call that ends a
-    process is not run in the next.
+    An accelerator needs a new process, since a fork of a process that has used it cannot use it.
 
     Parameters
     ----------
-    may_fork : whether this process has not used torch yet, and forks of it can
+    may_fork : False if this process has used torch, so that its forks cannot
 
     Raises
     ------
-    UserError : where the trace holds no calls, or processes end where no call is to blame, or too many do
+    UserError : if the trace holds no calls, or processes end without a call to blame, or too many do
     """
     excluded: dict[int, tuple[str, str]] = {}
     while True:
@@ -79,7 +78,7 @@ def _run(job: Job, loaded: Loaded, excluded: Excluded, tell: Tell, may_fork: boo
 
 
 def main() -> int:
-    """Replay a sequence for the process that started this one."""
+    """Replay a step for the process that started this one."""
     request, output = receive()
     watch = Watch(request["watch"])
     # the last words of a process that dies shall tell why

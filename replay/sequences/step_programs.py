@@ -31,12 +31,12 @@ from opgrip.replay.sequences.call_timers import CallTimer
 
 @dataclass(frozen=True, slots=True)
 class CallProgram:
-    """What calls of a signature run as under a mode.
+    """What the calls of a signature run as under a mode.
 
     Attributes
     ----------
-    status, reason : of its row; where that is not ok, its calls run in eager, so that what they give is there
-    first_ms : what it took to make it and run it once
+    status, reason : of the result row; if not ok, the calls run in eager so that later calls get their results
+    first_ms : time to make it and run it once
     """
 
     program: Program | None
@@ -48,7 +48,7 @@ class CallProgram:
     max_rel: float | None = None
 
     def run(self, arguments: Arguments, watch: CallTimer) -> Any:
-        """What a call gives, of which the mode's part alone is timed."""
+        """Return the results of a call; only the mode's part is timed."""
         assert self.program is not None, "else it runs in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
@@ -64,7 +64,7 @@ class CallProgram:
 
 @dataclass(frozen=True, slots=True)
 class ModeSettings:
-    """By what programs of a sequence are made; see `ProgramSettings`."""
+    """Settings for making programs of a step; see `ProgramSettings`."""
 
     mode: str
     device: str
@@ -75,20 +75,20 @@ class ModeSettings:
 
     @property
     def tuning(self) -> Tuning:
-        """No search."""
+        """Return the default: no search."""
         return Tuning()
 
     def wants_grad(self, case: Case) -> bool:
-        """Never: a backward's calls are calls of their own."""
+        """Return False: the calls of a backward pass are calls of their own."""
         return False
 
     def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
-        """That of the case."""
+        """Return the settings of the case."""
         return case.context
 
 
 def check_mode(name: str) -> None:
-    """Raise `UserError` where a sequence cannot run under a mode."""
+    """Raise `UserError` if a step cannot run under a mode."""
     if runs_graphs(name):
         raise UserError(
             f"{name} replays CUDA graphs, whose results the next run of a call overwrites",
@@ -101,12 +101,7 @@ def check_mode(name: str) -> None:
 
 
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: ModeSettings) -> CallProgram:
-    """What calls of a signature run as; never raises but for a device that is lost.
-
-    Parameters
-    ----------
-    inputs : draws its arguments
-    """
+    """Make what calls of a signature run as; raises only if the device is lost."""
     began = perf_counter_ns()
     try:
         if operator.mutates:

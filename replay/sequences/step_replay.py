@@ -1,4 +1,8 @@
-"""Replays all calls of a trace in their order, each on what the calls before it made: the step's time and memory."""
+"""Step replay: run all calls of a trace in order, each on what the calls before it made, and measure time and memory.
+
+A dry run decides how each call runs. Then passes over all calls are timed until their times are precise enough; on an
+accelerator, further passes are timed by its clock. If a call fails in a timed pass, the dry run is repeated.
+"""
 
 from __future__ import annotations
 
@@ -36,34 +40,35 @@ from opgrip.traces.table.unconverted import no_calls
 __all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 
 FEWEST, MOST = 3, 100
-"""Timed passes over a trace where their number is not given."""
+"""Bounds of the number of timed passes if it is not given."""
 MOST_DROPPED = 3 * FEWEST
-"""Passes that are made again at most, within the budget, since others had the processors; where the number of passes is
-given, as many as that. A machine that is always slow is measured as it is, and the rows say so."""
+"""Upper bound of passes that are repeated because others used the processors, within the time budget; if the number
+of passes is given, that many. A machine that is always slow is measured as it is, and the rows say so.
+"""
 MOST_FAILURES = 20
-"""Calls that change from one pass to the next, or end a process, until a replay gives up."""
+"""A replay gives up after this many calls that fail after the dry run, or end a process."""
 
 
 class _PassFailedError(Exception):
-    """A call failed in a timed pass, which the dry run had found to run; says which, and why."""
+    """A call failed in a timed pass although it ran in the dry run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
-    """How a sequence is replayed.
+    """Settings of a step replay.
 
     Attributes
     ----------
-    place : where tensors go that were recorded on a device
-    device : what the result names, and what is waited for
-    seed : of the values that are drawn, and of the operators that draw
+    place : maps recorded devices to those of this machine
+    device : device to name in the result and to synchronize
+    seed : of drawn values, and of operators that draw
     extensions : extension modules whose functions may be called
-    repeats : timed passes; None for as many as it takes to come to `precision` within `budget_s`, 3 at least
-    precision : interquartile range of the passes' times, by their median
-    room_bytes : memory that may be taken; None for most of what there is
-    timeout_s : of a call; None for as long as it takes
-    mode : that each call runs under, as far as it can, and else in eager
-    tolerance : within which what it gives has to be eager's
+    repeats : timed passes; None for as many as `precision` needs within `budget_s`, at least 3
+    precision : interquartile range of the passes' times over their median
+    room_bytes : memory limit; None for most of the free memory
+    timeout_s : limit of a call; None for no limit
+    mode : that each call runs under if it can, else eager
+    tolerance : of the comparison with eager
     """
 
     place: DeviceMap
@@ -86,17 +91,17 @@ def replay_sequence(
     excluded: Excluded = NOTHING_EXCLUDED,
     announce: Announce = lambda number, row: None,
 ) -> SequenceResult:
-    """Run all calls of a trace in the order in which they started, in one thread, and measure that.
+    """Run all calls of a trace in start order in one thread, and measure that.
 
     Parameters
     ----------
-    tell : is told how far it is, between what is timed
-    excluded : by the numbers of signatures, the status of their rows, and why their calls are not run
-    announce : is told the signature of each call before it runs
+    tell : called with the progress, between what is timed
+    excluded : by signature number, row status and reason of calls that are not run
+    announce : called with the signature number before each call
 
     Raises
     ------
-    UserError : where the trace holds no calls
+    UserError : if the trace holds no calls
     """
     if trace.own_calls.empty:
         raise no_calls(trace)
@@ -144,7 +149,7 @@ def _measure(dry_run: DryRun, memory: Mapping[int, NewMemory], settings: Sequenc
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until others leave enough cores: within the budget, and in all as long as the passes took, or a second."""
+    """Wait until others leave enough cores: within the budget, and at most as long as the passes took, or a second."""
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
         if not may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
@@ -163,7 +168,7 @@ def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettin
 
 
 def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
-    """Passes of their own, as an accelerator is held back in them: timed by its clock; none on the CPU."""
+    """Time passes by an accelerator's clock, apart since it is held back in them; none on the CPU."""
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
         return timed
@@ -186,7 +191,7 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
 
 
 def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None]:
-    """What puts all back to how it was before the first call."""
+    """Return a function that restores the state before the first call."""
 
     def begin() -> None:
         dry_run.begin()
@@ -196,7 +201,7 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
 
 
 def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> Pass:
-    """Run all calls once; raises `_PassFailedError` where one fails that had not before."""
+    """Run all calls once; raise `_PassFailedError` if one fails."""
     synchronize = synchronizer(device)
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -231,7 +236,7 @@ def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) ->
 
 
 def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call, where it can be, and hand on its result."""
+    """Run a call if it can run, and hand on its result."""
     if plan.prepared is None:
         dry_run.hand_on(call, plan, None)
         watch.skip()
@@ -249,7 +254,7 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 
 
 def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Whether another pass is timed."""
+    """Return True if another pass should be timed."""
     passes = timed.kept
     if settings.repeats is not None or len(passes) < FEWEST:
         return _lacks_passes(timed, settings.repeats or FEWEST, spent_ns, settings)
@@ -261,20 +266,20 @@ def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool
 
 
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Whether there are too few passes; contended ones count if no more are made again."""
+    """Return True if there are too few passes; contended ones count once no more are repeated."""
     missing = wanted - len(timed.kept)
     return missing > 0 and (may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
 
 def may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Whether a pass that was slowed or contended is made again."""
+    """Return True if a slowed or contended pass may be repeated."""
     most = MOST_DROPPED if settings.repeats is None else settings.repeats
     return timed.dropped + len(timed.contended) < most and spent_ns <= settings.budget_s * 1e9
 
 
 @contextmanager
 def own_randomness(device: str) -> Iterator[None]:
-    """Operators in the block that draw random numbers leave the caller's as they are."""
+    """Leave the caller's random state unchanged by operators in the block."""
     kind = torch.device(device).type
     if kind == "cpu":
         with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""What the replay of a whole sequence gave, beside what was captured."""
+"""Results of a step replay, compared with what was captured."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 @dataclass(frozen=True, slots=True)
 class SignatureTimes:
-    """What the calls of a signature took in all timed passes, and how they ran.
+    """Times of the calls of a signature over all timed passes, and how they ran.
 
     Attributes
     ----------
-    signature : its number
-    count : its calls
-    substituted, not_run, redrawn : how many of these ran on drawn arguments, did not run, got some drawn values
-    status, reason : of its row: `ok` where some of them ran, `contended` if others used the cores in nearly all timings
-    samples : timings: of each call that ran, in each pass
+    count : number of calls
+    substituted, not_run, redrawn : calls that ran on drawn arguments, did not run, got some drawn values
+    status, reason : of the row: `ok` if some of them ran, `contended` if others used the cores in nearly all timings
+    samples : timings, one for each call that ran in each pass
     median_us, p10_us, p90_us, mean_us : of the timings, by the device's clock for calls that worked on one
-    spread : interquartile range of the timings, as a share of their median
-    host_us : their median by the host's clock, where the others are of a device
-    note, first_ms, max_abs, max_rel : of what they ran as under another mode than eager, as rows have them
-    dropped, slowed : timings that were not kept, and the share of those kept although others had the processors
+    spread : interquartile range of the timings over their median
+    host_us : median by the host's clock if the others are a device's
+    note, first_ms, max_abs, max_rel : of a mode other than eager
+    dropped, slowed : timings that were not kept, and the share of those kept although others used the processors
     """
 
     signature: int
@@ -65,7 +64,7 @@ class SignatureTimes:
 
 @dataclass(frozen=True, slots=True)
 class NotReplayed:
-    """Calls of an operator that did not run on what flows, by the reason; `status` is the word for how they ran."""
+    """Calls of an operator that were not replayed, by status and reason."""
 
     op: str
     status: str
@@ -75,35 +74,33 @@ class NotReplayed:
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
-    """What a whole sequence took.
+    """Times and memory of a whole step.
 
     Attributes
     ----------
     calls : in the trace, without those that extension functions made
-    replayed : of these, ran on what the calls before them made
-    substituted : ran on drawn arguments, since what flowed did not lead to the recorded results
+    replayed : ran on what the calls before them made
+    substituted : ran on drawn arguments, since those that flow did not lead to the recorded results
     unsupported : did not run
-    redrawn : of those replayed, got some drawn values, since those that flowed were not in the recorded range
-    not_replayed : the reasons, most calls first
-    captured_ms : sum of the calls' times, of the device for those that worked on one
-    captured_host_ms, captured_wall_ms : sum of their times on the host; from the first's start to the last's end
-    captured_device_ms : sum of what they kept an accelerator busy; None where the trace does not tell
-    unsupported_ms, unsupported_host_ms : of these, what belongs to calls that did not run
-    replayed_ms : sum of the calls' times in each timed pass, on an accelerator of passes that its clock timed
-    replayed_host_ms, replayed_wall_ms : as in the program, of each pass that the host's clock timed
-    outside_bytes : memory that is there before the first call
-    captured_peak_bytes, replayed_peak_bytes : the most memory alive at once beside that; on CUDA, as its allocator has
-        it, with what operators take for themselves
-    critical_calls : on the captured critical path: the chain of calls, each after one whose results it takes, that took
-        longest
+    redrawn : replayed calls that got some drawn values, since those that flow were not in the recorded range
+    not_replayed : reasons, most calls first
+    captured_ms : sum of the calls' times, by the device's clock for those that worked on one
+    captured_host_ms, captured_wall_ms : sum of the times on the host; from the first start to the last end
+    captured_device_ms : time that an accelerator was busy; None if the trace lacks it
+    unsupported_ms, unsupported_host_ms : share of these that belongs to calls that did not run
+    replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock
+    replayed_host_ms, replayed_wall_ms : of each pass that the host's clock timed
+    outside_bytes : memory that exists before the first call
+    captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA by its allocator, which includes
+        workspaces
+    critical_calls : calls on the captured critical path: the slowest chain of calls that each take results of the one
+        before
     captured_critical_ms, replayed_critical_ms : sum of the times of those of them that ran, and of their medians
     signatures : in the order of their first calls
-    mode : that calls ran under
-    in_eager : calls that did not, since it cannot run them, or gives other results
-    failure : why nothing was measured; empty where it was
-    slowed_passes, dropped_passes : timed passes during which the processor was slowed down or taken: kept, and made
-        again
-    is_contended : whether others used the cores in all timed passes, so that times of the whole count nowhere
+    in_eager : calls that ran in eager since the mode cannot run them or gives other results
+    failure : why nothing was measured; empty if something was
+    slowed_passes, dropped_passes : passes that were slowed but kept; passes that were repeated
+    is_contended : True if others used the cores in all timed passes, so that the totals are not to be trusted
     """
 
     device: str
@@ -138,34 +135,34 @@ class SequenceResult:
 
     @property
     def repeats(self) -> int:
-        """Timed passes, without those that a device's clock timed."""
+        """Timed passes by the host's clock."""
         return len(self.replayed_host_ms)
 
     @property
     def timed_passes(self) -> int:
-        """Timed passes, by either clock."""
+        """Timed passes by either clock."""
         return self.repeats + (0 if self.device == "cpu" else len(self.replayed_ms))
 
     @property
     def has_device_times(self) -> bool:
-        """Whether some of the times are of a device."""
+        """True if some of the times are a device's."""
         return self.captured_device_ms is not None or self.device != "cpu"
 
     @property
     def has_captured_times(self) -> bool:
-        """Whether the trace says how long calls took: some other tools' files do not."""
+        """True if the trace has times of calls; files of some other tools do not."""
         return self.captured_ms > 0
 
     def replayed_quantile_ms(self, share: float) -> float:
-        """What this share of the passes stayed under, by the sum of their calls' times."""
+        """Return this quantile over the passes of the sum of their calls' times."""
         return _quantile(self.replayed_ms, share)
 
     def host_quantile_ms(self, share: float) -> float:
-        """What this share of the passes stayed under, by the sum of their calls' times on the host."""
+        """Return this quantile over the passes of the sum of their calls' times on the host."""
         return _quantile(self.replayed_host_ms, share)
 
     def wall_quantile_ms(self, share: float) -> float:
-        """What this share of the passes stayed under, from their first call to their last."""
+        """Return this quantile over the passes of the time from first to last call."""
         return _quantile(self.replayed_wall_ms, share)
 
 
@@ -175,10 +172,10 @@ class Pass:
 
     Attributes
     ----------
-    times_ns : each call's time; `wall_ns` that of the whole
-    on_device : which calls a device's clock timed, by place
-    slowed : whether the processor was slowed down meanwhile
-    is_contended : whether others used the cores in a plan of it that matters
+    times_ns : of each call
+    on_device : places of the calls that a device's clock timed
+    slowed : True if the processor was slowed down
+    is_contended : True if others used the cores in a relevant share of it
     contended_calls : places of the calls during which they did
     """
 
@@ -193,13 +190,16 @@ class Pass:
 
 @dataclass(slots=True)
 class Passes:
-    """The timed passes that were kept, how many were made again, and why the last that failed did.
+    """Timed passes.
 
     Attributes
     ----------
-    contended : passes during which others used the cores: only calls count during which they did not
-    is_contended : whether the passes in `kept` are contended ones, since there are no others
-    waited_ns : time for which a quiet machine was waited for
+    kept : passes whose times count
+    contended : passes in which others used the cores: only their undisturbed calls count
+    is_contended : True if `kept` holds contended passes, since there are no others
+    waited_ns : time spent waiting for a quiet machine
+    dropped : number of slowed passes that were repeated
+    failures, failure : number of passes that failed, and the last reason
     """
 
     kept: list[Pass] = field(default_factory=list)
@@ -211,7 +211,7 @@ class Passes:
     failure: str = ""
 
     def add(self, one: Pass, may_drop: bool) -> None:
-        """Keep a pass, apart if it was contended, or drop one that was slowed."""
+        """Keep a pass, or drop it if it was slowed and may be repeated."""
         if one.is_contended:
             self.contended.append(one)
         elif one.slowed and may_drop:
@@ -220,28 +220,28 @@ class Passes:
             self.kept.append(one)
 
     def settle(self) -> None:
-        """Decide, after the last pass, whether there are only contended ones; their times are shown then."""
+        """Use contended passes if there are no others."""
         if self.contended and not self.kept:
             self.kept, self.contended, self.is_contended = self.contended, [], True
 
     def fail(self, reason: str) -> None:
-        """Take note of a pass that did not come to its end."""
+        """Count a pass that failed."""
         self.failures, self.failure = self.failures + 1, reason
 
     @property
     def slowed(self) -> int:
-        """How many of those kept were slowed."""
+        """Number of kept passes that were slowed."""
         return sum(one.slowed for one in self.kept)
 
 
 def make_result(
     trace: Trace, flow: Flow, plans: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
-    """The result of a sequence whose calls ran as `plans` says, in timed passes.
+    """Return the result of a step whose calls ran as `plans` says.
 
     Parameters
     ----------
-    on_device : the passes that the device's clock timed; none on the CPU
+    on_device : passes that the device's clock timed; none on the CPU
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
     failure = "" if passes else f"none of {on_host.failures} passes came to its end, the last for {on_host.failure}"
@@ -288,7 +288,7 @@ def make_result(
 
 
 def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallProgram]) -> SequenceResult:
-    """A result whose calls ran as these programs, as far as there are such; times of eager are not the mode's."""
+    """Return a result whose calls ran as these programs; drop the times of calls that ran in eager instead."""
     signatures, in_eager = [], 0
     for item in result.signatures:
         own = programs.get(item.signature)
@@ -310,7 +310,7 @@ def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallPro
 
 
 def from_plain(fields: dict[str, Any]) -> SequenceResult:
-    """The result whose fields went through JSON."""
+    """Return the result whose fields went through JSON."""
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     plain["not_replayed"] = tuple(NotReplayed(**item) for item in fields["not_replayed"])
     plain["signatures"] = tuple(SignatureTimes(**item) for item in fields["signatures"])

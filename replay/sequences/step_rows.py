@@ -1,4 +1,4 @@
-"""The replay of a whole sequence as rows, one a signature, as other replays have them; and as totals beside them."""
+"""Results of a step replay as rows, one for each signature, and as totals."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ OF_CAPTURED_TIMES = (
     *("captured_ms", "captured_host_ms", "captured_wall_ms", "unsupported_ms", "unsupported_host_ms"),
     *("critical_calls", "captured_critical_ms", "replayed_critical_ms"),
 )
-"""Totals that are not known where a trace has no times."""
+"""Totals that are unknown if a trace has no times."""
 
 QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
-"""Of the passes, by the ends of their names."""
+"""Quantiles over the passes, by the suffix of their totals' names."""
 
 
 def rows_of(result: SequenceResult, cases: Sequence[Case], settings: Settings) -> list[Result]:
-    """The row of each case, of all its calls in the sequence."""
+    """Return the row of each case, over all its calls in the step."""
     times_of = {item.signature: item for item in result.signatures}
     return [_row(case, times_of[case.number], settings, result.mode) for case in cases if case.number in times_of]
 
 
 def totals_of(result: SequenceResult) -> dict[str, Any]:
-    """What a file of results says of the whole step; times that there are none of, or only contended ones, are None."""
+    """Return the totals for a file of results; unknown and contended times are None."""
     totals = asdict(result)
     del totals["device"], totals["signatures"]
     if not result.has_captured_times:

@@ -1,4 +1,4 @@
-"""Times of collectives and waits of ranks, on clocks that are aligned between machines."""
+"""Times of replayed collectives and waits of ranks, on clocks that are aligned between machines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from opgrip.replay.sequences.ranks.step import Stamps
 from opgrip.traces.analysis.ranks.collectives import bus_factor
 
 ROUNDS = 20
-"""Of asking another clock; the one that took shortest counts."""
+"""Times to ask another clock; the fastest answer counts."""
 
 
 def clock_offsets_ns(control: Control) -> list[int]:
-    """By rank, what its clock is ahead of that of rank 0; 0 for ranks of one machine, which have one clock.
+    """Return by rank how far its clock is ahead of that of rank 0; ranks of one machine share a clock.
 
-    Of another machine, half of what it took to ask is how far this may be wrong.
+    The error is at most half of the round trip.
     """
     machines = control.share(machine())
     offsets = [0] * len(machines)
@@ -40,14 +40,14 @@ def clock_offsets_ns(control: Control) -> list[int]:
 
 
 def machine() -> str:
-    """What the processes of one machine, since it was started, have in common."""
+    """Return an identifier of this machine since it was booted."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def ask_clock(control: Control, rank: int) -> int:
-    """In rank 0, what the clock of a rank is ahead of its own; 0 in the others. Both ranks have to call it."""
+    """Return, in rank 0, how far another rank's clock is ahead; both ranks have to call it."""
     if control.launch.rank not in (0, rank):
         return 0
     message = torch.zeros(1, dtype=torch.int64)
@@ -74,17 +74,17 @@ Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
-    """What the collectives of one kind, group and size took in all timed passes.
+    """Times of the collectives of one kind, group and size over all timed passes.
 
     Attributes
     ----------
-    group, ranks : its name, and those of its ranks that are there
+    group, ranks : name, and those of its ranks that take part
     bytes : as nccl-tests count them
     calls : in a pass
-    median_us, p10_us, p90_us : from the last rank's coming to the last rank's end
-    algorithm_gb_per_s, bus_gb_per_s : by the median; None for what moves nothing
-    wait_us : median of how long the first rank waited for the last
-    last_rank, last_share : which came last most often, and in how many of the calls
+    median_us, p10_us, p90_us : from the arrival of the last rank to the end of the last
+    algorithm_gb_per_s, bus_gb_per_s : from the median; None if nothing is moved
+    wait_us : median time that the first rank waited for the last
+    last_rank, last_share : the rank that was last most often, and in which share of the calls
     """
 
     kind: str
@@ -106,12 +106,12 @@ class CollectiveTimes:
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """What the collectives of a signature took, as one rank saw them.
+    """Times of the collectives of a signature as seen by one rank.
 
     Attributes
     ----------
-    wait_us : median of how long it waited for the last rank
-    held_us : median of how long its thread was held up, starting and waiting
+    wait_us : median time that it waited for the last rank
+    held_us : median time that its thread was blocked, starting and waiting
     """
 
     ranks: tuple[int, ...]
@@ -125,11 +125,12 @@ class OwnTimes:
 
 @dataclass(slots=True)
 class RankTotals:
-    """Of one rank and the median pass.
+    """Totals of one rank in the median pass.
 
     Attributes
     ----------
-    held_ms : its thread was held up by collectives; `waited_ms` of all time between its coming and that of the last
+    held_ms, waited_ms : time that its thread was blocked by collectives, and time between its arrival and that of the
+        last
     """
 
     collectives: int = 0
@@ -138,7 +139,7 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """By rank, its stamps of each pass."""
+    """Return by rank its stamps of each pass."""
     numbers = [
         number
         for one in stamps
@@ -159,7 +160,7 @@ def _unpacked(numbers: list[int]) -> list[Stamps]:
 
 @dataclass(slots=True)
 class _Samples:
-    """Of collectives that count as one, in us: one an occurrence and pass, by rank where each has its own."""
+    """Times in us of collectives that count as one, for each occurrence and pass; `waits` and `helds` by rank."""
 
     meeting: Meeting
     calls: int = 0
@@ -177,8 +178,8 @@ class CollectiveStepTimes:
     ----------
     meetings : the collectives that ran
     stamps : by rank and pass
-    signatures : by rank, of each of its calls between processes
-    offsets_ns : by rank, what its clock is ahead
+    signatures : by rank, of each of its exchanges
+    offsets_ns : by rank, how far its clock is ahead
     """
 
     def __init__(
@@ -222,12 +223,12 @@ class CollectiveStepTimes:
                 totals.waited_ms, totals.held_ms = float(np.median(waited[rank])), float(np.median(held[rank]))
 
     def together(self) -> list[CollectiveTimes]:
-        """Of all ranks, those that take most time first."""
+        """Return the times over all ranks, slowest collectives first."""
         rows = [_collective_times(samples) for samples in self._together.values()]
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
     def own(self, rank: int, signature: int) -> OwnTimes | None:
-        """Of one rank's calls of a signature; None where none ran."""
+        """Return the times of one rank's calls of a signature; None if none ran."""
         samples = self._own.get((rank, signature))
         if samples is None:
             return None
@@ -244,7 +245,7 @@ class CollectiveStepTimes:
 
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
-    """By the place of a collective, when its rank came, when it was done, and how long it held up, in each pass."""
+    """Return by place of a collective its arrival, end and blocked time in each pass."""
     if not stamps:
         return {}
     places = set(stamps[0].places).intersection(*(one.places for one in stamps))
@@ -274,7 +275,7 @@ def _collective_times(samples: _Samples) -> CollectiveTimes:
 
 
 def _bandwidths(meeting: Meeting, exchange_us: float) -> tuple[float | None, float | None]:
-    """Algorithm and bus bandwidth in GB/s."""
+    """Return algorithm and bus bandwidth in GB/s."""
     if not meeting.bytes or exchange_us <= 0:
         return None, None
     algorithm = meeting.bytes / exchange_us / 1e3

@@ -1,4 +1,4 @@
-"""What a trace says of a collective: its kind, its group, and what each member gives to it."""
+"""Collectives that ranks replay: kind, group and sizes, checked against each other."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec,
 from opgrip.traces.schema.records import OPERATOR, Signature
 
 NAMESPACES = ("c10d", "_c10d_functional")
-"""Of the operators that ranks run."""
+"""Namespaces of operators that ranks run."""
 LOCAL = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
-"""Operators that hand on a tensor that a collective gives; the first waits for it."""
+"""Operators that pass on the result of a collective; the first waits for it."""
 MOST_MEMBERS = 1 << 20
 SUM = "SUM"
 UNKNOWN_GROUP = "the trace does not tell which ranks its group has"
@@ -49,13 +49,12 @@ class ReplayedCollective:
 
     Attributes
     ----------
-    group : the ranks that take part, and which of them this one is
-    reduction : what it reduces by, in torch's upper-case word; empty where it does not
-    peer : the root, or the other side of a message, by its place in the group; None where there is none
-    form : how its tensors stand for the members' parts: `flat`, `lists`, or empty
-    makes_result : whether it gives new tensors, as functional collectives do, in the place of writing into arguments
-    is_async : whether the program went on before it was done
-    member_bytes, dtype : of the part that a member gives or gets; of an all-to-all, of all that this rank sends
+    reduction : as torch names it in upper case; empty if the kind has none
+    peer : the root, or the other side of a message, by its place in the group
+    form : how its tensors hold the members' parts: `flat`, `lists`, or empty
+    makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
+    is_async : True if the program went on before it was done
+    member_bytes, dtype : of the part that a member sends or receives; of an all-to-all, all that this rank sends
     splits : of an uneven all-to-all, the rows to each member, and those from each
     """
 
@@ -72,17 +71,16 @@ class ReplayedCollective:
 
 
 def is_exchange(signature: Signature) -> bool:
-    """Whether a call is one between processes."""
+    """Return True if a call exchanges data between processes."""
     return signature.kind == OPERATOR and namespace_of(signature) is not None and signature.op not in LOCAL
 
 
 def read_collective(signature: Signature) -> ReplayedCollective:
-    """What a signature exchanges.
+    """Return what a signature exchanges.
 
     Raises
     ------
-    Unsupported : for an operator that is not known here, a group that the trace does not tell, and sizes that do not
-        agree with each other
+    Unsupported : for an unknown operator or group, and for sizes that contradict each other
     """
     exchange, name = exchange_of(signature), name_of(signature)
     is_known = signature.op in (f"{namespace}.{name}.default" for namespace in NAMESPACES)
@@ -116,14 +114,14 @@ def read_collective(signature: Signature) -> ReplayedCollective:
 
 
 def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
-    """Of a collective's arguments, those that hold its tensors."""
+    """Return the arguments of a collective that hold its tensors."""
     exchange = exchange_of(signature)
     assert exchange is not None, "it was read"
     return signature.args[: exchange.count]
 
 
 def as_tensors_alone(signature: Signature) -> Signature:
-    """The signature with nothing but tensors, for what runs it knows the rest."""
+    """Return the signature with only its tensors; the rest is known to what runs it."""
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     return replace(signature, args=tensor_arguments(signature), kwargs={}, outputs=results)
 
@@ -139,7 +137,7 @@ def _reduction(signature: Signature) -> str:
 
 
 def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Rows that are sent to each member, and received from each; None where all get as many."""
+    """Return the rows sent to each member and received from each; None if all are equal."""
     if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
         return None
     lists = [leaf for leaf in signature.args[exchange.count :] if isinstance(leaf, list)]
@@ -183,12 +181,12 @@ def _disagree() -> Unsupported:
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Of what goes as it is: all bytes."""
+    """Return the bytes of tensors that are exchanged whole."""
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
 
 def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Of an all-gather or reduce-scatter by one tensor: the bytes of one part."""
+    """Return the bytes of one part of an all-gather or reduce-scatter by one tensor."""
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
         sizes = sum(map(_elements, trees[0]))
@@ -206,7 +204,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 
 
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Of lists with a tensor for each member: the bytes of one part."""
+    """Return the bytes of one part of lists with a tensor for each member."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # no list is given to a gather or scatter by those that are not its root
     lists = [item for item in lists if item]
@@ -220,7 +218,7 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
 
 
 def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Of an all-to-all: the bytes that this rank sends."""
+    """Return the bytes that this rank sends in an all-to-all."""
     if collective.form == LISTS:
         received, sent = trees
         if len(received) != members or len(sent) != members:
@@ -242,7 +240,7 @@ def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], memb
 
 
 def _is_dense(spec: TensorSpec) -> bool:
-    """Whether a tensor's elements lie one after another."""
+    """Return True if a tensor's elements lie one after another."""
     assert spec.stride is not None, "asked before"
     expected = 1
     for size, stride in zip(spec.shape[::-1], spec.stride[::-1], strict=True):

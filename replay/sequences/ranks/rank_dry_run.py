@@ -1,4 +1,4 @@
-"""Finds out how the calls of a rank can run, while all ranks run their collectives together."""
+"""Dry run of a rank: find out how its calls can run, while all ranks run their collectives together."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class RankDryRun(DryRun):
-    """The calls of a rank, each with the way in which it can run.
+    """The calls of a rank with the plan of each.
 
-    A collective runs once in every pass, whatever becomes of its arguments: the others wait for it.
+    A collective runs once in every pass, whatever becomes of its arguments: the other ranks wait for it.
 
     Parameters
     ----------
-    exchanges : the numbers of signatures that are calls between processes
-    collectives, starters : by the numbers of those that run
-    left_out : by the place of a call, why its collective is left out
-    waits : by the place of a call, the collectives that have to be done before it
+    exchanges : numbers of signatures that exchange data between processes
+    collectives, starters : of those that run, by signature number
+    left_out : by place of a call, why its collective does not run; calls that a group's backend cannot run are added
+    waits : by place of a call, the collectives that must be done before it
     others : as for `DryRun`
 
     Attributes
     ----------
-    control : of all ranks
-    left_out : as it was given, with those that a group's backend cannot run
-    exchange : of the pass that runs
+    exchange : of the current pass
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class RankDryRun(DryRun):
         self.exchange = RankExchange(waits, synchronizer(self._device), is_accelerator(self._device))
 
     def begin(self) -> None:
-        """Put all memory back to how it was before the first call, once nothing writes into it any more."""
+        """Restore all memory once no collective writes into it any more."""
         try:
             self.exchange.begin()
         except RankEndedError as error:
@@ -69,15 +67,15 @@ class RankDryRun(DryRun):
         super().begin()
 
     def runs_with_others(self, call: FlowingCall) -> bool:
-        """Whether a call is a collective that runs."""
+        """Return True if a call is a collective that runs."""
         return call.signature in self._starters and self.place_of(call) not in self.left_out
 
     def place_of(self, call: FlowingCall) -> int:
-        """The place of a call among those of the rank."""
+        """Return the place of a call among those of the rank."""
         return self._place_of_call[id(call)]
 
     def before(self, call: FlowingCall) -> None:
-        """Wait for what has to be there before a call."""
+        """Wait for the collectives that must be done before a call."""
         try:
             self.exchange.before(self.place_of(call))
         except RankEndedError as error:
@@ -91,12 +89,7 @@ class RankDryRun(DryRun):
             self.control.lost(error)
 
     def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
-        """Run a collective with the other ranks; gives its results.
-
-        Raises
-        ------
-        Unsupported : where the group's backend cannot run it
-        """
+        """Run a collective with the other ranks; raise `Unsupported` if the group's backend cannot."""
         assert plan.prepared is not None, "prepared in the dry run"
         args, _ = plan.prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
@@ -127,7 +120,7 @@ class RankDryRun(DryRun):
         return before != (plan.status, len(plan.redrawn))
 
     def _make_ready(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Arguments for a collective: what flows, or drawn ones; it ends all ranks where there are neither."""
+        """Prepare a collective on memory that flows, else on drawn values; end all ranks if neither works."""
         reason = plan.reason
         if plan.status != SUBSTITUTED:
             try:

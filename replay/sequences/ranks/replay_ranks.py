@@ -1,4 +1,4 @@
-"""A step that several ranks replay together, and what the first of them has to tell of all."""
+"""Step replay by several ranks together, and the results that rank 0 collects."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from opgrip.replay.workers.job import Loaded
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """What a rank's part of a step took, as the first rank tells it.
+    """Results of one rank.
 
     Attributes
     ----------
-    totals : of its sequence, as a file of results has them
-    left_out : collectives that did not run, by the reason
+    totals : of its step, as in a file of results
+    left_out : number of collectives that did not run, by reason
     """
 
     rank: int
@@ -46,13 +46,12 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step of several ranks took.
+    """Results of all ranks.
 
     Attributes
     ----------
-    recorded : ranks in the trace
-    rows : of all ranks, each as of a sequence
-    collectives : of all ranks, those that take most time first
+    recorded : number of ranks in the trace
+    collectives : of all ranks, slowest first
     """
 
     recorded: int
@@ -61,7 +60,7 @@ class StepOutcome:
     collectives: list[CollectiveTimes]
 
     def plain(self) -> dict[str, Any]:
-        """What a file of results says of it."""
+        """Return the form for a file of results."""
         return {
             "recorded": self.recorded,
             "ranks": [
@@ -75,11 +74,11 @@ class StepOutcome:
 def replay_ranks(
     loaded: Loaded, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace with the other ranks; in the first, what it took, and None in the others.
+    """Replay this rank's part of a trace together with the other ranks; only rank 0 returns the results.
 
     Raises
     ------
-    UserError : where the trace is not of so many ranks, or one of them ends
+    UserError : if the trace has another number of ranks, or one of them ends
     """
     settings = sequence_settings(loaded.settings)
     if settings.mode != EAGER:
