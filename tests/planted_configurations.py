@@ -10,7 +10,7 @@ from opgrip.traces.formats.configurations.generators import Arguments, Draw, gen
 from opgrip.traces.formats.configurations.iterators import iterators
 from opgrip.traces.formats.configurations.value_choices import Choices, Listed
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.exact import Constant
 
 
 @iterators.register("PowersOfTwo")

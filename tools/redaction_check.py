@@ -25,7 +25,7 @@ from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import leaves, tensors
 from opgrip.traces.schema.records import Signature
-from opgrip.traces.table.weighted_quantiles import COUNT
+from opgrip.traces.table.call_table import COUNT
 
 CASES = 10
 """So many cases are replayed, those that the program spent most time in."""

@@ -18,7 +18,7 @@ import torch
 from opgrip.cli.output_files import abandon, check_writable, create, discard, partial_path
 from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.io.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
-from opgrip.traces.values.tensor_arrays import array_of
+from opgrip.traces.values.model import array_of
 
 MAX_TENSORS = 500_000
 """Readers of safetensors take a list of 100 MB at most, and an entry is about 110 bytes."""

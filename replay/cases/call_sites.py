@@ -48,7 +48,7 @@ def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, t
     """
     import pandas as pd
 
-    from opgrip.traces.table.weighted_quantiles import COUNT
+    from opgrip.traces.table.call_table import COUNT
 
     amounts = pd.DataFrame({"group": groups, "scope": calls["scope"], COUNT: calls[COUNT]})
     amounts["us"] = calls["raw_ns"] * calls[COUNT] / 1e3

@@ -28,15 +28,15 @@ from opgrip.replay.cases.timing_clusters import (
 from opgrip.replay.inputs.filling import Stored, drawn_values
 from opgrip.replay.operators.lookup import Operator
 from opgrip.traces import Trace
-from opgrip.traces.codec.case_identity import key_of_case, key_of_part
+from opgrip.traces.codec.record_forms import key_of_case, key_of_part
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Observed, Signature
 from opgrip.traces.schema.tensor_specs import value_numbers
+from opgrip.traces.table.call_table import COUNT, counts_of, quantiles
 from opgrip.traces.table.profiler_labels import own_calls
 from opgrip.traces.table.unconverted import no_calls
-from opgrip.traces.table.weighted_quantiles import COUNT, counts_of, quantiles
 from opgrip.traces.values import Drawable
-from opgrip.traces.zoo.distilled import chosen_numbers
+from opgrip.traces.zoo.manifest import chosen_numbers
 
 MOST_VARIANTS = 8
 """Input sets of a case, besides the first one."""

@@ -15,8 +15,8 @@ from opgrip.traces.analysis.graph import Graph, make_graph
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.operator_arguments import Interface, interface_of
 from opgrip.traces.schema.records import NO_STORAGE, Signature
+from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.table.trace import Trace
-from opgrip.traces.table.weighted_quantiles import COUNT
 
 
 @dataclass(frozen=True, slots=True)

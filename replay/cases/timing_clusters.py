@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from opgrip.traces.schema.arguments import numbers_of, with_numbers
 from opgrip.traces.schema.records import NO_STORAGE, Observed, Signature
+from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.table.trace import Trace
-from opgrip.traces.table.weighted_quantiles import COUNT
 
 DIFFERENT = 1.5
 """Ratio of times from which on call sites are in different clusters."""

@@ -20,7 +20,7 @@ from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.operator_arguments import interface_of, schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 
 _REFUSED = re.compile(
     r"not differentiable with respect to argument '(\w+)'|the derivative for '(\w+)' is not implemented"

@@ -53,8 +53,8 @@ from opgrip.replay.workers.engines.local_processes import ProcessEngine, start_e
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path, options_hash
 from opgrip.replay.workers.shards import settle_shard
-from opgrip.traces.table.weighted_quantiles import COUNT
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.table.call_table import COUNT
+from opgrip.traces.zoo.manifest import FIELD
 
 
 def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:

@@ -15,7 +15,7 @@ from opgrip.capture.writing.recording_limits import Held
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, Observed, Signature, Values
-from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.floats import Floats
 
 DENORMAL = 1e-41

@@ -24,7 +24,7 @@ from opgrip.traces.codec.call_blocks import encode_storages
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, Context, Header, Observed, Record, Scope, Signature, Thread, Values
-from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.exact import Constant
 
 SPEC = TensorSpec((512, 128), (128, 1), torch.float32, "cpu", values=0)
 OUTPUT = TensorSpec((512, 128), (128, 1), torch.float32, "cpu")

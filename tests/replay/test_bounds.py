@@ -15,7 +15,7 @@ from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement.indices import bound_indices, bounded_arguments, bounding
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Record, Scope, Signature, Values
-from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.exact import Constant
 
 FAR = 10**9
 BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default

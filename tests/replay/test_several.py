@@ -22,7 +22,7 @@ from opgrip.replay.replay_options import make_parser
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.workers.engines.local_processes import ProcessRunner
 from opgrip.traces.zoo import read_manifest
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
 from opgrip.zoo.corpus.cases import write_cases
 from opgrip.zoo.corpus.distill import distill

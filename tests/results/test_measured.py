@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, Result
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring import baseline_of, distilled_scores, score_of
 from opgrip.zoo.scoring.score_table import plain_of, score_line
 

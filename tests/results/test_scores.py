@@ -22,7 +22,7 @@ from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring import added, baseline_of, read_baselines, score_of, scores, spread, write_baseline
 from opgrip.zoo.scoring.baselines import MOST_BYTES
 from opgrip.zoo.scoring.case_times import machine_of, times_of

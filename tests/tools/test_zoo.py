@@ -16,7 +16,7 @@ from opgrip.tools.opgrip import main
 from opgrip.tools.verbs import zoo_make
 from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest
-from opgrip.traces.zoo.files import SUFFIX
+from opgrip.traces.zoo.manifest import SUFFIX
 from opgrip.zoo import making as zoo
 from opgrip.zoo.making.manifest_file import write_manifest
 

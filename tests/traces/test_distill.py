@@ -25,7 +25,7 @@ from opgrip.traces import Trace, load
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.reader import read_header
 from opgrip.traces.io.shipped_traces import trace_file
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import Corpus, read_corpus
 from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.zoo.corpus.distill import Points, choose, distill, named_by_files, with_times

@@ -32,7 +32,6 @@ from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.schema.records import Calls, DeviceTimes
 from opgrip.traces.table import call_source as sources
 from opgrip.traces.table import distinct_calls as summing
-from opgrip.traces.table import ordered_calls as ordering
 from opgrip.traces.table.lazy_fields import is_made
 from opgrip.traces.table.profiler_labels import own_calls
 
@@ -55,8 +54,8 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let traces of any length be read as long ones are."""
     monkeypatch.setattr(sources, "KEPT_CALLS", -1)
     monkeypatch.setattr(made_calls, "KEPT_CALLS", -1)
-    monkeypatch.setattr(ordering, "BATCH", 300)
-    monkeypatch.setattr(ordering, "NEAR", 2)
+    monkeypatch.setattr(summing, "PART_CALLS", 300)
+    monkeypatch.setattr(summing, "NEAR", 2)
 
 
 def told_of(trace: Trace) -> dict[str, Any]:
@@ -356,8 +355,8 @@ def test_cases_of_a_long_trace_count_all_calls_of_what_was_looked_at_in_places(
     repeat_calls(SHIPPED, path, 20_000, spread=0.1)
     exact = {case.key: case for case in make_cases(load(path))}
     monkeypatch.setattr(sources, "KEPT_CALLS", -1)
-    monkeypatch.setattr(ordering, "NEAR", 2)
-    monkeypatch.setattr(ordering, "BATCH", 500)
+    monkeypatch.setattr(summing, "NEAR", 2)
+    monkeypatch.setattr(summing, "PART_CALLS", 500)
     monkeypatch.setattr(timing_clusters, "MOST_CALLS", 1000)
     trace = load(path)
     looked_at = timing_clusters.calls_looked_at(trace)

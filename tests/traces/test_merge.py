@@ -35,7 +35,7 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.values.booleans import Booleans
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
 from opgrip.zoo.corpus.cases import write_cases
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opgrip.traces.values import value_models
-from opgrip.traces.values.model import fit
-from opgrip.traces.values.tensor_arrays import array_of
+from opgrip.traces.values.model import array_of, fit
 
 REAL = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 REAL += [torch.float16, torch.float32, torch.float64]

@@ -14,7 +14,7 @@ from opgrip.traces.values import fit
 from opgrip.traces.values.drawing import distinct, exactly, parts
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.offsets import Offsets
-from opgrip.traces.values.permutation import Permutation
+from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Progression
 
 TOP = torch.iinfo(torch.int64).max

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.traces.values import fit_argument
-from opgrip.traces.values.booleans import Booleans
-from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.booleans import Booleans, OneHot
+from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.model import MOST, pieces, rows_of
-from opgrip.traces.values.one_hot import OneHot
-from opgrip.traces.values.permutation import Permutation
+from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.probabilities import Probabilities
 from opgrip.traces.values.progression import Progression
 

@@ -15,7 +15,7 @@ from opgrip.capture.command.capture_options import make_parser
 from opgrip.errors import MissingFileError, UserError
 from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
-from opgrip.traces.zoo.files import MODELS, SUFFIX
+from opgrip.traces.zoo.manifest import MODELS, SUFFIX
 from opgrip.zoo.making import count_distinct
 from opgrip.zoo.making.making import record_of
 from opgrip.zoo.making.manifest_file import write_manifest

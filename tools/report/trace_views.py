@@ -12,7 +12,7 @@ from opgrip.tools.report.launches import describe_launches
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.timeline import frames_of, origins
-from opgrip.traces.codec.case_identity import key_of_case
+from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.trace import Trace

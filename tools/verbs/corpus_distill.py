@@ -58,7 +58,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and hold against another replay."""
-    from opgrip.traces.zoo.distilled import FIELD
+    from opgrip.traces.zoo.manifest import FIELD
     from opgrip.zoo.corpus import read_corpus
     from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
     from opgrip.zoo.corpus.distill import describe, distill, named_by_files, with_times

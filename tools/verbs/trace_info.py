@@ -180,8 +180,8 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     from opgrip.traces.analysis.redaction.redaction import REDACTED
     from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
     from opgrip.traces.table.accelerators import facts_in_words, time_doubts
+    from opgrip.traces.table.call_table import COUNT
     from opgrip.traces.table.profiler_labels import are_marks, is_mark
-    from opgrip.traces.table.weighted_quantiles import COUNT
 
     header, calls = trace.header, trace.distinct_calls
     model = header.get("model")
@@ -251,7 +251,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """What a trace stands for that was distilled of others."""
-    from opgrip.traces.zoo.distilled import FIELD, chosen_numbers
+    from opgrip.traces.zoo.manifest import FIELD, chosen_numbers
 
     cases = chosen_numbers(header)
     if cases is not None:
@@ -271,7 +271,7 @@ def _redacted(form: Mapping[str, Any]) -> str:
 
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
     """How many calls were perturbed, and for how many of these the times of others stand."""
-    from opgrip.traces.table.weighted_quantiles import COUNT
+    from opgrip.traces.table.call_table import COUNT
 
     perturbed = calls[calls["perturbed"]]
     others = perturbed["signature"].isin(calls["signature"][~calls["perturbed"]])

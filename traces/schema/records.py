@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeAlias
 
+import torch
 from msgspec import Meta
 
 from opgrip.traces.schema.arguments import Opaque
@@ -23,7 +24,41 @@ from opgrip.traces.schema.privacy import (
     public,
     table,
 )
-from opgrip.traces.schema.value_model import ValueModel
+
+
+class Drawable(Protocol):
+    """What values can be drawn from."""
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """New values on the generator's device, contiguous but where dimensions are expanded.
+
+        Of any shape and dtype, in memory that these bound.
+        """
+
+
+class ValueModel(Drawable, Protocol):
+    """A frozen dataclass whose fields are plain values, as JSON and `encode` know them.
+
+    A field that came later has a default: older traces do not have it, and newer ones leave it out where it is that.
+
+    Attributes
+    ----------
+    priority : models are tried in rising order; the first whose `fit` gives one is kept
+    """
+
+    priority: ClassVar[int]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> ValueModel | None:
+        """The model of this tensor's values; None where this kind of model is not for them.
+
+        Draws no random numbers and leaves the tensor, which is not empty, as it is.
+        """
+
+    def check(self) -> None:
+        """Raise `FormatError` where the fields, which may come from a stranger's file, cannot be drawn from."""
+
 
 FORMAT = "opgrip-trace"
 MAJOR, MINOR = 1, 5

@@ -15,14 +15,12 @@ from opgrip.errors import UserError
 from opgrip.traces.scripts.literals import plain
 from opgrip.traces.scripts.literals import shape as sizes
 from opgrip.traces.values import Drawable
-from opgrip.traces.values.booleans import Booleans
-from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.booleans import Booleans, OneHot
 from opgrip.traces.values.distribution import DIGITS, PROBABILITIES
-from opgrip.traces.values.exact import elements
+from opgrip.traces.values.exact import Constant, elements
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
-from opgrip.traces.values.one_hot import OneHot
-from opgrip.traces.values.permutation import Permutation
+from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Progression
 
 FEW = 64

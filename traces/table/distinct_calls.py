@@ -1,22 +1,18 @@
-"""The calls of a trace without those that are like others: a row for each, with how many it stands for.
-
-What tables and cases say of calls depends on how many there are of which kind, not on each of them. So a trace of
-millions of calls is summed up in memory that grows with the number of different calls alone; and where there are too
-many of these, since hardly two calls take the same time, with that of calls that are alike but for a part in a thousand
-of their time, or an eighth of it where these are too many still.
-"""
+"""The calls of a long trace in little memory: the distinct ones with their counts, or all of them in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
-from opgrip.traces.table.call_source import by_call, or_all
-from opgrip.traces.table.call_table import Names, named_columns
-from opgrip.traces.table.weighted_quantiles import COUNT, unperturbed_ns
+from opgrip.traces.table.call_source import CallSource, by_call, or_all, selected
+from opgrip.traces.table.call_table import COUNT, Names, concatenated_columns, named_columns, unperturbed_ns
 
 KEYS = (
     *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
@@ -180,3 +176,136 @@ def distinct_calls(source: Iterable[CallBlock], names: Names) -> pd.DataFrame:
     for block in source:
         distinct.add(block)
     return distinct.table(names)
+
+
+NEAR = 32
+"""A call is late that starts before what the block so many blocks before it held."""
+PART_CALLS = 1 << 16
+"""Calls that are put into order at a time."""
+START, NUMBER = "start_ns", "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some calls.
+
+    Attributes
+    ----------
+    columns : those of `call_table.COLUMNS`, and `number`: the place among all calls, in the file and then, of rows that
+        are in order, by their start
+    storages : of the tensors of the rows, one row after the other
+    """
+
+    columns: dict[str, np.ndarray[Any, Any]]
+    storages: Integers
+
+    def __len__(self) -> int:
+        return len(self.columns[NUMBER])
+
+    def take(self, places: Integers) -> Rows:
+        """The rows of these places, in their order."""
+        tensors = self.columns["tensors"]
+        counts = tensors[places]
+        firsts = (np.cumsum(tensors) - tensors)[places] - (np.cumsum(counts) - counts)
+        storages = self.storages[np.repeat(firsts, counts) + np.arange(counts.sum())]
+        return Rows({name: column[places] for name, column in self.columns.items()}, storages)
+
+
+def ordered_rows(source: CallSource) -> Iterator[Rows]:
+    """All calls, in parts that follow each other; of calls that start at once, those first that stand first."""
+    if source.is_kept:
+        rows = _rows(list(source))
+        yield _numbered(rows.take(np.argsort(rows.columns[START], kind="stable")), 0)
+        return
+    late, _ = _in_order(_joined([*_late_rows(source)]), None)
+    pending: list[Rows] = []
+    number = 0
+    for rows, bound_ns in _near_rows(source):
+        pending.append(rows)
+        due, rest = _in_order(_joined(pending), bound_ns)
+        end = len(late) if bound_ns is None else int(np.searchsorted(late.columns[START], bound_ns, side="right"))
+        if end:
+            due, _ = _in_order(_joined([late.take(np.arange(end)), due]), None)
+            late = late.take(np.arange(end, len(late)))
+        pending = [rest]
+        if len(due):
+            yield _numbered(due, number)
+            number += len(due)
+
+
+class _Lateness:
+    """Tells late calls from the others, one block after the other."""
+
+    def __init__(self) -> None:
+        self._newest_ns = np.iinfo(np.int64).min
+        self._bounds = deque([self._newest_ns] * NEAR, maxlen=NEAR)
+
+    @property
+    def bound_ns(self) -> int:
+        """When the calls of all later blocks start at the earliest, but for the late ones."""
+        return int(self._bounds[0])
+
+    def flags(self, block: CallBlock) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Of each call of the next block, whether it is late."""
+        flags = block.start_ns < self.bound_ns
+        self._newest_ns = max(self._newest_ns, int(block.start_ns.max()))
+        self._bounds.append(self._newest_ns)
+        return flags
+
+
+def _late_rows(source: Iterable[CallBlock]) -> Iterator[Rows]:
+    lateness, number = _Lateness(), 0
+    for block in source:
+        flags = lateness.flags(block)
+        if flags.any():
+            rows = _rows([selected(block, flags)])
+            yield Rows(rows.columns | {NUMBER: number + np.flatnonzero(flags)}, rows.storages)
+        number += len(block)
+
+
+def _near_rows(source: Iterable[CallBlock]) -> Iterator[tuple[Rows, int | None]]:
+    """The rows that are not late, each time with when all later ones start at the earliest; None behind the last."""
+    lateness, number = _Lateness(), 0
+    blocks: list[CallBlock] = []
+    numbers: list[Integers] = []
+    size = 0
+    for block in source:
+        near = ~lateness.flags(block)
+        blocks.append(selected(block, near))
+        numbers.append(number + np.flatnonzero(near))
+        number += len(block)
+        size += len(block)
+        if size >= PART_CALLS:
+            yield _with_numbers(_rows(blocks), numbers), lateness.bound_ns
+            blocks, numbers, size = [], [], 0
+    yield _with_numbers(_rows(blocks), numbers), None
+
+
+def _with_numbers(rows: Rows, numbers: Sequence[Integers]) -> Rows:
+    return Rows(rows.columns | {NUMBER: np.concatenate([np.empty(0, dtype=np.int64), *numbers])}, rows.storages)
+
+
+def _rows(blocks: Sequence[CallBlock]) -> Rows:
+    columns = concatenated_columns(blocks)
+    storages = [block.storages for block in blocks if len(block.tensors)]
+    number = np.arange(len(columns[START]))
+    return Rows(columns | {NUMBER: number}, np.concatenate([np.empty(0, dtype=np.int64), *storages]))
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    if not parts:
+        return _rows([])
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return Rows(columns, np.concatenate([part.storages for part in parts]))
+
+
+def _in_order(rows: Rows, bound_ns: int | None) -> tuple[Rows, Rows]:
+    """The rows that start until then, in order, and the others; None for all."""
+    starts = rows.columns[START]
+    order = np.lexsort((rows.columns[NUMBER], starts))
+    end = len(order) if bound_ns is None else int(np.searchsorted(starts[order], bound_ns, side="right"))
+    return rows.take(order[:end]), rows.take(order[end:])
+
+
+def _numbered(rows: Rows, first: int) -> Rows:
+    return Rows(rows.columns | {NUMBER: first + np.arange(len(rows))}, rows.storages)

@@ -37,14 +37,22 @@ from opgrip.traces.schema.records import (
 from opgrip.traces.table.accelerators import merge_facts
 from opgrip.traces.table.call_filter import choice_of
 from opgrip.traces.table.call_source import CallSource
-from opgrip.traces.table.call_table import Names, all_storages, calls_table, rows_table, summarize_kernels, with_times
-from opgrip.traces.table.distinct_calls import distinct_calls
+from opgrip.traces.table.call_table import (
+    COUNT,
+    Names,
+    all_storages,
+    calls_table,
+    quantiles,
+    rows_table,
+    summarize_kernels,
+    typical_of,
+    with_times,
+)
+from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
 from opgrip.traces.table.lazy_fields import OnDemand, is_made
-from opgrip.traces.table.ordered_calls import NUMBER, ordered_rows
 from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
 from opgrip.traces.table.step_starts import unfinished_calls
 from opgrip.traces.table.time_pictures import check_columns, draw_times
-from opgrip.traces.table.weighted_quantiles import COUNT, quantiles, typical_of
 from opgrip.traces.values import ValueModel
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Value models: what is kept of a tensor's values, enough to draw others that make an operator behave the same."""
 
-from opgrip.traces.schema.value_model import Drawable, ValueModel
+from opgrip.traces.schema.records import Drawable, ValueModel
 from opgrip.traces.values.model import (
     fit,
     value_model_from_json,

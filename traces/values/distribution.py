@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.traces.values.drawing import at_quantiles
-from opgrip.traces.values.model import every_so_many
-from opgrip.traces.values.tensor_arrays import array_of
+from opgrip.traces.values.model import array_of, every_so_many
 
 Floats1D = NDArray[np.floating[Any]]
 """Real numbers (N,) of four or eight bytes."""

@@ -1,4 +1,4 @@
-"""The values themselves, of a tensor small enough."""
+"""Value models of few values: all of a small tensor, or the one that a tensor consists of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import HIGHEST, LOWEST, UNSIGNED
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.model import PIECES, value_models
 
 MAX_ELEMENTS = 64
 
@@ -62,3 +62,32 @@ def elements(data: list[bool | int | float | complex], dtype: torch.dtype, devic
     # torch reads whole numbers as of 64 bits with a sign; those without one are the same bits
     signed = [value if value <= HIGHEST else value - UNSIGNED - 1 for value in map(int, real)]
     return torch.tensor(signed, dtype=torch.int64, device=device).to(dtype)
+
+
+@value_models.register("constant")
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The value that all elements of a tensor of any size have, which may be nan."""
+
+    value: bool | int | float | complex
+
+    priority: ClassVar[int] = 10
+    seen: ClassVar[str] = PIECES
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> Constant | None:
+        """The value, where there is but one."""
+        first, last = (tensor[(at,) * tensor.dim()] for at in (0, -1))
+        value, other = first.item(), last.item()
+        if value != value:
+            # nan is not equal to itself
+            return cls(value) if other != other and bool(tensor.isnan().all()) else None
+        return cls(value) if value == other and bool((tensor == first).all()) else None
+
+    def check(self) -> None:
+        """A number that a tensor can hold."""
+        check_element(self.value)
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """The value again."""
+        return elements([self.value], dtype, generator.device)[0].expand(shape).clone()

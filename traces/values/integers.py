@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import between, distinct, parts, scaled, shuffled
-from opgrip.traces.values.model import PIECES, every_so_many, value_models
+from opgrip.traces.values.model import PIECES, array_of, every_so_many, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
-from opgrip.traces.values.tensor_arrays import array_of
 
 Integers1D = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.schema.arguments import tensors
-from opgrip.traces.schema.value_model import ValueModel
+from opgrip.traces.schema.records import ValueModel
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.floats import Floats

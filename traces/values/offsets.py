@@ -12,8 +12,7 @@ from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import at_quantiles, scaled, shuffled
 from opgrip.traces.values.integers import tally
-from opgrip.traces.values.model import leading, value_models
-from opgrip.traces.values.tensor_arrays import array_of
+from opgrip.traces.values.model import array_of, leading, value_models
 
 DISTINCT = 64
 """So many different lengths are kept with their counts; of more, quantiles."""

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.traces.values import drawing as checks
-from opgrip.traces.values.model import leading, taken, value_models
-from opgrip.traces.values.tensor_arrays import array_of
+from opgrip.traces.values.model import array_of, leading, taken, value_models
 
 HEADS = (64, 1 << 12)
 """So many elements, the first ones, are looked at before others are, until two of them differ."""

@@ -1,17 +1,18 @@
-"""The manifest of the zoo, `traces/zoo.json`, and what the name of a trace's file says."""
+"""The manifest of the zoo, `traces/zoo.json`, the files of its traces, and what names and headers of traces say."""
 
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opgrip.cli.suggestions import did_you_mean
-from opgrip.errors import UserError
+from opgrip.errors import MissingFileError, UserError
 
 MANIFEST = Path(__file__).parent.parent / "zoo.json"
 FORMAT = 1
@@ -167,3 +168,48 @@ def told_apart(names: Sequence[str]) -> list[str]:
         taken.add(own)
         distinct.append(own)
     return distinct
+
+
+MODELS = Path(__file__).parent / "models"
+PREFIX = "zoo:"
+"""What the name of a trace begins with where a file can be."""
+SUFFIX = ".jsonl.zst"
+PACKAGE = "opgrip_zoo"
+
+
+def zoo_file(trace: ZooTrace) -> Path:
+    """The file of a trace.
+
+    Raises
+    ------
+    MissingFileError : where it is not installed
+    """
+    for folder in _folders():
+        file = folder / f"{trace.name}{SUFFIX}"
+        if file.is_file():
+            return file
+    raise MissingFileError(
+        f"the trace {trace.name} of the zoo is not installed",
+        "install the package opgrip-zoo (docs/zoo.md), or opgrip zoo make " + trace.name,
+    )
+
+
+def _folders() -> Iterator[Path]:
+    yield MODELS
+    package = importlib.util.find_spec(PACKAGE)
+    for folder in (package and package.submodule_search_locations) or ():
+        yield Path(folder)
+
+
+FIELD = "distilled"
+"""Field of the header of a distilled trace. Readers that do not know it ignore it."""
+
+
+def chosen_numbers(header: Mapping[str, Any]) -> range | None:
+    """Return the numbers of the signatures that a distilled trace is of, or None if it is not distilled.
+
+    Other signatures of such a trace are of calls that precede these.
+    """
+    field = header.get(FIELD)
+    keys = field.get("keys") if isinstance(field, dict) else None
+    return range(len(keys)) if isinstance(keys, list) else None

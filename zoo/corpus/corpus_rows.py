@@ -10,7 +10,7 @@ import pandas as pd
 
 from opgrip.errors import shortened
 from opgrip.traces.analysis.differences.side import call_outline
-from opgrip.traces.codec.case_identity import key_of_case
+from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import plain_name

@@ -21,7 +21,7 @@ from opgrip.cli.output_files import whole_file
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError, shortened
 from opgrip.traces.zoo import Recording, ZooTrace, zoo_file
-from opgrip.traces.zoo.files import MODELS, SUFFIX
+from opgrip.traces.zoo.manifest import MODELS, SUFFIX
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace

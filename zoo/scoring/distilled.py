@@ -13,7 +13,7 @@ from opgrip.replay.comparison.priors import SHORT_US, USUAL
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, Result
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring.baselines import MOST_US, is_of_program, is_time, unusual_in
 from opgrip.zoo.scoring.case_times import is_plain_but_threads, machine_of, measured_of, way_of
 from opgrip.zoo.scoring.scores import Score, TraceScore, check_ways, score_traces

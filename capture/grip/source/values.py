@@ -29,7 +29,7 @@ import torch
 
 from opgrip.capture.grip.source.imports import is_imported
 from opgrip.capture.grip.source.resolve import is_bound
-from opgrip.traces.values.tensor_arrays import array_of
+from opgrip.traces.values.model import array_of
 
 MOST_ELEMENTS = 256
 """Tensors and arrays of more elements are no constants that belong in a source file."""

@@ -16,7 +16,7 @@ from opgrip.traces import TraceReader, load
 from opgrip.traces.formats.param import NAME
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.shipped_traces import trace_file
-from opgrip.traces.zoo.distilled import chosen_numbers
+from opgrip.traces.zoo.manifest import chosen_numbers
 
 
 class TraceSource:

@@ -20,7 +20,7 @@ from opgrip.replay.replay_options import Output
 from opgrip.replay.results.origins import MachineColumns
 from opgrip.replay.results.results import Result
 from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, journal_path, unlike
-from opgrip.traces.zoo.distilled import FIELD
+from opgrip.traces.zoo.manifest import FIELD
 
 OF_TRACE = ("trace", "trace_hash", FIELD)
 """Parts of a header that each trace has of its own."""

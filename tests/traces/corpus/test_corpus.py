@@ -16,7 +16,7 @@ from programs import train_tiny_net
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.codec.case_identity import key_of_case
+from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.zoo.corpus import Corpus, members_of, read_corpus, summarize
 from opgrip.zoo.corpus.cases import write_cases

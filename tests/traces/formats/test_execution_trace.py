@@ -30,7 +30,7 @@ from opgrip.errors import UserError
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
-from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.integers import Integers
 
 ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"

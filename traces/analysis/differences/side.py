@@ -11,17 +11,17 @@ from typing import Any
 
 from opgrip.cli.output_files import whole_file
 from opgrip.errors import UserError, shortened
-from opgrip.traces.codec.case_identity import key_of_case
+from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import FormatError, GeneratorSpec, Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.schema.json_values import check_finite, elapsed_ns, integer, text
 from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import tensor_outline
+from opgrip.traces.table.call_table import COUNT, quantiles
 from opgrip.traces.table.profiler_labels import STEP_LABEL, own_calls
 from opgrip.traces.table.step_starts import reported_starts
 from opgrip.traces.table.trace import Trace, load
-from opgrip.traces.table.weighted_quantiles import COUNT, quantiles
 from opgrip.traces.values import ValueModel
 
 STEP, TRACE, CALL = "step", "trace", "call"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from opgrip.traces.analysis.longtail.thread_calls import MadeCall, MadeCalls
 from opgrip.traces.analysis.timeline import in_runs
-from opgrip.traces.table.weighted_quantiles import COUNT
+from opgrip.traces.table.call_table import COUNT
 
 Step: TypeAlias = tuple[int, str, int, str]
 """From one call to the next: scope and operator of both."""

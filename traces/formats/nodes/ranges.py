@@ -12,11 +12,10 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.limits import check_nesting
 from opgrip.traces.values import ValueModel
-from opgrip.traces.values.constant import Constant
-from opgrip.traces.values.exact import Exact
+from opgrip.traces.values.exact import Constant, Exact
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.offsets import Offsets
-from opgrip.traces.values.permutation import Permutation
+from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Progression
 
 Range = tuple[int | float, int | float]
