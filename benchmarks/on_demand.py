@@ -143,7 +143,7 @@ def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]
         while not spent.left_out[Thinning.STEPS]:
             steps(1, capture.step)
         alone = watched = 0
-        before, written = spent.left_out[Thinning.STEPS], recorder.writing_ns
+        before, written = spent.left_out[Thinning.STEPS], recorder.work.writing_ns
         for _ in range(turns):
             watched += steps(TURN, capture.step)
             began = time.perf_counter_ns()
@@ -151,7 +151,7 @@ def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]
             recorder.leave_steps()
             alone += steps(TURN)
             aside_ns += time.perf_counter_ns() - began
-        watched += recorder.writing_ns - written
+        watched += recorder.work.writing_ns - written
         passed = spent.left_out[Thinning.STEPS] - before
     return watched / alone, turns * TURN - passed, turns * TURN
 

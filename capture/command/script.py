@@ -15,7 +15,7 @@ from time import sleep
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from opgrip.capture.program.ranks import rank
+from opgrip.capture.program.processes import rank
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import MissingFileError, UserError, one_line
 

@@ -15,13 +15,12 @@ from torch import nn
 from opgrip.capture.command.capture_options import OPTIONS, Recording, check_grips
 from opgrip.capture.models import load_program, source_of
 from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program
-from opgrip.capture.program.capture_choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
+from opgrip.capture.program.capture_choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS, OUTPUT
+from opgrip.capture.program.processes import own_path
 from opgrip.capture.session.capture import Capture
-from opgrip.capture.session.capture_processes import own_path
-from opgrip.capture.session.private_captures import OUTPUT
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures import full_values
-from opgrip.capture.timing.kernels import check_kernels
+from opgrip.capture.timing.device_time import check_kernels
 from opgrip.cli.error_causes import cause_of
 from opgrip.cli.options import from_arguments, refuse_options
 from opgrip.cli.output_files import check_writable, reason_of

@@ -267,7 +267,7 @@ class Grips:
         """Write a function's sample while the program goes on."""
         thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
         self._writing.append(thread)
-        with own_work() if self._recorder is None else self._recorder.own_work():
+        with own_work() if self._recorder is None else self._recorder.own_calls.lock:
             thread.start()
 
     def _write(self, keeper: Keeper) -> None:

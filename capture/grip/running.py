@@ -10,8 +10,12 @@ from typing import Any, cast
 
 import torch
 
-from opgrip.capture.torch_compat.compiler_private import OrderlyMode, hide_from_compiler, leave_compiled
-from opgrip.capture.torch_compat.higher_order_private import see_higher_order
+from opgrip.capture.torch_compat.compiler_private import (
+    OrderlyMode,
+    hide_from_compiler,
+    leave_compiled,
+    see_higher_order,
+)
 from opgrip.errors import raise_if_from_program
 
 INPUT_AWARE = "InputAware"

@@ -24,7 +24,7 @@ from opgrip.capture.grip.objects import CannotHold, SpecTree, take
 from opgrip.capture.grip.patterns import LOCALS
 from opgrip.capture.grip.running import RANDOM, Running, spent
 from opgrip.capture.program.capture_choices import CALLS
-from opgrip.capture.program.contexts import describe_autocast, describe_context, read_context
+from opgrip.capture.program.environment import describe_autocast, describe_context, read_context
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.signatures.signatures import call_key
 from opgrip.capture.torch_compat.torch_private import is_transforming
@@ -227,7 +227,7 @@ class Watched:
         function, keeper, recorder = self.function, self.keeper, self.recorder
         if at_own_work() or (recorder is None and (keeper is None or not keeper.has_room())):
             return function(*args, **kwargs)
-        if recorder is not None and (recorder.at_own_work() or recorder.idle):
+        if recorder is not None and (recorder.at_own_work() or recorder.threads.idle):
             return function(*args, **kwargs)
         try:
             with own_work(), isolate_from_program():
@@ -245,14 +245,14 @@ class Watched:
         if recorder is None:
             return run_and_keep()
         positional, named = arguments.tree
-        return recorder.mode_here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
+        return recorder.threads.here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
 
     def _lose(self, error: Exception) -> None:
         raise_if_from_program(error)
         if self.keeper is not None:
             self.keeper.lost[one_line(error)] += 1
         if self.recorder is not None:
-            self.recorder.drop(self.name, error)
+            self.recorder.lost.drop(self.name, error)
 
 
 def _bound_name(function: FunctionType) -> str:

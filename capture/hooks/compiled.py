@@ -16,8 +16,12 @@ from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.capture_choices import OPERATORS
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.torch_compat.compiler_private import leave_compiled
-from opgrip.capture.torch_compat.higher_order_private import compiling_as_unwatched, place_of_compiling, stance_here
+from opgrip.capture.torch_compat.compiler_private import (
+    compiling_as_unwatched,
+    leave_compiled,
+    place_of_compiling,
+    stance_here,
+)
 from opgrip.traces.schema.records import COMPILED
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
@@ -75,9 +79,9 @@ class CompiledWatch:
             mode = None
             try:
                 name = f"torch.compile:{region_name(graph)}"
-                mode = self.recorder.mode_here()
+                mode = self.recorder.threads.here()
             except Exception as error:
-                self.recorder.drop("compiled region", error)
+                self.recorder.lost.drop("compiled region", error)
             if mode is None:
                 return original(graph, inputs)
             return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})

@@ -76,7 +76,7 @@ class ExtensionWatch:
                     continue
                 self._watched_names.add(module.__name__)
         except Exception as error:
-            self.recorder.drop(f"extension {module.__name__}", error)
+            self.recorder.lost.drop(f"extension {module.__name__}", error)
 
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
         """Watch the functions that a library has been asked for, and those that it will be."""
@@ -101,7 +101,7 @@ class ExtensionWatch:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.at_own_work():
                 return function(*args, **kwargs)
-            return recorder.mode_here().call(name, EXTENSION, lambda: function(*args, **kwargs), args, kwargs)
+            return recorder.threads.here().call(name, EXTENSION, lambda: function(*args, **kwargs), args, kwargs)
 
         if isinstance(function, _FUNCTION_POINTER):
             return _Pointer(function, recorded)

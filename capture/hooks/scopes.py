@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FunctionType, TracebackType
@@ -15,9 +16,9 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from opgrip.capture.program.contexts import describe_autocast
+from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.patches import Patches
-from opgrip.capture.program.places import OPTIMIZER, Place
+from opgrip.capture.program.places import OPTIMIZER, Location
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.timing.budget import Thinning
@@ -26,63 +27,20 @@ from opgrip.errors import is_from_program
 from opgrip.traces.schema.records import HIGHER_ORDER
 
 
-class ModulePaths:
-    """The paths of the modules that were met, by identity: modules may compare as they like.
+class ScopeWatch:
+    """While it is entered, keeps the places of all threads' modes up to date.
 
     Parameters
     ----------
-    model : the module that paths begin at; else each outermost module that is called begins its own
+    module_raised : is called with what an outermost module raises
     """
 
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._paths_by_id: dict[int, tuple[ref[nn.Module], str]] = {}
-        if model is not None:
-            self._name_all(model)
-
-    def of(self, module: nn.Module) -> str | None:
-        """The path of a module; None where none is known."""
-        entry = self._paths_by_id.get(id(module))
-        return entry[1] if entry is not None and entry[0]() is module else None
-
-    def called(self, module: nn.Module, above: str | None) -> str:
-        """The path of a module that is called.
-
-        Parameters
-        ----------
-        above : path of the module that calls it; None outside all modules
-        """
-        path = self.of(module)
-        if path is None and above is None:
-            self._name_all(module)
-            path = ""
-        elif path is None:
-            # called, but not registered, by the module above it
-            path = ".".join(filter(None, (above, f"({type(module).__name__})")))
-            self._paths_by_id[id(module)] = (ref(module), path)
-        return path
-
-    def _name_all(self, root: nn.Module) -> None:
-        # not by named_modules, which passes over a module that equals another one
-        queue, visited_ids = [("", root)], set()
-        for path, module in queue:
-            if id(module) in visited_ids:
-                continue
-            visited_ids.add(id(module))
-            if self.of(module) is None:
-                self._paths_by_id[id(module)] = (ref(module), path)
-            children = ((name, child) for name, child in module._modules.items() if child is not None)
-            queue += [(f"{path}.{name}" if path else name, child) for name, child in children]
-
-
-class ScopeWatch:
-    """While it is entered, keeps the places of all threads' modes up to date."""
-
-    def __init__(self, recorder: Recorder, model: nn.Module | None = None) -> None:
+    def __init__(self, recorder: Recorder, module_raised: Callable[[BaseException], None] | None = None) -> None:
         self.recorder = recorder
-        self._paths = ModulePaths(model)
+        self._paths = recorder.module_paths
+        self._module_raised = module_raised
         self._hooks = ExitStack()
         self._patches = Patches()
-        recorder.path_of = self._paths.of
 
     def __enter__(self) -> ScopeWatch:
         self._hooks.callback(register_optimizer_step_pre_hook(self._enter_optimizer).remove)
@@ -113,8 +71,8 @@ class ScopeWatch:
                 enter(mode, depth, module)
                 return original(module, *args, **kwargs)
             except Exception as error:
-                if not depth and self.recorder.module_raised is not None:
-                    self._tell(self.recorder.module_raised, error)
+                if not depth and self._module_raised is not None:
+                    self._report(self._module_raised, error)
                 raise
             finally:
                 try:
@@ -122,16 +80,16 @@ class ScopeWatch:
                 except BaseException as error:
                     # it was interrupted, or has failed behind the point at which the place is left
                     mode.leave_to(depth)
-                    self.recorder.drop("module scope", error)
+                    self.recorder.lost.drop("module scope", error)
 
         return functools.wraps(original)(watched)
 
     def _mode_here(self) -> tuple[ThreadMode | None, int]:
         """Return the mode that follows this thread, None if none does, and its depth."""
         try:
-            mode = self.recorder.mode_in_step()
+            mode = self.recorder.threads.in_step()
             if mode is None:
-                self.recorder.passed += 1
+                self.recorder.work.modules_passed += 1
                 return None, 0
             mode.settle()
             depth = mode.depth()
@@ -140,7 +98,7 @@ class ScopeWatch:
                 return None, 0
             return mode, depth
         except Exception as error:
-            self.recorder.drop("module scope", error)
+            self.recorder.lost.drop("module scope", error)
             return None, 0
 
     def _enter_module(self, mode: ThreadMode, depth: int, module: nn.Module) -> None:
@@ -155,9 +113,9 @@ class ScopeWatch:
             mode.enter(module, there[1])
         except Exception as error:
             mode.leave_to(depth)
-            self.recorder.drop("module scope", error)
+            self.recorder.lost.drop("module scope", error)
 
-    def _place_in(self, module: nn.Module, place: Place) -> Place:
+    def _place_in(self, module: nn.Module, place: Location) -> Location:
         if place.gripped and (place.inside or "").startswith(HIGHER_ORDER) and isinstance(module, GraphModule):
             # torch made it of a function that the operator takes
             return place
@@ -168,7 +126,7 @@ class ScopeWatch:
         if torch.compiler.is_dynamo_compiling():
             return
         try:
-            mode = self.recorder.mode_in_step()
+            mode = self.recorder.threads.in_step()
             if mode is None:
                 return
             mode.settle()
@@ -176,24 +134,24 @@ class ScopeWatch:
             # the frame that runs the step: if that fails, no hook tells
             mode.enter(optimizer, self.recorder.places.phase(mode.place, OPTIMIZER), sys._getframe(1))
         except Exception as error:
-            self.recorder.drop("optimizer scope", error)
+            self.recorder.lost.drop("optimizer scope", error)
 
     def _leave_optimizer(self, optimizer: Any, *ignored: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
             return
         try:
-            mode = self.recorder.mode_in_step()
+            mode = self.recorder.threads.in_step()
             if mode is not None:
                 mode.leave(optimizer)
                 self.recorder.steps.end_optimizer_step(optimizer)
         except Exception as error:
-            self.recorder.drop("optimizer scope", error)
+            self.recorder.lost.drop("optimizer scope", error)
 
-    def _tell(self, told: Callable[[BaseException], None], error: Exception) -> None:
+    def _report(self, report: Callable[[BaseException], None], error: Exception) -> None:
         try:
-            told(error)
+            report(error)
         except Exception as fault:
-            self.recorder.drop("module that raised", fault)
+            self.recorder.lost.drop("module that raised", fault)
 
     def _watching_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -204,13 +162,13 @@ class ScopeWatch:
                 if is_from_program(error):
                     # or calls to come would have the wrong scope
                     self._note_autocast()
-                self.recorder.drop("autocast scope", error)
+                self.recorder.lost.drop("autocast scope", error)
             return result
 
         return watched
 
     def _note_autocast(self) -> None:
-        mode = self.recorder.mode_in_step()
+        mode = self.recorder.threads.in_step()
         if mode is not None:
             mode.set_autocast(describe_autocast())
 
@@ -218,3 +176,55 @@ class ScopeWatch:
 # what a compiled step leaves to Python between its regions
 for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
     hide_from_compiler(cast(FunctionType, hook))
+
+
+class ThreadWatch:
+    """While it is entered, threads that are started with `threading.Thread` record their calls.
+
+    Those that ran before are not seen, nor those of other libraries' own making.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._patches = Patches()
+
+    def __enter__(self) -> ThreadWatch:
+        self._patches.replace(threading.Thread, "start", self._watching)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._patches.undo()
+
+    def _watching(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        def watched(thread: threading.Thread) -> None:
+            if not self.recorder.at_own_work():
+                self._watch(thread)
+            start(thread)
+
+        return watched
+
+    def _watch(self, thread: threading.Thread) -> None:
+        run = thread.run
+
+        def recorded() -> None:
+            # as it was: a thread that holds itself would live on
+            thread.__dict__.pop("run", None)
+            mode = None
+            try:
+                mode = self.recorder.threads.here()
+                mode.__enter__()
+            except Exception as error:
+                self.recorder.lost.drop(f"thread {thread.name}", error)
+                mode = None
+            if mode is None:
+                run()
+                return
+            try:
+                run()
+            finally:
+                mode.__exit__(None, None, None)
+                mode.ended = True
+
+        thread.run = recorded  # type: ignore[method-assign]

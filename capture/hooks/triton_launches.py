@@ -21,7 +21,7 @@ from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.patches import LateModules, Patches
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
-from opgrip.capture.torch_compat.higher_order_private import is_higher_order
+from opgrip.capture.torch_compat.compiler_private import is_higher_order
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.operator_arguments import TYPES, launch_keywords
 from opgrip.traces.schema.python_objects import NamedSpec
@@ -73,21 +73,21 @@ class TritonWatch:
             for name in TUNING.get(module.__name__, ()):
                 self._patches.replace(getattr(module, name), "_bench", self._passing_over)
         except Exception as error:
-            self.recorder.drop(f"kernels of {module.__name__}", error)
+            self.recorder.lost.drop(f"kernels of {module.__name__}", error)
 
     def _recording(self, run: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
 
         @functools.wraps(run)
         def recorded(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.idle or recorder.at_own_work() or kwargs.get("warmup"):
+            if recorder.threads.idle or recorder.at_own_work() or kwargs.get("warmup"):
                 return run(kernel, *args, **kwargs)
             launch = self._describe(kernel, args, kwargs)
             if launch is None:
                 return run(kernel, *args, **kwargs)
             if launch.repeat_grid is not None:
                 kwargs["grid"] = launch.repeat_grid
-            mode = recorder.mode_here()
+            mode = recorder.threads.here()
             with _inside_operator(recorder, mode):
                 return mode.call(
                     *(launch.name, EXTENSION, lambda: run(kernel, *args, **kwargs), launch.args, launch.kwargs),
@@ -104,9 +104,9 @@ class TritonWatch:
             name = name_of(kernel)
             if not getattr(_tuning, "depth", 0):
                 return describe_launch(kernel, args, kwargs)
-            self.recorder.dropped[name, TRIED] += 1
+            self.recorder.lost.dropped[name, TRIED] += 1
         except Exception as error:
-            self.recorder.drop(name, error)
+            self.recorder.lost.drop(name, error)
         return None
 
     def _passing_over(self, bench: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +125,7 @@ class TritonWatch:
     def _inside_kernel(self, tuner: Any) -> Iterator[None]:
         """Calls of the block, which prepare launches and run between them, are inside the kernel that is tuned."""
         recorder, token = self.recorder, object()
-        mode = recorder.mode_here()
+        mode = recorder.threads.here()
         mode.enter(token, recorder.places.inside(mode.place, name_of(innermost_kernel(tuner))))
         try:
             yield

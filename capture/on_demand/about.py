@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Any
 
-from opgrip.capture.program.ranks import rank
+from opgrip.capture.program.processes import rank
 
 
 def describe() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from opgrip.capture.program.ranks import rank, with_mark
+from opgrip.capture.program.processes import rank, with_mark
 from opgrip.errors import UserError
 
 DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"

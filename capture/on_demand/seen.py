@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-from opgrip.capture.program.ranks import rank
+from opgrip.capture.program.processes import rank
 from opgrip.cli.output_files import cannot_be_written, open_ordinary
 from opgrip.errors import UserError
 from opgrip.traces.analysis.differences.side import SUFFIX, Side, read_day, write_day

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from threading import Condition
+from types import TracebackType
 from typing import Any
 
 import torch
 
+from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.torch_private import out_of_tree_device
 
 KINDS = ("cuda", "xpu")
@@ -97,3 +101,81 @@ def describe_devices() -> dict[str, str]:
             name_of = getattr(getattr(torch, kind), "get_device_name", lambda index, kind=kind: kind)
             names[device] = str(name_of(int(index)))
     return names
+
+
+CLASSES = ("CUDAGraph", "XPUGraph", "Graph")
+"""What the modules of accelerators call theirs; each has `capture_begin` and `capture_end`."""
+
+
+class GraphCaptures:
+    """Lets the recording ask devices between the program's captures of graphs, and these begin between questions."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with no capture and no question, as a forked process does, of whose threads this one alone is left."""
+        self._changed = Condition()
+        self._ongoing = self._questions = 0
+
+    def __enter__(self) -> GraphCaptures:
+        for kind in accelerators():
+            for name in CLASSES:
+                graph = getattr(getattr(torch, kind, None), name, None)
+                if hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):
+                    self._patches.replace(graph, "capture_begin", self._beginning)
+                    self._patches.replace(graph, "capture_end", self._ending)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._patches.undo()
+
+    @property
+    def is_ongoing(self) -> bool:
+        """Whether the program captures one now."""
+        return self._ongoing > 0
+
+    @contextmanager
+    def question(self) -> Iterator[bool]:
+        """A block in which devices may be asked, and no capture begins; yields False where one is under way."""
+        with self._changed:
+            may_ask = self._ongoing == 0
+            self._questions += may_ask
+        try:
+            yield may_ask
+        finally:
+            with self._changed:
+                self._questions -= may_ask
+                self._changed.notify_all()
+
+    def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_begin(*args: Any, **kwargs: Any) -> Any:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._questions)
+                self._ongoing += 1
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                self._end()
+                raise
+
+        return capture_begin
+
+    def _ending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._end()
+
+        return capture_end
+
+    def _end(self) -> None:
+        with self._changed:
+            # one that began before this was watching is not counted
+            self._ongoing = max(0, self._ongoing - 1)

@@ -1,6 +1,14 @@
-"""What a capture can be asked for, in the words of its options."""
+"""The choices that a capture's options offer, and which of them exclude each other."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.errors import UserError
+
+if TYPE_CHECKING:
+    from opgrip.traces.analysis.redaction import Policy
 
 SKETCH, FULL = VALUES = ("sketch", "full")
 """What is kept of tensors' values: a model, or all of them."""
@@ -16,3 +24,60 @@ CALLS = 3
 """Distinct signatures of a gripped function whose calls are kept."""
 GRIPS = "grips"
 """The folder that samples are written into where none is named: `samples` stands for those that ship."""
+
+
+def check_choices(model: object, values: str, device_time: str) -> None:
+    """Raise if an argument is invalid."""
+    from torch import nn
+
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
+        )
+    if values not in VALUES:
+        raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
+    if device_time not in DEVICE_TIMES:
+        raise UserError(f"{device_time!r} is no way to time a device", f"choose {' or '.join(DEVICE_TIMES)}")
+
+
+def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:
+    """Raise `UserError` if only the last calls are kept, and another option needs all of them."""
+    if last is None:
+        return
+    if last < 1:
+        raise UserError(f"--last {last} keeps no call", "keep 1 or more")
+    if str(path) == "-":
+        raise UserError("--last writes a file when something happens", "name one with --output")
+    if values == FULL:
+        raise UserError("--values full keeps what --last forgets", "leave out one of them")
+    if device_time == KERNELS:
+        raise UserError("--device-time kernels is for some steps, and --last for all", "leave out one of them")
+    if has_limits:
+        raise UserError(
+            "--max-calls, --max-bytes and --max-memory end a recording, and --last goes on", "leave out one"
+        )
+
+
+OUTPUT = "private.jsonl"
+"""Default file of a private trace: the names of script and model would tell what ran."""
+
+
+def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:
+    """Raise `UserError` for options that would write what a private capture must not."""
+    if salt_file is not None and not private:
+        raise UserError("--salt-file is of names that --private hashes", "add --private")
+    if not private:
+        return
+    if values == FULL:
+        raise UserError("--values full writes the values themselves", "leave out --private, or --values")
+    if grip_to is not None:
+        raise UserError("--grip-to writes samples with source and values", "leave out --private, or --grip-to")
+
+
+def policy_of(private: bool, salt_file: str | Path | None) -> Policy | None:
+    """Return how records are redacted, or None."""
+    from opgrip.traces.analysis.redaction import Policy, salt_of
+
+    if not private:
+        return None
+    return Policy() if salt_file is None else Policy(salt_of(Path(salt_file)))

@@ -67,7 +67,7 @@ _RUNNER = "opgrip.cli.command"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Location:
     """What the hooks say of where a thread is. `Places` makes each only once, so that they compare by identity.
 
     Attributes
@@ -86,14 +86,14 @@ class Place:
     inside: str | None
     autocast: str
     gripped: bool = False
-    modules: dict[int, tuple[ref[nn.Module], Place]] = field(default_factory=dict, repr=False)
+    modules: dict[int, tuple[ref[nn.Module], Location]] = field(default_factory=dict, repr=False)
 
 
 class Places:
     """All places of a capture."""
 
     def __init__(self) -> None:
-        self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Place] = {}
+        self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Location] = {}
 
     def at(
         self,
@@ -103,31 +103,79 @@ class Places:
         inside: str | None = None,
         autocast: str = "",
         gripped: bool = False,
-    ) -> Place:
+    ) -> Location:
         """The place with these attributes."""
         key = (module, module_type, phase, inside, autocast, gripped)
         place = self._places_by_key.get(key)
-        return self._places_by_key.setdefault(key, Place(*key)) if place is None else place
+        return self._places_by_key.setdefault(key, Location(*key)) if place is None else place
 
-    def module(self, place: Place, path: str, kind: str) -> Place:
+    def module(self, place: Location, path: str, kind: str) -> Location:
         """The same place, in another module."""
         return self.at(path, kind, place.phase, place.inside, place.autocast, place.gripped)
 
-    def phase(self, place: Place, phase: str) -> Place:
+    def phase(self, place: Location, phase: str) -> Location:
         """The same place, in another phase."""
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
-    def inside(self, place: Place, name: str, gripped: bool = False) -> Place:
+    def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
         """The same place, inside a function that is a call of its own."""
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
-    def autocast(self, place: Place, autocast: str) -> Place:
+    def autocast(self, place: Location, autocast: str) -> Location:
         """The same place, under another autocast."""
         return self.at(place.module, place.module_type, place.phase, place.inside, autocast, place.gripped)
 
 
+class ModulePaths:
+    """The paths of the modules that were met, by identity: modules may compare as they like.
+
+    Parameters
+    ----------
+    model : the module that paths begin at; else each outermost module that is called begins its own
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._paths_by_id: dict[int, tuple[ref[nn.Module], str]] = {}
+        if model is not None:
+            self._name_all(model)
+
+    def of(self, module: nn.Module) -> str | None:
+        """The path of a module; None where none is known."""
+        entry = self._paths_by_id.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else None
+
+    def called(self, module: nn.Module, above: str | None) -> str:
+        """The path of a module that is called.
+
+        Parameters
+        ----------
+        above : path of the module that calls it; None outside all modules
+        """
+        path = self.of(module)
+        if path is None and above is None:
+            self._name_all(module)
+            path = ""
+        elif path is None:
+            # called, but not registered, by the module above it
+            path = ".".join(filter(None, (above, f"({type(module).__name__})")))
+            self._paths_by_id[id(module)] = (ref(module), path)
+        return path
+
+    def _name_all(self, root: nn.Module) -> None:
+        # not by named_modules, which passes over a module that equals another one
+        queue, visited_ids = [("", root)], set()
+        for path, module in queue:
+            if id(module) in visited_ids:
+                continue
+            visited_ids.add(id(module))
+            if self.of(module) is None:
+                self._paths_by_id[id(module)] = (ref(module), path)
+            children = ((name, child) for name, child in module._modules.items() if child is not None)
+            queue += [(f"{path}.{name}" if path else name, child) for name, child in children]
+
+
 @dataclass(frozen=True, slots=True)
-class Site:
+class SourceLine:
     """A line of the program.
 
     Attributes
@@ -141,7 +189,7 @@ class Site:
     line: int
 
 
-class CallSites:
+class SourceLines:
     """Finds the program's own frames on the stack: those of torch, Triton and opgrip are passed over.
 
     Parameters
@@ -153,10 +201,10 @@ class CallSites:
         self.depth = depth
         self._files: dict[CodeType, str | None] = {}
 
-    def here(self) -> tuple[Site, ...]:
+    def here(self) -> tuple[SourceLine, ...]:
         """The innermost frames of the program that runs in this thread."""
         frame: FrameType | None = sys._getframe(1)
-        sites: list[Site] = []
+        sites: list[SourceLine] = []
         while frame is not None and len(sites) < self.depth:
             code = frame.f_code
             if frame.f_globals.get("__name__") == _RUNNER:
@@ -165,7 +213,7 @@ class CallSites:
                 self._files[code] = _short_name(code.co_filename, frame.f_globals.get("__name__"))
             file = self._files[code]
             if file is not None:
-                sites.append(Site(qualified_name(code, frame.f_globals), file, frame.f_lineno or 0))
+                sites.append(SourceLine(qualified_name(code, frame.f_globals), file, frame.f_lineno or 0))
             frame = frame.f_back
         return tuple(sites)
 

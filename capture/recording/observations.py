@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from opgrip.capture.program.capture_choices import VALUE_SHARE
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
-from opgrip.capture.timing.place_times import ANY, Place
+from opgrip.capture.timing.place_times import ANY, PlaceKey
 
 EARLY = frozenset({2, 4, 8})
 """Which calls of a signature are looked at among those that are looked up by their key."""
@@ -57,7 +57,7 @@ class Observations:
         self._next: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._due: set[int] = set()
-        self._places: dict[int, set[Place]] = {}
+        self._places: dict[int, set[PlaceKey]] = {}
         self._tries: Counter[int] = Counter()
         self._learning = False
         self._early = EARLY
@@ -111,7 +111,7 @@ class Observations:
                 self._due.add(number)
         return number in self._due or self.waits(number)
 
-    def want_at(self, number: int, place: Place, modes: Sequence[ThreadMode]) -> None:
+    def want_at(self, number: int, place: PlaceKey, modes: Sequence[ThreadMode]) -> None:
         """Look at the next recorded call of a signature in a place."""
         self._places.setdefault(number, set()).add(place)
         for mode in modes:
@@ -121,7 +121,7 @@ class Observations:
         """Whether calls of a signature are to be looked at in some place."""
         return number in self._places
 
-    def take(self, number: int, here: Callable[[], Place]) -> Look:
+    def take(self, number: int, here: Callable[[], PlaceKey]) -> Look:
         """Whether a call is still to be looked at, and what for: the first one that asks is.
 
         Parameters
@@ -137,7 +137,7 @@ class Observations:
             return self._take_at(number, here())
         return Look.NO
 
-    def _take_at(self, number: int, here: Place) -> Look:
+    def _take_at(self, number: int, here: PlaceKey) -> Look:
         places = self._places[number]
         found = next((place for place in (here, (here[0], ANY)) if place in places), None)
         self._tries[number] += 1

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 
 from torch import nn
 
-from opgrip.capture.program.contexts import describe_context, read_context
-from opgrip.capture.program.places import CallSites, Place, Places, Site, innermost_module
-from opgrip.traces.schema.records import Context, Record, Scope
+from opgrip.capture.program.environment import describe_context, read_context
+from opgrip.capture.program.places import Location, Places, SourceLine, SourceLines, innermost_module
+from opgrip.capture.recording.pending_records import PendingRecords
+from opgrip.traces.schema.records import Context, Scope
 
 PAIR = "pair"
 """The kind of number that stands for a signature in a scope."""
@@ -63,7 +63,7 @@ class Epochs:
             del self._firsts[epoch], self._ends[epoch]
 
 
-Sites = tuple[Site, ...]
+Sites = tuple[SourceLine, ...]
 
 
 class ScopeTable:
@@ -72,11 +72,10 @@ class ScopeTable:
     Parameters
     ----------
     places : of the threads
-    sites : finds the lines of the program that a call is made from
+    lines : finds the source lines that a call is made from
     epochs : give the numbers
-    new : held where something new is met
-    pend : takes the records that are to be written
-    path_of : the path of a module
+    pending : takes the records, under its lock
+    path_of : returns the path of a module
 
     Attributes
     ----------
@@ -87,28 +86,26 @@ class ScopeTable:
     def __init__(
         self,
         places: Places,
-        sites: CallSites,
+        lines: SourceLines,
         epochs: Epochs,
-        new: threading.RLock,
-        pend: Callable[[Record], None],
+        pending: PendingRecords,
         path_of: Callable[[nn.Module], str | None],
     ) -> None:
         self.refines = True
         self._path_of = path_of
         self.pairs: dict[int, tuple[int, int, int]] = {}
         self._places = places
-        self._sites = sites
+        self._lines = lines
         self._epochs = epochs
-        self._new = new
-        self._pend = pend
+        self._pending, self._lock = pending, pending.lock
         self._scopes: dict[Hashable, int] = {}
         self._records: dict[int, Scope] = {}
         self._contexts: dict[Hashable, int] = {}
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
-    def point(self, signature: int, place: Place, tensors: int) -> tuple[int, int]:
+    def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
         """Scope and pair of calls that are made from where this thread is."""
-        scope = self.scope(self._refine_place(place), self._sites.here(), self._context(place.autocast))
+        scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
 
     def pair(self, signature: int, scope: int, tensors: int) -> int:
@@ -116,7 +113,7 @@ class ScopeTable:
         key = (signature, scope, tensors)
         number = self._pair_numbers.get(key)
         if number is None:
-            with self._new:
+            with self._lock:
                 number = self._pair_numbers.get(key)
                 if number is None:
                     number = self._epochs.next(PAIR)
@@ -125,23 +122,23 @@ class ScopeTable:
                     self._pair_numbers[key] = number
         return number
 
-    def scope(self, place: Place, sites: Sites, context: int) -> int:
+    def scope(self, place: Location, sites: Sites, context: int) -> int:
         """The number of a scope."""
         key = (place, sites, context)
         number = self._scopes.get(key)
         if number is None:
-            with self._new:
+            with self._lock:
                 number = self._scopes.get(key)
                 if number is not None:
                     return number
-                site = sites[0] if sites else Site("", "", 0)
+                site = sites[0] if sites else SourceLine("", "", 0)
                 callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
                 where = (place.module, place.module_type, place.phase, place.inside)
                 number = self._epochs.next(Scope)
                 record = Scope(number, *where, site.function, site.file, site.line, callers, context)
                 record = replace(record, gripped=place.gripped)
                 self._records[number] = record
-                self._pend(record)
+                self._pending.add(record)
                 # last, here and below: a number that is found is written, whatever interrupts this
                 self._scopes[key] = number
         return number
@@ -155,14 +152,14 @@ class ScopeTable:
         key = (scope, forward)
         number = self._scopes.get(key)
         if number is None:
-            with self._new:
+            with self._lock:
                 number = self._scopes.get(key)
                 if number is not None:
                     return number
                 number = self._epochs.next(Scope)
                 record = replace(self._records[scope], number=number, forward=forward)
                 self._records[number] = record
-                self._pend(record)
+                self._pending.add(record)
                 self._scopes[key] = number
         return number
 
@@ -181,7 +178,7 @@ class ScopeTable:
         """Forget all scopes but these."""
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
-    def _refine_place(self, place: Place) -> Place:
+    def _refine_place(self, place: Location) -> Location:
         """The place, in the module whose method runs where that is not the one that was called."""
         module = innermost_module() if place.module_type and self.refines else None
         path = None if module is None else self._path_of(module)
@@ -193,11 +190,11 @@ class ScopeTable:
         values = read_context()
         number = self._contexts.get((values, autocast))
         if number is None:
-            with self._new:
+            with self._lock:
                 number = self._contexts.get((values, autocast))
                 if number is not None:
                     return number
                 number = self._epochs.next(Context)
-                self._pend(Context(number, describe_context(values) | {"autocast": autocast}))
+                self._pending.add(Context(number, describe_context(values) | {"autocast": autocast}))
                 self._contexts[values, autocast] = number
         return number

@@ -6,9 +6,8 @@ import atexit
 import functools
 import os
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -20,8 +19,7 @@ from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ExtensionWatch
-from opgrip.capture.hooks.scopes import ScopeWatch
-from opgrip.capture.hooks.threads import ThreadWatch
+from opgrip.capture.hooks.scopes import ScopeWatch, ThreadWatch
 from opgrip.capture.hooks.triton_launches import TritonWatch
 from opgrip.capture.program.capture_choices import (
     EVENTS,
@@ -32,19 +30,21 @@ from opgrip.capture.program.capture_choices import (
     OPERATORS,
     SKETCH,
     VALUE_SHARE,
+    check_choices,
+    check_flight,
+    check_private,
+    policy_of,
 )
 from opgrip.capture.program.environment import describe_environment
+from opgrip.capture.program.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.session.capture_processes import ChildFiles, ForkWatch, child_path, own_path
-from opgrip.capture.session.checks import check_choices, check_flight
-from opgrip.capture.session.notes import notes_of_recorder, notes_of_schedule
-from opgrip.capture.session.private_captures import check_private, policy_of
+from opgrip.capture.session.capture_report import CaptureReport
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.session.spending import Spending
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget
-from opgrip.capture.timing.kernels import KernelTimes, check_kernels
+from opgrip.capture.timing.device_time import KernelTimes, check_kernels
 from opgrip.capture.torch_compat.torch_private import load_private
 from opgrip.capture.writing.flight.flights import Flights
 from opgrip.capture.writing.flusher import Flusher
@@ -53,14 +53,13 @@ from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
-from opgrip.traces.table.accelerators import time_doubts
 from opgrip.traces.values import value_models
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class Capture:
+class Capture(CaptureReport):
     """Records every operator call of the block, its extension functions' calls, and their scopes.
 
     ::
@@ -109,22 +108,7 @@ class Capture:
     details : fields to add to the trace's header
     force : replace an existing file
 
-    Attributes
-    ----------
-    calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
-        and how many could not be recorded
-    marks : how many marks of `record_function` were recorded besides
-    perturbed : how many calls ran right after the capture's own work, and are marked so
-    doubts : what made the times doubtful, in sentences; empty on a quiet machine
-    stopped : the limit that ended the recording while the program went on, None where none did
-    bytes_written : size of the trace before compression
-    failure, problem : what kept the trace from being written, and in words, with what there is of it; None where
-        nothing did
-    full_values : after the block, what became of the whole values; None where they were not asked for
-    child_files : after the block, the traces of processes that the program forked, as far as these have ended;
-        `old_child_files` are those of an earlier program, which `force` removes
-    dumps : with `last`, the traces that were written
-    grips : the gripped functions; its `written` are the samples' folders, its `refused` tells of what was not gripped
+    Its attributes are those of `CaptureReport`.
 
     Raises
     ------
@@ -162,51 +146,45 @@ class Capture:
     ) -> None:
         check_choices(model, values, device_time)
         check_private(private, salt_file, values, grip_to)
-        self.path = own_path(path)
+        self._limits = Limits(max_calls, max_bytes, max_memory)
+        check_flight(last, path, values, device_time, bool(self._limits))
+        super().__init__(own_path(path), schedule)
         # the program may go to another folder
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
-        self.schedule = schedule
-        self.calls = self.signatures = self.dropped = self.bytes_written = 0
-        self.marks = self.perturbed = 0
-        self.doubts: tuple[str, ...] = ()
-        self.stopped: str | None = None
-        self.failure: Exception | None = None
-        self.problem: UserError | None = None
-        self.full_values: FullValues | None = None
-        self.child_files: tuple[Path, ...] = ()
-        self.old_child_files: tuple[Path, ...] = ()
-        self._child_files: ChildFiles | None = None
-        self._full = values == FULL
+        self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
         self._details = dict(details or {})
-        self._force = force
-        self._limits = Limits(max_calls, max_bytes, max_memory)
-        self._max_overhead = max_overhead
-        check_flight(last, path, values, device_time, self._limits)
-        make_mode = OpaqueMode if compiled == OPAQUE else RecordingMode
-        self._recorder = Recorder(make_mode, stack_depth, write_ahead, value_share, policy_of(private, salt_file))
-        self._recorder.write_now = self._write_now
+        self._recorder = Recorder(
+            OpaqueMode if compiled == OPAQUE else RecordingMode,
+            model=model,
+            stack_depth=stack_depth,
+            write_ahead=self._write_now if write_ahead else None,
+            value_share=value_share,
+            privacy=policy_of(private, salt_file),
+            redacts_late=last is not None,
+            kernels=KernelTimes() if device_time == KERNELS else None,
+        )
+        self._flights = None if last is None else Flights(self._recorder, last)
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
         self.extensions = ExtensionWatch(self._recorder, tuple(extensions))
-        kernels = KernelTimes() if device_time == KERNELS else None
-        self._recorder.kernels = kernels
-        watches = (
-            *(() if kernels is None else (kernels,)),
-            ScopeWatch(self._recorder, model),
-            self.grips,
-            self.extensions,
-            TritonWatch(self._recorder),
-            ThreadWatch(self._recorder),
-            self._recorder.graphs,
-            CompiledWatch(self._recorder, compiled),
-        )
-        self._watching = Watching(self._recorder, watches)
-        self._flights = None if last is None else Flights(self._recorder, last)
+        self._watching = Watching(self._recorder, self._make_watches(compiled))
         self._forks = ForkWatch(self._begin_in_child, self.close)
         self._flusher: Flusher | None = None
-        self._step = 0
-        self._has_recorded = False
+        self._child_files: ChildFiles | None = None
         self._depth = 0
+
+    def _make_watches(self, compiled: str) -> list[AbstractContextManager[Any]]:
+        recorder = self._recorder
+        return [
+            *(() if recorder.kernels is None else (recorder.kernels,)),
+            ScopeWatch(recorder, None if self._flights is None else self._flights.dump_for_error),
+            self.grips,
+            self.extensions,
+            TritonWatch(recorder),
+            ThreadWatch(recorder),
+            recorder.graphs,
+            CompiledWatch(recorder, compiled),
+        ]
 
     def discard(self, if_empty: bool = False) -> None:
         """Leave no file at the end of the block; an older one of that name stays.
@@ -232,11 +210,6 @@ class Capture:
             return
         self._follow_schedule()
 
-    @property
-    def dumps(self) -> list[Path]:
-        """The traces that a capture of the last calls has written."""
-        return [] if self._flights is None else self._flights.dumps
-
     def dump(self, reason: str = "asked") -> Path | None:
         """Write the last calls to a trace, each once, and go on; None where there are none, or they cannot be written.
 
@@ -255,11 +228,6 @@ class Capture:
         if self._flights is not None:
             self._flights.dump_for_error(error, always=is_last)
 
-    @property
-    def keeps_last(self) -> bool:
-        """Whether the last calls alone are kept."""
-        return self._flights is not None
-
     def close(self) -> None:
         """End the recording and write the rest of the trace. Does nothing where it has ended."""
         flusher, self._flusher = self._flusher, None
@@ -267,42 +235,13 @@ class Capture:
             return
         # all of these run, whatever interrupts one of them
         with ExitStack() as stages:
-            stages.callback(self._tell_end, flusher, flusher.discarded)
+            stages.callback(self._report_end, flusher, flusher.discarded)
             stages.callback(flusher.__exit__, None, None, None)
             if self._flights is not None:
                 stages.callback(self._flights.end)
             stages.callback(self._recorder.set_idle, True)
             self._forks.active = False
             self._watching.pause()
-
-    def _tell_end(self, flusher: Flusher, was_discarded: bool) -> None:
-        """Take note of what was written, and tell of what went wrong."""
-        recorder = self._recorder
-        if not was_discarded:
-            self.grips.finish()
-        blocks = flusher.blocks
-        self.marks, self.perturbed = blocks.marks.total(), blocks.perturbed
-        self.calls, self.signatures = blocks.calls - self.marks, flusher.signatures - len(blocks.marks)
-        slow_memory = recorder.slow_memory.excess_ns / max(blocks.duration_ns, 1)
-        self.doubts = tuple(time_doubts(flusher.contended, slow_memory))
-        self.stopped = flusher.reached
-        self.dropped = sum(recorder.dropped.values())
-        self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
-        self.failure, self.problem = flusher.failure, flusher.problem_with(self.path)
-        self.full_values = recorder.fitter.full
-        if self._child_files is not None:
-            self._end_child_files(self._child_files, flusher.discarded)
-        self._warn()
-
-    def _warn(self) -> None:
-        """Tell of what went wrong, and what is missing."""
-        if self.problem is not None:
-            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=7)
-        elif self.full_values is not None and self.full_values.failure is not None:
-            text = f"the trace {self.path} could not be written with whole values: {self.full_values.failure}"
-            warnings.warn(text, RuntimeWarning, stacklevel=7)
-        for text in self.notes():
-            warnings.warn(text, RuntimeWarning, stacklevel=7)
 
     def __enter__(self) -> Capture:
         self._open()
@@ -380,28 +319,6 @@ class Capture:
         self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
         self._forks.active = True
 
-    @property
-    def custom_operators(self) -> list[str]:
-        """Of a private capture, the operators of the program whose names are in the trace."""
-        return self._recorder.custom_operators
-
-    def notes(self) -> Iterator[str]:
-        """What was asked for and is not in the trace."""
-        for name, reason in self.grips.refused.items():
-            yield f"{name} was not gripped: {reason}"
-        for name, reason in self.extensions.refused().items():
-            yield f"the extension {name} was not recorded: {reason}"
-        if self._flights is not None:
-            yield from self._flights.notes()
-        yield from notes_of_recorder(self._recorder)
-        yield from notes_of_schedule(self.schedule, self._step, self._has_recorded)
-
-    def _end_child_files(self, files: ChildFiles, discarded: bool) -> None:
-        self.child_files = files.new()
-        if self._force and not discarded and self.failure is None:
-            files.remove_old()
-        self.old_child_files = files.old()
-
     def _begin_recorder(self, path: str | Path) -> None:
         self._recorder.begin()
         self._recorder.steps.in_header = "steps" in self._details
@@ -419,7 +336,7 @@ class Capture:
         started = time.time_ns() - (time.perf_counter_ns() - recorder.started_ns)
         named = {} if recorder.fitter.full is None else {HEADER_FIELD: recorder.fitter.full.path.name}
         fields = describe_environment() | {"started_unix_ns": started, **details, **named}
-        (header,) = recorder.outgoing(Header(fields))
+        (header,) = recorder.pending.outgoing(Header(fields))
         return TraceWriter(path, cast(Header, header), self._force)
 
     def _follow_schedule(self) -> None:

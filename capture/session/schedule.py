@@ -43,7 +43,7 @@ class Watching:
             for watch in self.watches:
                 hooks.enter_context(watch)
             if self._with_mode:
-                hooks.enter_context(self._recorder.mode_here())
+                hooks.enter_context(self._recorder.threads.here())
             self._hooks = hooks.pop_all()
         self._recorder.observations.spent_ns += perf_counter_ns() - began
 

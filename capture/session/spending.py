@@ -13,7 +13,7 @@ from torch import nn
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.scopes import ScopeWatch
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.timing.step_times import StepTimes
+from opgrip.capture.timing.budget import StepTimes
 
 BLOCKS, REPEATS, LEARNT = 20, 9, 4
 """Of the model that costs are measured on; the first of its steps teach the recorder what comes after what."""
@@ -62,7 +62,7 @@ class Spending:
         reckoned = self._reckoned_ns()
         self._of_calls_ns += self.steps.factor * (reckoned - self._until_ns)
         self._until_ns = reckoned
-        return self._recorder.observations.spent_ns + self._recorder.writing_ns + self._of_calls_ns
+        return self._recorder.observations.spent_ns + self._recorder.work.writing_ns + self._of_calls_ns
 
     def begin_step(self, is_recorded: bool | None) -> None:
         """Tell that a step begins in this thread; with None, that what begins is neither recorded nor left out."""
@@ -72,22 +72,21 @@ class Spending:
 
     def _reckoned_ns(self) -> float:
         recorder, costs = self._recorder, self._costs
-        of_a_call = recorder.taken_integers / recorder.taken if recorder.taken else INTEGERS
-        calls = recorder.taken + recorder.waiting / of_a_call
-        return costs.call * calls + costs.passed * recorder.passed + STEP_NS * self._recorded
+        of_a_call = recorder.work.integers / recorder.work.calls if recorder.work.calls else INTEGERS
+        calls = recorder.work.calls + recorder.threads.waiting / of_a_call
+        return costs.call * calls + costs.passed * recorder.work.modules_passed + STEP_NS * self._recorded
 
 
 def measure_costs() -> Costs:
     """What recording takes on this machine: in some hundredths of a second, by a model of many small layers."""
-    recorder = Recorder(RecordingMode)
-    recorder.by_steps = True
+    recorder = Recorder(RecordingMode, by_steps=True)
     model, tensor = _small_model(), torch.ones(4, 8, device="cpu")
     modules = sum(1 for _ in model.modules())
     with torch.no_grad():
         alone = _usual_ns(lambda: model(tensor))
         with ScopeWatch(recorder):
             passed = _usual_ns(lambda: model(tensor))
-            mode = recorder.mode_here()
+            mode = recorder.threads.here()
             with mode:
                 mode.idle = False
                 recorded = _usual_ns(lambda: model(tensor))

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.program.accelerators import accelerators, current_stream, is_capturing, on_device
-from opgrip.capture.program.graph_captures import GraphCaptures
+from opgrip.capture.program.accelerators import GraphCaptures, accelerators, current_stream, is_capturing, on_device
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.layouts import FitValues
 from opgrip.capture.signatures.signatures import describe_call
@@ -128,9 +127,14 @@ class Fitter:
     spared : no values are looked at
     """
 
-    def __init__(self, pend: Callable[[Record], None], next_number: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        pend: Callable[[Record], None],
+        next_number: Callable[[], int],
+        without_values: Counter[tuple[str, str]] | None = None,
+    ) -> None:
         self.full: FullValues | None = None
-        self.without_values: Counter[tuple[str, str]] = Counter()
+        self.without_values: Counter[tuple[str, str]] = Counter() if without_values is None else without_values
         self.spared = False
         self._pend = pend
         self._numbers: dict[str, int] = {}

@@ -4,8 +4,8 @@ Building a call's key costs more than all else that a capture does. So a call is
 next when the thread was last at this point: the same operator, and a compiled test of its arguments says whether they
 are the same. Only where that fails is the key built and looked up.
 
-A point is a `Node`: a signature in a place, after the same few signatures. It is made where it is first met, and then
-also tells the source line of the call.
+A point is a `CallPoint`: a signature in a place, after the same few signatures. It is made where it is first met, and
+then also tells the source line of the call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.program.places import Place
+from opgrip.capture.program.places import Location
 from opgrip.capture.torch_compat.torch_private import Check, arguments_check, keywords_check
 
 HISTORY = 6
@@ -34,8 +34,8 @@ LEARNT, NEVER = 1, 1 << 62
 MOST_TESTS = 3
 """Tests made for one signature: one may fail under another state of the dispatcher."""
 
-Point = tuple[Place, tuple[bool, bool], tuple[int, ...], int]
-"""Place, whether gradients and inference mode are on, history, signature."""
+Point = tuple[Location, tuple[bool, bool], tuple[int, ...], int]
+"""Location, whether gradients and inference mode are on, history, signature."""
 NO_MODES = (False, False)
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
@@ -52,7 +52,7 @@ def never(*ignored: object) -> bool:
     return False
 
 
-class Entry:
+class Recognizer:
     """A signature, and how to recognize its calls.
 
     Attributes
@@ -89,7 +89,7 @@ class Entry:
         return self.check_both(args, kwargs) if kwargs else self.check(args)
 
 
-class Node(Entry):
+class CallPoint(Recognizer):
     """An entry at a point of the program.
 
     Attributes
@@ -107,37 +107,37 @@ class Node(Entry):
 
     def __init__(
         self,
-        entry: Entry,
+        entry: Recognizer,
         history: tuple[int, ...],
         scope: int,
         pair: int,
-        after: Node | None,
+        after: CallPoint | None,
         grad: bool = False,
     ) -> None:
-        for name in Entry.__slots__:
+        for name in Recognizer.__slots__:
             setattr(self, name, getattr(entry, name))
         self.history = history
         self.scope = scope
         self.pair = pair
         self.grad = grad
         self.after = after or self
-        self.successors: tuple[Node, ...] = ()
-        self.turns: dict[Place, Node] = {}
+        self.successors: tuple[CallPoint, ...] = ()
+        self.turns: dict[Location, CallPoint] = {}
 
 
-class Predictions:
+class CallPredictor:
     """The entries and nodes of one thread."""
 
     def __init__(self) -> None:
-        self.nowhere = Node(Entry(-1, None), (), -1, -1, None)
-        self._recent: dict[int, list[Entry]] = {}
-        self._entries: dict[int, Entry] = {}
+        self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
+        self._recent: dict[int, list[Recognizer]] = {}
+        self._entries: dict[int, Recognizer] = {}
         self._sightings: Counter[int] = Counter()
         self._tests: Counter[int] = Counter()
-        self._nodes: dict[Point, Node] = {}
-        self._newest_alike: dict[Point, Node] = {}
+        self._nodes: dict[Point, CallPoint] = {}
+        self._newest_alike: dict[Point, CallPoint] = {}
 
-    def start_of(self, place: Place, last: Node, before: Place) -> Node:
+    def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
         """The node that predicts what comes first after the program has come to another place.
 
         Parameters
@@ -149,14 +149,19 @@ class Predictions:
             history = (-1, id(before), *last.history[-2:])
             start = self._nodes.get((place, NO_MODES, history, -1))
             if start is None:
-                start = Node(self.nowhere, history, -1, -1, self.nowhere)
+                start = CallPoint(self.nowhere, history, -1, -1, self.nowhere)
                 self._keep((place, NO_MODES, history, -1), start)
             last.turns[place] = start
         return start
 
     def successor(
-        self, last: Node, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
-    ) -> Node | None:
+        self,
+        last: CallPoint,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        pattern: tuple[int, ...] | None,
+    ) -> CallPoint | None:
         """The node of a call, where it is among those that came after the last one.
 
         Parameters
@@ -172,7 +177,7 @@ class Predictions:
 
     def recent(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
-    ) -> Entry | None:
+    ) -> Recognizer | None:
         """The entry of a call, where it is among the operator's last ones."""
         for entry in self._recent.get(id(func), ()):
             if entry.sharing == pattern and entry.holds(args, kwargs):
@@ -188,7 +193,7 @@ class Predictions:
         kwargs: Mapping[str, Any],
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
-    ) -> Entry:
+    ) -> Recognizer:
         """The entry of a signature that was met before, with a test that holds for these arguments.
 
         Parameters
@@ -197,7 +202,7 @@ class Predictions:
         """
         entry = self._entries.get(number)
         if entry is None:
-            entry = self._entries[number] = Entry(number, func, sharing(storages), family)
+            entry = self._entries[number] = Recognizer(number, func, sharing(storages), family)
         self._sightings[number] += 1
         if self._sightings[number] < sightings:
             return entry
@@ -212,8 +217,13 @@ class Predictions:
         return entry
 
     def node(
-        self, last: Node, place: Place, entry: Entry, modes: tuple[bool, bool], point: Callable[[], tuple[int, int]]
-    ) -> Node:
+        self,
+        last: CallPoint,
+        place: Location,
+        entry: Recognizer,
+        modes: tuple[bool, bool],
+        point: Callable[[], tuple[int, int]],
+    ) -> CallPoint:
         """The node that an entry is at after another one.
 
         Parameters
@@ -227,7 +237,7 @@ class Predictions:
             stale_node = node
             scope, pair = point() if stale_node is None else (stale_node.scope, stale_node.pair)
             history = (*last.history, entry.family)[-HISTORY:]
-            node = Node(entry, history, scope, pair, self.nowhere, modes[0])
+            node = CallPoint(entry, history, scope, pair, self.nowhere, modes[0])
             self._follow_kin(node, (place, modes, last.history, entry.family))
             if entry.number in self._entries:
                 # met before, so it may well come again
@@ -237,7 +247,7 @@ class Predictions:
             last.successors = (node, *last.successors[: SUCCESSORS - 1])
         return node
 
-    def _follow_kin(self, node: Node, point: Point) -> None:
+    def _follow_kin(self, node: CallPoint, point: Point) -> None:
         """Expect after a new node what came after the last one of its family here."""
         kin = self._newest_alike.get(point)
         if kin is not None:
@@ -245,23 +255,23 @@ class Predictions:
         if kin is not None or len(self._newest_alike) < MOST_NODES:
             self._newest_alike[point] = node
 
-    def nodes_of(self, number: int) -> list[Node]:
+    def nodes_of(self, number: int) -> list[CallPoint]:
         """The nodes of a signature."""
         # a copy, made in one go: the thread that owns them may add to them meanwhile
         return [node for node in list(self._nodes.values()) if node.number == number]
 
     def forget_nodes(self) -> None:
         """Begin anew with all points, whose scopes may be others now."""
-        self.nowhere = Node(Entry(-1, None), (), -1, -1, None)
+        self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
         self._nodes.clear()
         self._newest_alike.clear()
 
-    def _keep(self, key: Point, node: Node) -> None:
+    def _keep(self, key: Point, node: CallPoint) -> None:
         if len(self._nodes) < MOST_NODES:
             self._nodes[key] = node
 
 
-def add_tests(entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Give an entry the tests that hold for these arguments, and the layout of its tensors."""
     check = arguments_check(args, _has_typed_lists(entry.func))
     if check is None:

@@ -26,7 +26,7 @@ MOST_SIGNATURES = 10_000
 MOST_LOOKS = 4
 """Places of a signature that are looked at."""
 
-Place = tuple[int, int]
+PlaceKey = tuple[int, int]
 """Scope, and the memory of the first tensor; `ANY` for all that comes once."""
 ANY = -1
 
@@ -50,10 +50,10 @@ class _Table:
     __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "seen")
 
     def __init__(self) -> None:
-        self.seen: dict[Place, _Seen] = {}
+        self.seen: dict[PlaceKey, _Seen] = {}
         self._forget_dull()
 
-    def add(self, place: Place, duration_ns: int, call: int) -> None:
+    def add(self, place: PlaceKey, duration_ns: int, call: int) -> None:
         """Take note of a call; calls are numbered."""
         seen = self.seen.get(place)
         if seen is None:
@@ -86,7 +86,7 @@ class _Table:
         self._dull_from_ns = self._dull_to_ns = self._dull_until = -1
 
 
-def _extremes(ranked: list[tuple[Place, _Seen]], slowest: int) -> list[tuple[Place, _Seen]]:
+def _extremes(ranked: list[tuple[PlaceKey, _Seen]], slowest: int) -> list[tuple[PlaceKey, _Seen]]:
     """The first and the last of many."""
     return ranked if len(ranked) <= FASTEST + slowest else [*ranked[:FASTEST], *ranked[-slowest:]]
 
@@ -104,18 +104,18 @@ class _Places:
     def __init__(self) -> None:
         self._by_scope, self._by_memory = _Table(), _Table()
         self._calls = 0
-        self.looked_at: set[Place] = set()
+        self.looked_at: set[PlaceKey] = set()
 
     def __len__(self) -> int:
         return len(self._by_scope.seen) + len(self._by_memory.seen)
 
-    def add(self, place: Place, duration_ns: int) -> None:
+    def add(self, place: PlaceKey, duration_ns: int) -> None:
         """Take note of a call."""
         self._calls += 1
         self._by_scope.add((place[0], ANY), duration_ns, self._calls)
         self._by_memory.add(place, duration_ns, self._calls)
 
-    def times_by_place(self) -> list[tuple[int, Place]]:
+    def times_by_place(self) -> list[tuple[int, PlaceKey]]:
         """The shortest time in each place where calls came again, ascending."""
         with_memory = {place[0] for place, seen in self._by_memory.seen.items() if seen.count > 1}
         # a scope whose memory comes again is looked at by that
@@ -136,7 +136,7 @@ class PlaceTimes:
         scopes: Sequence[int],
         memory: Sequence[int],
         durations_ns: NDArray[np.int64],
-    ) -> Iterator[tuple[int, Place]]:
+    ) -> Iterator[tuple[int, PlaceKey]]:
         """Take note of calls; gives the signatures and places whose values are to be looked at.
 
         Parameters
@@ -163,7 +163,7 @@ class PlaceTimes:
             places = self._by_signature[number] = _Places()
         return places
 
-    def _different(self, number: int) -> Iterator[Place]:
+    def _different(self, number: int) -> Iterator[PlaceKey]:
         """Places of a signature that differ, one of each behaviour, as far as they were not looked at."""
         places = self._by_signature.get(number)
         if places is None or len(places.looked_at) >= MOST_LOOKS:

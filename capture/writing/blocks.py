@@ -10,12 +10,10 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.capture.hooks.placed_mode import UNPAIRED
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.thread_mode import ThreadMode
-from opgrip.capture.signatures.predictions import Node
-from opgrip.capture.timing.own_work import NONE_OPEN, Runs, runs_of
-from opgrip.capture.timing.page_faults import FEWEST
+from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
+from opgrip.capture.signatures.predictions import CallPoint
+from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
 from opgrip.capture.timing.place_times import PlaceTimes
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread
 
@@ -106,14 +104,14 @@ class Blocks:
         blocks: list[CallBlock] = []
         remaining_calls = room
         # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
-        for mode in reversed(self.recorder.modes):
+        for mode in reversed(self.recorder.threads.all):
             # before the rows: what ends in between has its row here
             open_since_ns = min((start for start, _ in self._running(mode)), default=NONE_OPEN)
             count = len(mode.rows)
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
             del mode.rows[:used]
-            self.recorder.taken += len(whole)
-            self.recorder.taken_integers += used
+            self.recorder.work.calls += len(whole)
+            self.recorder.work.integers += used
             if len(whole):
                 self._last[mode.number] = int(whole.calls[-1, 1]), int(whole.calls[-1, 2])
             if remaining_calls is not None:
@@ -134,7 +132,7 @@ class Blocks:
         mode, pairs, table = block.mode, self.recorder.scopes.pairs, block.calls
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
         if self._looks:
-            self.recorder.observations.count(signature, self.recorder.modes)
+            self.recorder.observations.count(signature, self.recorder.threads.all)
         scopes = self._pair_with_forward(list(scope), table[:, 3])
         yield from self._thread(mode)
         starts = table[:, 1].tolist()
@@ -152,7 +150,7 @@ class Blocks:
         streams = mode.device.streams(starts)
         if self._looks:
             for number, there in self._place_times.note(signature, scope, _first(block), duration):
-                self.recorder.observations.want_at(number, there, self.recorder.modes)
+                self.recorder.observations.want_at(number, there, self.recorder.threads.all)
         if learning:
             return
         slow_memory = self.recorder.slow_memory.slow_calls(counted, signature)
@@ -167,7 +165,7 @@ class Blocks:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
         self.newest = max(self.newest, *flows) if flows else self.newest
         self.calls += len(table)
-        marks = self.recorder.marks
+        marks = self.recorder.signatures.marks
         if marks:
             self.marks.update(number for number in signature if number in marks)
         self.perturbed += sum(
@@ -200,14 +198,14 @@ class Blocks:
 
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""
-        for mode in self.recorder.modes:
+        for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
                 yield from self._thread(mode)
-                opened = self.recorder.open_signature(node.number)
+                opened = self.recorder.signatures.open_record(node.number)
                 since = start - self.recorder.started_ns
                 yield Entered(self._threads[mode.number], since, node.scope, node.number, opened)
 
-    def _running(self, mode: ThreadMode) -> list[tuple[int, Node]]:
+    def _running(self, mode: ThreadMode) -> list[tuple[int, CallPoint]]:
         return mode.running(*self._last.get(mode.number, (0, 1)))
 
     def _split(
@@ -239,7 +237,7 @@ class Blocks:
         followed = block.calls[block.calls[:, 3] >= 0]
         for pair, sequence in zip(followed[:, 0].tolist(), followed[:, 3].tolist(), strict=True):
             signature, scope, _ = self.recorder.scopes.pairs[pair]
-            if sequence != last and signature in self.recorder.differentiable:
+            if sequence != last and signature in self.recorder.signatures.differentiable:
                 # a node is made before its operator is seen, and counted by then
                 forward[sequence - 1] = scope
                 last = sequence

@@ -145,7 +145,7 @@ class Flusher:
 
     def write_now(self) -> None:
         """Write what has come since the last time, and which calls the threads are in."""
-        if not self.recorder.holds_tables():
+        if not self.recorder.pending.is_held_here():
             self.run_job(self._write_now)
 
     def _write_now(self) -> None:
@@ -184,7 +184,7 @@ class Flusher:
                 if kernels is not None and windows and self.writer is not None:
                     self._write(kernels.records(windows))
                 self.recorder.fitter.fit_deferred(self.recorder.graphs)
-                if self.writer is not None or self.recorder.pending:
+                if self.writer is not None or self.recorder.pending.lines:
                     self._write(())
                     self.open().flush()
             except Exception as error:
@@ -216,7 +216,7 @@ class Flusher:
     def signatures(self) -> int:
         """How many signatures are in the file, where some may be left out of it; else how many were met."""
         if self._held is None or not (self._learns or self.reached is not None):
-            return self.recorder.signatures
+            return len(self.recorder.signatures)
         return self._held.signatures
 
     def write_running(self) -> None:
@@ -235,7 +235,7 @@ class Flusher:
         if self.discards_empty and not self.discarded:
             self.flush()
             holds_calls = self.blocks.calls > self.blocks.marks.total()
-            self.discarded = not holds_calls and not self.recorder.dropped and self.failure is None
+            self.discarded = not holds_calls and not self.recorder.lost.dropped and self.failure is None
         if self.discarded:
             if self.writer is not None:
                 self.writer.discard()
@@ -253,8 +253,8 @@ class Flusher:
         if self._held is not None and self.reached is None and not self._learns:
             self.writer.write_lines(self._held.release_all())
         try:
-            end = self._end(recorder.signatures_closed if self._held is None else self._held.signatures)
-            self.writer.write_lines(b"".join(map(encode_line, recorder.outgoing(end))))
+            end = self._end(recorder.signatures.closed if self._held is None else self._held.signatures)
+            self.writer.write_lines(b"".join(map(encode_line, recorder.pending.outgoing(end))))
             if recorder.fitter.full is not None:
                 # first: a trace that has its name has its values
                 recorder.fitter.full.finish()
@@ -270,13 +270,13 @@ class Flusher:
             calls=self.blocks.calls,
             signatures=signatures,
             duration_ns=perf_counter_ns() - recorder.started_ns,
-            dropped=listed(recorder.dropped),
-            passed_by=listed(recorder.passed_by),
-            without_values=listed(recorder.fitter.without_values),
+            dropped=listed(recorder.lost.dropped),
+            passed_by=listed(recorder.lost.passed_by),
+            without_values=listed(recorder.lost.without_values),
             stopped=self.reached,
             thinned={} if recorder.budget is None else recorder.budget.counts(),
             contended=self.contended,
-            step_starts_ns=[] if recorder.by_steps else recorder.steps.starts_ns(),
+            step_starts_ns=[] if recorder.threads.by_steps else recorder.steps.starts_ns(),
             devices=describe_devices(),
             accelerator=describe_accelerators(started_devices()),
         )
@@ -285,12 +285,12 @@ class Flusher:
         try:
             self.recorder.fitter.fit_deferred(self.recorder.graphs, wait=True)
         except Exception as error:
-            self.recorder.drop("values on a device", error)
+            self.recorder.lost.drop("values on a device", error)
 
     def _write(self, records: Iterable[Record]) -> None:
-        records = [item for record in records for item in self.recorder.outgoing(record)]
+        records = [item for record in records for item in self.recorder.pending.outgoing(record)]
         # what the records refer to was known by then, and goes before them
-        pending = self.recorder.take_pending()
+        pending = self.recorder.pending.take()
         if self._held is None:
             needed = b"".join(line for _, line in pending)
         else:
@@ -307,7 +307,7 @@ class Flusher:
         for block in blocks:
             remaining = block
             while len(remaining):
-                self._held.add(self.recorder.take_pending())
+                self._held.add(self.recorder.pending.take())
                 room = self.limits.bytes - self.open().bytes_written
                 part, remaining = parts_within(remaining, self.recorder.scopes.pairs, self._held, room)
                 yield part
@@ -335,7 +335,7 @@ class Flusher:
             return
         self._looked_ns += span
         self.blocks.is_contended = self._contention.is_contended()
-        if self.recorder.waiting:
+        if self.recorder.threads.waiting:
             self._recorded_ns += span
             self._contended_ns += span if self.blocks.is_contended else 0
 
@@ -353,7 +353,7 @@ class Flusher:
     def _run_jobs(self) -> None:
         # this thread waits while the program uses the processors, as it is to do
         self._contention = Contention(ignored=threading.get_native_id())
-        with self.recorder.own_work():
+        with self.recorder.own_calls.lock:
             due_s = monotonic() + INTERVAL_S
             while True:
                 try:
@@ -367,5 +367,5 @@ class Flusher:
                         self.flush(PAUSE_S)
                         self.write_running()
                     due_s = monotonic() + INTERVAL_S
-                self.recorder.writing_ns = thread_time_ns()
+                self.recorder.work.writing_ns = thread_time_ns()
                 self.recorder.thin()

@@ -42,7 +42,7 @@ class Limits:
         """Whether a recorder keeps more than that."""
         if self.memory is None:
             return False
-        return recorder.signatures * SIGNATURE_BYTES + recorder.waiting * INTEGER_BYTES > self.memory
+        return len(recorder.signatures) * SIGNATURE_BYTES + recorder.threads.waiting * INTEGER_BYTES > self.memory
 
     def __bool__(self) -> bool:
         return self.calls is not None or self.bytes is not None or self.memory is not None

@@ -18,7 +18,7 @@ from programs import TinyNet, run_python, train_tiny_net, wait_for
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.recording import recorder as recorder_module
+from opgrip.capture.recording import signature_table
 from opgrip.capture.signatures import fitting
 from opgrip.capture.writing import flusher
 from opgrip.traces import Trace, UserError, load, read
@@ -310,7 +310,7 @@ def test_outputs_that_cannot_be_described_do_not_cost_the_call(tmp_path: Path, m
     def broken(result: Any) -> Any:
         raise OSError("planted")
 
-    monkeypatch.setattr(recorder_module, "describe_result", broken)
+    monkeypatch.setattr(signature_table, "describe_result", broken)
     x = torch.ones(3)
     trace = capture(tmp_path, lambda: (x + 1, x + 1))
     assert ops(trace) == ["aten.add.Tensor"] * 2

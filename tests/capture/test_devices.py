@@ -14,7 +14,7 @@ import torch
 from programs import run_python
 
 from opgrip.capture import Capture
-from opgrip.capture.program.graph_captures import GraphCaptures
+from opgrip.capture.program.accelerators import GraphCaptures
 from opgrip.traces import load
 
 STARTED_BY_NOBODY = """

@@ -150,7 +150,7 @@ def test_calls_of_all_threads_are_kept_by_when_they_ended(tmp_path: Path) -> Non
         capture._flusher.flush()
         add()
         # its mode is forgotten, its calls are not
-        assert len(capture._recorder.modes) == 1
+        assert len(capture._recorder.threads.all) == 1
         capture.dump()
     calls = load(tmp_path / "t.jsonl", partial=False).calls
     assert len(calls) == 50
@@ -188,13 +188,18 @@ def test_tables_do_not_grow_where_every_step_has_new_signatures(tmp_path: Path, 
             turns.release()
             ready.acquire()
             flight.flush()
-            tables = (recorder._signatures, recorder.scopes.pairs, recorder.scopes._records, recorder.families)
+            tables = (
+                recorder.signatures._numbers,
+                recorder.scopes.pairs,
+                recorder.scopes._records,
+                recorder.signatures.families,
+            )
             sizes.append((*map(len, tables), len(flight.definitions._lines), len(recorder.fitter._fitted)))
         thread.join()
         assert recorder.epochs.current > 5
         path = capture.dump()
         assert capture.failure is None
-        assert not recorder.dropped
+        assert not recorder.lost.dropped
     assert path is not None
     assert max(map(max, sizes[15:])) <= 2 * max(map(max, sizes[:15])) <= 400
     trace = load(path, partial=False)

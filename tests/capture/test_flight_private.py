@@ -62,7 +62,7 @@ def test_the_last_calls_of_a_private_capture_are_redacted(
             for part in tmp_path.iterdir():
                 assert "secret" not in part.read_text().lower()
         assert capture._recorder.epochs.current > 3
-        assert not capture._recorder.dropped
+        assert not capture._recorder.lost.dropped
         raise SecretError("SECRET")
     assert capture.failure is None
     assert len(capture.dumps) == 2

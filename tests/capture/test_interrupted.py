@@ -21,10 +21,11 @@ from async_exceptions import MODES
 
 from opgrip.capture import Capture
 from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.hooks.scopes import ModulePaths
-from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.program.places import ModulePaths
 from opgrip.capture.recording.scope_table import ScopeTable
+from opgrip.capture.recording.signature_table import SignatureTable
 from opgrip.capture.recording.storages import Storages
+from opgrip.capture.recording.thread_mode import ThreadModes
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.errors import is_from_program
 from opgrip.traces import load
@@ -134,9 +135,9 @@ HOOKS = [
     (RecordingMode, "_keep"),
     (RecordingMode, "enter"),
     (RecordingMode, "_go"),
-    (Recorder, "signature"),
-    (Recorder, "close_signature"),
-    (Recorder, "mode_in_step"),
+    (SignatureTable, "number"),
+    (SignatureTable, "close"),
+    (ThreadModes, "in_step"),
     (ScopeTable, "point"),
     (ScopeTable, "pair"),
     (Storages, "number"),

@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
-from opgrip.capture.recording import inner_times
-from opgrip.capture.timing import kernels
-from opgrip.capture.timing.kernels import CallBlock, innermost_calls, launched_by
+from opgrip.capture.hooks import wrapped_operators
+from opgrip.capture.timing import device_time
+from opgrip.capture.timing.device_time import CallBlock, innermost_calls, launched_by
 from opgrip.capture.torch_compat.torch_private import ActivityProfile
 from opgrip.errors import UserError
 from opgrip.traces import load
@@ -95,10 +95,10 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     def device_of(tensors: Any, values: Any) -> torch.device | None:
         return torch.device("cuda:0") if any(tensor.numel() >= LARGE for tensor in tensors) else None
 
-    monkeypatch.setattr(kernels, "ActivityProfile", ProfileOnCpu)
-    monkeypatch.setattr(kernels, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
-    monkeypatch.setattr(kernels, "synchronize", lambda device: None)
-    monkeypatch.setattr(inner_times, "accelerator_of", device_of)
+    monkeypatch.setattr(device_time, "ActivityProfile", ProfileOnCpu)
+    monkeypatch.setattr(device_time, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    monkeypatch.setattr(device_time, "synchronize", lambda device: None)
+    monkeypatch.setattr(wrapped_operators, "accelerator_of", device_of)
 
 
 def times_of(path: Path, op: str) -> list[float]:
@@ -196,7 +196,7 @@ def test_a_program_may_profile_itself(tmp_path: Path) -> None:
                 large.cos()
     assert "aten::cos" in {event.name for event in own.events()}
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
-    assert torch.autograd.profiler._prepare_profiler.__module__ != kernels.__name__
+    assert torch.autograd.profiler._prepare_profiler.__module__ != device_time.__name__
 
 
 def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
@@ -234,12 +234,12 @@ def test_what_is_launched_in_a_call_within_another_counts_to_both() -> None:
 def test_without_records_of_kernels_the_option_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kernels, "recorded_activities", dict)
+    monkeypatch.setattr(device_time, "recorded_activities", dict)
     with pytest.raises(UserError, match="no device here keeps records of its kernels"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
             pass
-    monkeypatch.setattr(kernels, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
-    monkeypatch.setattr(kernels, "synchronize", lambda device: None)
+    monkeypatch.setattr(device_time, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    monkeypatch.setattr(device_time, "synchronize", lambda device: None)
     args = make_parser().parse_args(["--device-time", "kernels", "-o", str(tmp_path / "t.jsonl")])
     with pytest.raises(UserError, match="the device cpu keeps no records of its kernels"):
         opcapture(args, None)
@@ -261,9 +261,9 @@ def test_records_end_when_every_device_has_done_its_work(tmp_path: Path, monkeyp
             return super().stop()
 
     devices = {LARGE: torch.device("cuda:0"), LARGE + 1: torch.device("cuda:1")}
-    monkeypatch.setattr(kernels, "ActivityProfile", Profile)
-    monkeypatch.setattr(kernels, "synchronize", lambda device: order.append(str(device)))
-    monkeypatch.setattr(inner_times, "accelerator_of", lambda tensors, values: devices.get(tensors[0].numel()))
+    monkeypatch.setattr(device_time, "ActivityProfile", Profile)
+    monkeypatch.setattr(device_time, "synchronize", lambda device: order.append(str(device)))
+    monkeypatch.setattr(wrapped_operators, "accelerator_of", lambda tensors, values: devices.get(tensors[0].numel()))
     first, second = torch.ones(LARGE), torch.ones(LARGE + 1)
     with Capture(tmp_path / "t.jsonl", device_time="kernels"):
         first.sin()

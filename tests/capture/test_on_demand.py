@@ -29,7 +29,7 @@ from opgrip.capture.on_demand.sampling import make_room
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.on_demand.step_capture import StepCapture
 from opgrip.capture.on_demand.trigger import marks
-from opgrip.capture.torch_compat.higher_order_private import stance_here
+from opgrip.capture.torch_compat.compiler_private import stance_here
 from opgrip.errors import UserError
 from opgrip.traces import load
 

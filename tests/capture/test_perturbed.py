@@ -14,7 +14,7 @@ from opgrip.capture import Capture, Schedule
 from opgrip.capture.recording import observations
 from opgrip.capture.recording.observations import Observations
 from opgrip.capture.signatures import fitting
-from opgrip.capture.timing.own_work import PERTURBING_NS, OwnWork, runs_of
+from opgrip.capture.timing.page_faults import PERTURBING_NS, OwnWork, runs_of
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 
@@ -53,7 +53,7 @@ def test_a_hiccup_of_the_capture_is_not_the_first_row(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as watched:
         for _ in range(3):
             x.exp()
-        mode = watched._recorder.mode_here()
+        mode = watched._recorder.threads.here()
         for _ in range(4):
             began = time.perf_counter_ns()
             time.sleep(0.001)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.timing.place_times import ANY, MOST_LOOKS, MOST_PLACES, Place, PlaceTimes
+from opgrip.capture.timing.place_times import ANY, MOST_LOOKS, MOST_PLACES, PlaceKey, PlaceTimes
 from opgrip.capture.writing.recording_limits import Held
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
@@ -30,7 +30,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, Place]]:
+def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, PlaceKey]]:
     """Note calls, each a signature, scope, memory, and time in us."""
     signatures, scopes, memory, durations = zip(*calls, strict=True)
     return set(times.note(signatures, scopes, memory, np.array(durations) * 1000))
@@ -139,13 +139,13 @@ def test_an_error_in_a_look_does_not_reach_the_program(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=2, active=3)) as watched:
         for step in range(5):
             if step == 2:
-                watched._recorder.observe = None  # type: ignore[assignment, method-assign]
+                watched._recorder.signatures.observe = None  # type: ignore[assignment, method-assign]
             for tensor in tensors:
                 tensor.sqrt()
             watched.step()
     assert len(load(tmp_path / "t.jsonl", partial=False).calls) == 6
     assert watched.dropped == 0
-    assert [name for name, _ in watched._recorder.fitter.without_values] == ["aten.sqrt.default"]
+    assert [name for name, _ in watched._recorder.lost.without_values] == ["aten.sqrt.default"]
 
 
 def test_a_call_is_looked_at_once_however_many_places_are_waited_for(
@@ -157,7 +157,7 @@ def test_a_call_is_looked_at_once_however_many_places_are_waited_for(
             x.sqrt()
         take = watched._recorder.observations.take
         monkeypatch.setattr(watched._recorder.observations, "take", lambda *args: looks.append(args[0]) or take(*args))
-        mode = watched._recorder.mode_here()
+        mode = watched._recorder.threads.here()
         for _ in range(2):
             mode.look_at(0)
         x.sqrt()

@@ -68,10 +68,10 @@ def test_every_call_has_its_own_signature_however_it_is_recognized(
 
 
 def test_a_loop_is_recognized_without_looking_at_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgrip.capture.recording import recorder
+    from opgrip.capture.recording import signature_table
 
     keys = []
-    monkeypatch.setattr(recorder, "call_key", _counting(recorder.call_key, keys))
+    monkeypatch.setattr(signature_table, "call_key", _counting(signature_table.call_key, keys))
     x = torch.ones(4, 4)
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(300):

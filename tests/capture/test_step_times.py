@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 
-from opgrip.capture.timing.step_times import ENOUGH, LEAST, MOST, PRIOR, StepTimes
+from opgrip.capture.timing.budget import ENOUGH, LEAST, MOST, PRIOR, StepTimes
 
 RECKONED = 100
 

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opgrip.capture import Capture
 from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.hooks.scopes import ModulePaths
-from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.program.places import ModulePaths
 from opgrip.capture.recording.scope_table import ScopeTable
+from opgrip.capture.recording.signature_table import SignatureTable
 from opgrip.capture.recording.storages import Storages
 from opgrip.capture.signatures import predictions
 from opgrip.traces import Trace, load
@@ -317,10 +317,10 @@ HOOKS = [
     (RecordingMode, "_find"),
     (RecordingMode, "_match_storages"),
     (RecordingMode, "enter"),
-    (Recorder, "signature"),
+    (SignatureTable, "number"),
     (ScopeTable, "point"),
     (ScopeTable, "pair"),
-    (Recorder, "close_signature"),
+    (SignatureTable, "close"),
     (Storages, "number"),
     (ModulePaths, "called"),
 ]

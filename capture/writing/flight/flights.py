@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from opgrip.capture.program.patches import Patches
-from opgrip.capture.program.ranks import with_mark
+from opgrip.capture.program.processes import with_mark
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.writing.flight.recording import FlightRecorder, OpenDump
 from opgrip.capture.writing.recording_limits import references_of
@@ -257,8 +257,7 @@ class Flights:
         self._last = last
         self._flight: FlightRecorder | None = None
         self._was_signalled = False
-        # each of its files has what its calls need, and numbers value models in its own way
-        recorder.redacts_late = True
+        self._is_active = False
 
     @property
     def dumps(self) -> list[Path]:
@@ -276,19 +275,19 @@ class Flights:
         def open_dump(number: int, fields: dict[str, Any]) -> TraceWriter:
             return begin_file(dump_path(Path(path), number), fields)
 
-        make = AheadRecorder if self._recorder.write_ahead else FlightRecorder
+        make = AheadRecorder if self._recorder.write_ahead is not None else FlightRecorder
         self._flight = make(self._recorder, open_dump, self._last)
         return self._flight
 
     def begin(self) -> None:
         """Watch what happens to the program."""
         self._was_signalled = False
-        self._recorder.module_raised = self.dump_for_error
+        self._is_active = True
         self.signals.__enter__()
 
     def end(self) -> None:
         """Watch no more."""
-        self._recorder.module_raised = None
+        self._is_active = False
         self.signals.__exit__(None, None, None)
 
     def dump(self, reason: str, always: bool = True) -> Path | None:
@@ -298,7 +297,7 @@ class Flights:
         ----------
         always : also where enough have been, as for what was asked for and what the program does not survive
         """
-        return None if self._flight is None else self._flight.dump(reason, always)
+        return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
         """Write them for an error that leaves a step or the program, once on its way."""

@@ -207,12 +207,12 @@ class FlightRecorder(Flusher):
 
     def _collect(self) -> None:
         epochs = self._epochs_in_use()
-        ended = [mode for mode in self.recorder.modes if mode.ended]
+        ended = [mode for mode in self.recorder.threads.all if mode.ended]
         self._keep_calls()
         self._keep_pending()
         self.recorder.fitter.fit_deferred(self.recorder.graphs)
         for mode in ended:
-            self.recorder.forget_mode(mode)
+            self.recorder.threads.forget(mode)
             self.blocks.forget_thread(mode.number)
         met = self.recorder.epochs
         if any(met.size(kind) >= most for kind, most in MOST_OF_EPOCH.items()):
@@ -228,7 +228,7 @@ class FlightRecorder(Flusher):
             self.blocks.pass_over(block)
 
     def _keep_pending(self) -> None:
-        self.definitions.add(self.recorder.take_pending())
+        self.definitions.add(self.recorder.pending.take())
 
     def _names_in_use(self) -> set[Hashable]:
         """What is referred to besides what the recorder knows of."""
@@ -238,7 +238,7 @@ class FlightRecorder(Flusher):
         """Epochs of the recorder's tables whose numbers a thread may still use."""
         current = self.recorder.epochs.current
         epochs = {current}
-        for first, last in [mode.epochs for mode in self.recorder.modes]:
+        for first, last in [mode.epochs for mode in self.recorder.threads.all]:
             epochs.update(range(first, (current if last is None else last) + 1))
         return epochs
 

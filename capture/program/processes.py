@@ -11,9 +11,6 @@ from multiprocessing import util
 from pathlib import Path
 from weakref import WeakSet
 
-from opgrip.capture.program.ranks import rank, with_mark
-from opgrip.traces.io.tensor_file import values_path
-
 
 def own_path(path: str | Path) -> str | Path:
     """Where this process writes what it is told to write to a path: with its rank, where it has one."""
@@ -48,6 +45,9 @@ class ChildFiles:
 
     def remove_old(self) -> None:
         """Remove those of an earlier program, with the values beside them."""
+        # here: modules that run before torch is loaded import this one
+        from opgrip.traces.io.tensor_file import values_path
+
         for child in self.old():
             for file in (child, values_path(child)):
                 with suppress(OSError):
@@ -95,3 +95,18 @@ def _after_fork() -> None:
 def _at_end_of_child(watch: ForkWatch) -> None:
     if watch.active:
         util.Finalize(None, watch.ended, exitpriority=100)
+
+
+def rank() -> int | None:
+    """The rank of this process, where a launcher such as torchrun started several; None elsewhere."""
+    number, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not number.isdecimal() or not size.isdecimal() or int(size) < 2:
+        return None
+    return int(number)
+
+
+def with_mark(path: str | Path, mark: str) -> Path:
+    """A file name with a mark before its suffixes: `step.jsonl.zst` and `rank1` give `step.rank1.jsonl.zst`."""
+    path = Path(path)
+    stem, dot, suffixes = path.name.partition(".")
+    return path.with_name(f"{stem}.{mark}{dot}{suffixes}")

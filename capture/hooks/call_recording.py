@@ -1,0 +1,251 @@
+"""How a thread's calls are looked up and kept, apart from the fast path of `dispatch.py`.
+
+Here are the calls that were not predicted, the functions that the dispatcher does not see, and the results that are not
+one plain tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import enumerate as enumerate_threads
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+from torch import is_grad_enabled, is_inference_mode_enabled
+
+from opgrip.capture.hooks.wrapped_operators import higher_order_node, look_at, measured
+from opgrip.capture.program.environment import read_settings
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
+from opgrip.capture.signatures.predictions import (
+    CallPoint,
+    CallPredictor,
+    Recognizer,
+    sharing,
+)
+from opgrip.capture.signatures.signatures import tensors_in
+from opgrip.capture.timing.device_time import DeviceTimer, identities_here
+from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
+from opgrip.capture.torch_compat.compiler_private import is_higher_order, see_higher_order
+from opgrip.capture.torch_compat.torch_private import (
+    current_autograd_node,
+    sequence_number,
+)
+from opgrip.errors import interrupted_by, is_from_program
+from opgrip.traces.schema.records import FUNCTION, OPERATOR
+
+NOTHING: Mapping[str, Any] = {}
+
+Storages = tuple[int, ...]
+NO_STORAGES: Storages = ()
+
+
+class CallRecording(ThreadMode):
+    """Looks up and keeps the calls of one thread."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        see_higher_order(type(self))
+        # a thread's ident goes to another thread when it ends
+        self.number = recorder.threads.next_number()
+        self.idle = recorder.threads.idle
+        self._ahead = recorder.write_ahead is not None
+        self._around: list[tuple[int, CallPoint]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.ident = get_ident()
+        self.idents = identities_here()
+        # the engine's own threads are not Python's
+        names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
+        self.thread_name = next(names, "autograd")
+        self.rows: list[int] = []
+        self.started = 0
+        self.first_sequence = sequence_number()
+        self._pinned_bytes = 0
+        self.device = DeviceTimer()
+        self.faults = FaultCounter()
+        self.own_work = OwnWork()
+        self.predictions = CallPredictor()
+        self.last: CallPoint = self.predictions.nowhere
+        self.epochs = (self.recorder.epochs.current, None)
+        self._settings = read_settings()
+        self._storages = self.recorder.storages
+        self._numbers = self._storages.numbers
+        self._new_number = self._storages.new_number
+        self._young = self._storages.young
+
+    def call(
+        self,
+        name: str,
+        kind: str,
+        run: Callable[[], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        shown: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        if self.idle:
+            return run()
+        depth, around, node = self.depth(), len(self._around), None
+        argument_storages, start, sequence = NO_STORAGES, 0, 0
+        try:
+            began = self._begin_search()
+            self.settle()
+            # what has just been settled is left
+            depth = self.depth()
+            autograd_node = current_autograd_node()
+            sequence = sequence_number() if autograd_node is None else self._enter_backward(autograd_node)
+            argument_storages = self.storages_in(args, kwargs)
+            entry = self._by_key(name, kind, args, kwargs, argument_storages)
+            scope, pair = self.recorder.scopes.point(entry.number, self.place, len(argument_storages) + 1)
+            node = CallPoint(entry, (), scope, pair, None)
+            self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
+            # the device time of a function of the program is that of the calls in it
+            values, on_device = (*args, *kwargs.values()), kind != FUNCTION
+            run = measured(self.recorder, self, entry.number, run, None, values, lambda: start, on_device) or run
+            # a compiled region frees its inputs as it goes
+            del args, kwargs, values
+            self._end_search(began)
+        except BaseException as error:
+            self.leave_to(depth)
+            self.recorder.lost.drop(name, error)
+            node = None
+        if node is None:
+            return run()
+        result, raised = None, None
+        try:
+            start = perf_counter_ns()
+            self._around.append((start, node))
+            if self._ahead:
+                self.recorder.write_ahead_of(node.number)
+            result = run()
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            try:
+                end = perf_counter_ns()
+                del self._around[around:]
+                self.leave_to(depth)
+                self._keep(node, argument_storages, start, end, sequence, result, raised, shown)
+            except BaseException as error:
+                del self._around[around:]
+                self.leave_to(depth)
+                self.recorder.lost.lose(name, error)
+            # else the error would hold this frame, which holds the error
+            raised = None
+        return result
+
+    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
+        running = list(self._around)
+        started, current = self.started, self.last
+        # of a call that is over, the row is still here, or it was taken, or it ended before one that was
+        if not self.rows and started != last_start and started >= last_end and current.pair >= 0:
+            running.append((started, current))
+        return running
+
+    def look_at_settings(self) -> None:
+        settings = read_settings()
+        if settings != self._settings:
+            self._settings = settings
+            self.predictions.forget_nodes()
+            self.last = self.predictions.nowhere
+
+    def look_at(self, signature: int) -> None:
+        for node in self.predictions.nodes_of(signature):
+            look_at(node, self)
+
+    def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
+        return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
+
+    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages]:
+        """Return point and storages of a call that was not predicted."""
+        began = self._begin_search()
+        self.settle()
+        argument_storages = self.storages_in(args, kwargs)
+        pattern = sharing(argument_storages)
+        node = self.predictions.successor(self.last, func, args, kwargs, pattern)
+        if node is not None:
+            self._end_search(began)
+            return node, argument_storages
+        if is_higher_order(func):
+            outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
+            if outer is not None:
+                self._end_search(began)
+                return outer, argument_storages
+        entry = self.predictions.recent(func, args, kwargs, pattern)
+        if entry is None:
+            entry = self._by_key(func, OPERATOR, args, kwargs, argument_storages)
+        place, number = self.place, entry.number
+        point = lambda: self.recorder.scopes.point(number, place, len(argument_storages) + 1)  # noqa: E731
+        modes = is_grad_enabled(), is_inference_mode_enabled()
+        node = self.predictions.node(self.last, place, entry, modes, point)
+        if self.recorder.observations.is_due(number) and not self.recorder.signatures.is_open(number):
+            look_at(node, self)
+        self._end_search(began)
+        return node, argument_storages
+
+    def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Recognizer:
+        number = self.recorder.signatures.number(func, kind, args, kwargs)
+        family = self.recorder.signatures.families[number]
+        if kind == OPERATOR and not self.recorder.signatures.is_open(number):
+            sightings = self.recorder.observations.sightings(number)
+            entry = self.predictions.entry(number, family, func, args, kwargs, argument_storages, sightings)
+        else:
+            entry = Recognizer(number, func, sharing(argument_storages), family)
+        if kind == OPERATOR and not entry.timed:
+            run = measured(self.recorder, self, number, entry.op, func, (*args, *kwargs.values()), lambda: self.started)
+            if run is not None:
+                entry.timed, entry.op = True, run
+        return entry
+
+    def _begin_search(self) -> int:
+        """Go on with the recorder's tables, which may have begun anew; return the time in ns."""
+        first, epoch = self.epochs[0], self.recorder.epochs.current
+        # before anything is looked up: another thread may begin them anew meanwhile
+        self.epochs = (first, None)
+        if first != epoch:
+            self.predictions = CallPredictor()
+            self.last = self.predictions.nowhere
+            self.epochs = (epoch, None)
+        return perf_counter_ns()
+
+    def _end_search(self, began: int) -> None:
+        self.epochs = (self.epochs[0], self.recorder.epochs.current)
+        self._spent(began)
+
+    def _spent(self, began: int) -> None:
+        """Note own work that ends now, whose time is not the program's."""
+        self.recorder.observations.set_aside(self.own_work.add(began))
+
+    def _keep(
+        self,
+        node: CallPoint,
+        argument_storages: Storages,
+        start: int,
+        end: int,
+        sequence: int,
+        result: Any,
+        raised: BaseException | None,
+        shown: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Record a call that has ended."""
+        try:
+            recorder = self.recorder
+            if raised is not None and recorder.signatures.is_open(node.number) and is_from_program(raised):
+                # it would say of all calls of the signature that they raise
+                recorder.lost.count(recorder.signatures.open_name(node.number), interrupted_by(raised))
+                return
+            if shown is not None:
+                result = shown(result)
+            if recorder.signatures.is_open(node.number):
+                began = perf_counter_ns()
+                recorder.signatures.close(node.number, result, raised)
+                self._spent(began)
+            result_storages = [self._storages.number(tensor) for tensor in tensors_in((result,))]
+            pair = recorder.scopes.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
+            rows = self.rows
+            rows += (pair, start, end, sequence, *argument_storages, *result_storages)
+        except Exception as error:
+            self.recorder.lost.drop(f"signature {node.number}", error)

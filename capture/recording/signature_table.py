@@ -1,0 +1,214 @@
+"""The signatures of a recording: their numbers, and what is known of each until its first call has ended.
+
+Promise: whoever has a signature's number finds all that belongs to it, and its record is written before any call that
+refers to it, whatever interrupts the threads that add to the table. A signature is *open* from when it is first seen
+until one of its calls has ended: only then its outputs are known and its record is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from opgrip.capture.recording.observations import Observations
+from opgrip.capture.recording.pending_records import LostCalls, OwnCalls, PendingRecords
+from opgrip.capture.recording.scope_table import Epochs
+from opgrip.capture.signatures.fitting import Fitter, varies_by_values
+from opgrip.capture.signatures.layouts import with_groups
+from opgrip.capture.signatures.signatures import call_key, describe_result
+from opgrip.capture.timing.page_faults import LARGE
+from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.errors import one_line, raise_if_from_program
+from opgrip.traces.schema.arguments import Opaque, numbers_of, tensors
+from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Observed, Signature
+from opgrip.traces.table.profiler_labels import is_mark
+
+
+class SignatureTable:
+    """The signatures of one recording.
+
+    Parameters
+    ----------
+    own_calls, pending, lost, fitter, observations, epochs : those of the recording
+    note_new : is called for each new signature
+
+    Attributes
+    ----------
+    closed : number of signatures whose records were made
+    differentiable : numbers of those with an argument that requires a gradient
+    marks : numbers of those that are marks of `record_function`
+    families : by number, the first signature of the same operator on such tensors
+    """
+
+    def __init__(
+        self,
+        own_calls: OwnCalls,
+        pending: PendingRecords,
+        lost: LostCalls,
+        fitter: Fitter,
+        observations: Observations,
+        epochs: Epochs,
+        note_new: Callable[[], object],
+    ) -> None:
+        self.closed = 0
+        self.differentiable: set[int] = set()
+        self.marks: set[int] = set()
+        self.families: dict[int, int] = {}
+        self._own_calls, self._pending, self._lock = own_calls, pending, pending.lock
+        self._lost, self._fitter, self._observations, self._epochs = lost, fitter, observations, epochs
+        self._note_new = note_new
+        self._numbers: dict[Hashable, int] = {}
+        self._first_alike: dict[Hashable, int] = {}
+        self._open: dict[int, Signature] = {}
+        self._open_names: dict[int, Hashable] = {}
+        self._large_outputs: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return self._epochs.count(Signature)
+
+    def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Return the number of a call's signature, to be asked for before the call runs.
+
+        Parameters
+        ----------
+        name : what `str` turns into the operator's name
+        """
+        key = call_key(name, args, kwargs)
+        number = self._numbers.get(key)
+        return self._add(key, kind, args, kwargs) if number is None else number
+
+    def is_open(self, number: int) -> bool:
+        """Return True if no call of a signature has ended yet."""
+        return number in self._open
+
+    def open_name(self, number: int) -> str:
+        """Return the operator of an open signature."""
+        return str(self._open_names.get(number, f"signature {number}"))
+
+    def open_record(self, number: int) -> Signature | None:
+        """Return what is known of an open signature."""
+        return self._open.get(number)
+
+    def output_bytes(self, number: int) -> int:
+        """Return the bytes of the results of a signature's first call; 0 if they are few or unknown."""
+        return self._large_outputs.get(number, 0)
+
+    def close(self, number: int, result: Any, raised: BaseException | None) -> None:
+        """Make the record of an open signature, of which a call has ended."""
+        with self._lock:
+            signature = self._open.get(number)
+            if signature is None:
+                return
+            if raised is not None:
+                signature = replace(signature, raised=one_line(raised))
+            else:
+                signature = replace(signature, outputs=self._outputs(result))
+                signature = self._refine(signature, self._open_names[number])
+                size = sum(spec.extent for spec in tensors(signature.outputs))
+                if size >= LARGE:
+                    self._large_outputs[number] = size
+            pending = self._pending
+            try:
+                lines = pending.encoded(signature)
+                # no call and no loop from here on, so that nothing can interrupt: what is added is closed and counted
+                pending.lines += lines
+                del self._open[number]
+                self.closed += 1
+            except BaseException:
+                pending.take_back()
+                raise
+            self._open_names.pop(number, None)
+
+    def observe(
+        self,
+        number: int,
+        name: Hashable,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        since_ns: int | None = None,
+        storage: int | None = None,
+    ) -> Callable[[Any], None]:
+        """Look at the values of a later call of a signature before it runs; return what records its result.
+
+        Parameters
+        ----------
+        name : the operator
+        since_ns, storage : what identifies the call if the look is for its place: when the look began, and the memory
+            of the first tensor
+        """
+        where = since_ns, None if storage == NO_STORAGE else storage
+        try:
+            with self._lock, self._own_calls.lock, without_modes(), without_functions():
+                described = self._fitter.describe_again(name, args, kwargs)
+        except Exception as error:
+            self._lost.lose_values(str(name), error)
+            return lambda result: None
+
+        def record_result(result: Any) -> None:
+            try:
+                with self._lock:
+                    outputs = self._outputs(result)
+                    signature = self._refine(Signature(number, OPERATOR, str(name), *described, outputs), name)
+                    numbers = numbers_of((signature.args, signature.kwargs))
+                    self._pending.add(Observed(number, numbers, signature.outputs, *where))
+            except Exception as error:
+                self._lost.lose_values(str(name), error)
+
+        return record_result
+
+    def forget(self) -> None:
+        """Begin anew, under the lock; what calls refer to by number stays until `prune`."""
+        self._numbers.clear()
+        self._first_alike.clear()
+
+    def prune(self, numbers: Iterable[int], epochs: set[int]) -> set[int]:
+        """Forget all signatures, under the lock, but some and those of some epochs; return the numbers of the rest."""
+        kept = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
+        self.families = {number: self.families[number] for number in kept if number in self.families}
+        self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in kept}
+        self.differentiable &= kept
+        self.marks &= kept
+        return kept
+
+    def _add(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        op = str(key[0])
+        with self._lock, self._own_calls.lock, without_modes(), without_functions():
+            number = self._numbers.get(key)
+            if number is not None:
+                # another thread was faster
+                return number
+            self._note_new()
+            described_args, described_kwargs, alike = self._fitter.describe(key[0], args, kwargs)
+            described_args = with_groups(key[0], described_args)
+            number = self._epochs.next(Signature)
+            self.families[number] = self._first_alike.setdefault(alike, number)
+            if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
+                self.differentiable.add(number)
+            if is_mark(op):
+                self.marks.add(number)
+            self._open_names[number] = key[0]
+            signature = Signature(number, kind, op, described_args, described_kwargs)
+            # last: whoever finds the number finds all that belongs to it
+            self._open[number], self._numbers[key] = signature, number
+        return number
+
+    def _refine(self, signature: Signature, name: Hashable) -> Signature:
+        """Return a signature with what its outputs tell about its values."""
+        try:
+            with self._own_calls.lock, without_modes(), without_functions():
+                signature = self._fitter.refine_by_outputs(signature, name)
+                if varies_by_values(signature, name) and signature.kind == OPERATOR:
+                    self._observations.want(signature.number)
+        except Exception as error:
+            self._lost.lose_values(signature.op, error)
+        return signature
+
+    def _outputs(self, result: Any) -> Any:
+        try:
+            with self._own_calls.lock, without_modes(), without_functions():
+                return describe_result(result)
+        except Exception as error:
+            raise_if_from_program(error)
+            # without its outputs, a signature still replays
+            return Opaque(one_line(error))

@@ -1,0 +1,130 @@
+"""What a capture reports: its results, and in words what went wrong or was asked for and is not in the trace."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from opgrip.capture.grip.gripping import Grips
+from opgrip.capture.hooks.extensions import ExtensionWatch
+from opgrip.capture.program.processes import ChildFiles
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.session.schedule import ALWAYS, Schedule
+from opgrip.capture.signatures.full_values import FullValues
+from opgrip.capture.writing.flight.flights import Flights
+from opgrip.capture.writing.flusher import Flusher
+from opgrip.errors import UserError
+from opgrip.traces.table.accelerators import time_doubts
+
+
+class CaptureReport:
+    """The results of a capture, which is below this class.
+
+    Attributes
+    ----------
+    path : the trace file
+    calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
+        and how many could not be recorded
+    marks : how many marks of `record_function` were recorded besides
+    perturbed : how many calls ran right after the capture's own work, and are marked so
+    doubts : what made the times doubtful, in sentences; empty on a quiet machine
+    stopped : the limit that ended the recording while the program went on, or None
+    bytes_written : size of the trace before compression
+    failure, problem : what kept the trace from being written, and in words, with what there is of it; None if nothing
+        did
+    full_values : after the block, what became of the whole values; None if they were not asked for
+    child_files : after the block, the traces of processes that the program forked, as far as these have ended;
+        `old_child_files` are those of an earlier program, which `force` removes
+    dumps : with `last`, the traces that were written
+    grips : the gripped functions; its `written` are the samples' folders, its `refused` reasons for functions that
+        were not gripped
+    """
+
+    grips: Grips
+    extensions: ExtensionWatch
+    _recorder: Recorder
+    _flights: Flights | None
+    _child_files: ChildFiles | None
+    _force: bool
+
+    def __init__(self, path: str | Path, schedule: Schedule) -> None:
+        self.path, self.schedule = path, schedule
+        self.calls = self.signatures = self.dropped = self.bytes_written = 0
+        self.marks = self.perturbed = 0
+        self.doubts: tuple[str, ...] = ()
+        self.stopped: str | None = None
+        self.failure: Exception | None = None
+        self.problem: UserError | None = None
+        self.full_values: FullValues | None = None
+        self.child_files: tuple[Path, ...] = ()
+        self.old_child_files: tuple[Path, ...] = ()
+        self._step = 0
+        self._has_recorded = False
+
+    @property
+    def dumps(self) -> list[Path]:
+        """The traces that a capture of the last calls has written."""
+        return [] if self._flights is None else self._flights.dumps
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether only the last calls are kept."""
+        return self._flights is not None
+
+    @property
+    def custom_operators(self) -> list[str]:
+        """Operators of the program whose names a private trace has."""
+        return self._recorder.pending.custom_operators
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was asked for and is not in the trace."""
+        for name, reason in self.grips.refused.items():
+            yield f"{name} was not gripped: {reason}"
+        for name, reason in self.extensions.refused().items():
+            yield f"the extension {name} was not recorded: {reason}"
+        if self._flights is not None:
+            yield from self._flights.notes()
+        kernels, budget = self._recorder.kernels, self._recorder.budget
+        if kernels is not None and kernels.failure is not None:
+            yield f"the trace lacks times of kernels: {kernels.failure}"
+        if budget is not None and budget.is_overdrawn:
+            yield (
+                f"the recording took more than {budget.share:.3g} of the program's time: tell it by step() where steps "
+                "end, so that it can leave some out"
+            )
+        if self.schedule != ALWAYS and not self._step:
+            yield "step() was never called: for the schedule, the whole program was one step"
+        elif self.schedule != ALWAYS and not self._has_recorded:
+            yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
+
+    def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
+        """Take over what was written, and warn of what went wrong."""
+        recorder = self._recorder
+        if not was_discarded:
+            self.grips.finish()
+        blocks = flusher.blocks
+        self.marks, self.perturbed = blocks.marks.total(), blocks.perturbed
+        self.calls, self.signatures = blocks.calls - self.marks, flusher.signatures - len(blocks.marks)
+        slow_memory = recorder.slow_memory.excess_ns / max(blocks.duration_ns, 1)
+        self.doubts = tuple(time_doubts(flusher.contended, slow_memory))
+        self.stopped = flusher.reached
+        self.dropped = sum(recorder.lost.dropped.values())
+        self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
+        self.failure, self.problem = flusher.failure, flusher.problem_with(self.path)
+        self.full_values = recorder.fitter.full
+        if self._child_files is not None:
+            self.child_files = self._child_files.new()
+            if self._force and not flusher.discarded and self.failure is None:
+                self._child_files.remove_old()
+            self.old_child_files = self._child_files.old()
+        self._warn()
+
+    def _warn(self) -> None:
+        if self.problem is not None:
+            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=7)
+        elif self.full_values is not None and self.full_values.failure is not None:
+            text = f"the trace {self.path} could not be written with whole values: {self.full_values.failure}"
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
+        for text in self.notes():
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
