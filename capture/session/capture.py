@@ -46,7 +46,7 @@ from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget
 from opgrip.capture.timing.device_time import KernelTimes, check_kernels
 from opgrip.capture.torch_compat.torch_private import load_private
-from opgrip.capture.writing.flight.flights import Flights
+from opgrip.capture.writing.flight_triggers import Flights
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.capture.writing.recording_limits import Limits
 from opgrip.errors import UserError, in_words_of_python
@@ -102,9 +102,9 @@ class Capture(CaptureReport):
     grip : names of functions whose calls are recorded too, with the operators below them: `module:function`, as shells
         match file names
     grip_to : the folder that a sample of each is written into, at the end at the latest; None for no samples
-    last : keep so many calls in memory, those that ended last, and write them when the block or an outermost module
-        raises, a signal ends the program, or it asks by `dump`; else leave no file. With `write_ahead` they are in a
-        file all the time, which does not grow, so that they survive a crash
+    last : keep so many calls, those that ended last, and write them when the block or an outermost module raises, a
+        signal ends the program, or it asks by `dump`; else leave no file. Meanwhile they are in a ring file, which does
+        not grow and stays if the process dies
     details : fields to add to the trace's header
     force : replace an existing file
 
@@ -327,17 +327,24 @@ class Capture(CaptureReport):
 
     def _make_flusher(self, path: str | Path, details: Mapping[str, Any]) -> Flusher:
         if self._flights is not None:
-            return self._flights.recorder_to(path, lambda file, fields: self._begin_file(file, {**details, **fields}))
+            return self._flights.recorder_to(
+                path,
+                lambda file, fields: self._begin_file(file, {**details, **fields}),
+                lambda fields: self._make_header({**details, **fields}),
+            )
         begin_file = functools.partial(self._begin_file, path, details)
         return Flusher(self._recorder, begin_file, self._limits, learns=self.schedule.warmup > 0)
 
     def _begin_file(self, path: str | Path, details: Mapping[str, Any]) -> TraceWriter:
+        return TraceWriter(path, self._make_header(details), self._force)
+
+    def _make_header(self, details: Mapping[str, Any]) -> Header:
         recorder = self._recorder
         started = time.time_ns() - (time.perf_counter_ns() - recorder.started_ns)
         named = {} if recorder.fitter.full is None else {HEADER_FIELD: recorder.fitter.full.path.name}
         fields = describe_environment() | {"started_unix_ns": started, **details, **named}
         (header,) = recorder.pending.outgoing(Header(fields))
-        return TraceWriter(path, cast(Header, header), self._force)
+        return cast(Header, header)
 
     def _follow_schedule(self) -> None:
         learns = self.schedule.learns(self._step)

@@ -12,7 +12,7 @@ from opgrip.capture.program.processes import ChildFiles
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures.full_values import FullValues
-from opgrip.capture.writing.flight.flights import Flights
+from opgrip.capture.writing.flight_triggers import Flights
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.errors import UserError
 from opgrip.traces.table.accelerators import time_doubts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -187,23 +187,24 @@ class Blocks:
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
         mode.device.forget(starts)
 
-    def threads(self) -> set[Hashable]:
-        """The names, as `name_of` gives them, of the threads that have a record."""
-        return {(Thread, number) for number in self._threads.values()}
-
     def forget_thread(self, number: int) -> None:
         """Forget a thread that has ended, by its mode's number."""
         for table in (self._threads, self._sequence, self._forward, self._last):
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """The calls that each thread is in, outermost first."""
+        """Yield the calls that each thread is in, outermost first."""
+        for mode, entered in self.entered():
+            yield from self._thread(mode)
+            yield replace(entered, thread=self._threads[mode.number])
+
+    def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
+        """Yield the same, with the number of its mode for a thread's."""
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
-                yield from self._thread(mode)
                 opened = self.recorder.signatures.open_record(node.number)
                 since = start - self.recorder.started_ns
-                yield Entered(self._threads[mode.number], since, node.scope, node.number, opened)
+                yield mode, Entered(mode.number, since, node.scope, node.number, opened)
 
     def _running(self, mode: ThreadMode) -> list[tuple[int, CallPoint]]:
         return mode.running(*self._last.get(mode.number, (0, 1)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
-from opgrip.capture.recording import inner_times
+from opgrip.capture.hooks import wrapped_operators
 from opgrip.capture.timing import device_time
 from opgrip.traces import load
 
@@ -50,7 +50,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_time, "current_stream", lambda device: None)
     monkeypatch.setattr(device_time, "is_capturing", lambda kind: False)
     monkeypatch.setattr(device_time, "on_device", nullcontext)
-    monkeypatch.setattr(inner_times, "accelerator_of", device_of)
+    monkeypatch.setattr(wrapped_operators, "accelerator_of", device_of)
 
 
 @pytest.mark.usefixtures("_device")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.writing.flight import recording
+from opgrip.capture.writing import flight_recorder
 from opgrip.traces import load
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.reader import TraceReader
@@ -48,7 +48,7 @@ def check_redacted(path: Path) -> None:
 def test_the_last_calls_of_a_private_capture_are_redacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
 ) -> None:
-    monkeypatch.setattr(recording, "MOST_OF_EPOCH", dict.fromkeys(recording.MOST_OF_EPOCH, 20))
+    monkeypatch.setattr(flight_recorder, "MOST_OF_EPOCH", dict.fromkeys(flight_recorder.MOST_OF_EPOCH, 20))
     model = SecretNet()
     capture = Capture(tmp_path / "t.jsonl", last=40, private=True, write_ahead=write_ahead, stack_depth=3)
     with pytest.raises(SecretError), capture:
@@ -60,7 +60,7 @@ def test_the_last_calls_of_a_private_capture_are_redacted(
             if size == 20:
                 assert capture.dump("SECRET request") is not None
             for part in tmp_path.iterdir():
-                assert "secret" not in part.read_text().lower()
+                assert b"secret" not in part.read_bytes().lower()
         assert capture._recorder.epochs.current > 3
         assert not capture._recorder.lost.dropped
         raise SecretError("SECRET")

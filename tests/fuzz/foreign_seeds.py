@@ -7,6 +7,7 @@ called by its name, which some formats look at.
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ from foreign_data import data_files
 from optional import is_installed
 from torch import nn
 
+from opgrip.capture import Capture
 from opgrip.tools.opgrip import main
 from opgrip.traces.io.foreign_files import formats
 
@@ -176,6 +178,16 @@ def _onnx(folder: Path) -> list[Path]:
     return [folder / "model.onnx"]
 
 
+def _ring(folder: Path) -> list[Path]:
+    with Capture(folder / "t.jsonl", last=20, force=True) as capture:
+        tensor = torch.ones(3, requires_grad=True)
+        for _ in range(4):
+            (tensor[torch.tensor([0, 2])] * 2).sum().backward()
+        capture._flusher.run_job(capture._flusher.flush)  # type: ignore[union-attr]
+        (path,) = folder.glob("t.part*.ring")
+        return [Path(shutil.copy(path, folder / "last.ring"))]
+
+
 BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "tritonbench": _tritonbench,
     "dlop": _dlop,
@@ -183,5 +195,6 @@ BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "pt2": _pt2,
     "execution_trace": _execution_trace,
     "onnx": _onnx,
+    "ring": _ring,
 }
 """What makes files of a format in a folder, by its name."""

@@ -20,6 +20,7 @@ class _Line:
     content: bytes | Record
     references: tuple[Hashable, ...]
     is_signature: bool
+    is_thread: bool
 
 
 @dataclass(slots=True)
@@ -63,14 +64,19 @@ class Definitions:
 
     def begin_file(self) -> None:
         """What was given so far is not in the file to come."""
-        self.file = DefinedNames(None if self._privacy is None else Redaction(self._privacy))
+        self.file = DefinedNames(self.make_redaction())
+
+    def make_redaction(self) -> Redaction | None:
+        """Return a redaction for another file, which numbers value models in its own way; None if there is none."""
+        return None if self._privacy is None else Redaction(self._privacy)
 
     def add(self, pending: Iterable[Pending]) -> None:
         """Hold records."""
         for record, text in pending:
             name = name_of(record)
             content = text if self._privacy is None else record
-            line = _Line(self._count, content, tuple(references_of(record)), isinstance(record, Signature))
+            kinds = isinstance(record, Signature), isinstance(record, Thread)
+            line = _Line(self._count, content, tuple(references_of(record)), *kinds)
             if isinstance(record, Thread):
                 # numbered anew for each file
                 self._lines.pop(name, None)
@@ -91,26 +97,26 @@ class Definitions:
         file.late.clear()
         file.signatures += sum(line.is_signature for line in lines)
         contents = [line.content for line in sorted(lines, key=lambda line: line.place)]
-        return b"".join(item if isinstance(item, bytes) else self.encode([item]) for item in contents)
+        return b"".join(item if isinstance(item, bytes) else self.encode([item], file.redaction) for item in contents)
 
-    def encode(self, records: Iterable[Record]) -> bytes:
-        """The lines of other records in the file, after those of what they refer to."""
-        redaction = self.file.redaction
+    def all_lines(self, redaction: Redaction | None) -> bytes:
+        """Return the lines of all records that are held, for a file with a redaction of its own."""
+        held = (line for lines in self._lines.values() for line in lines if not line.is_thread)
+        contents = [line.content for line in sorted(held, key=lambda line: line.place)]
+        return b"".join(item if isinstance(item, bytes) else self.encode([item], redaction) for item in contents)
+
+    def encode(self, records: Iterable[Record], redaction: Redaction | None) -> bytes:
+        """Return the lines of records, redacted if the file has a redaction."""
         if redaction is not None:
             # values are redacted by operators, which are no calls of the program
             with without_modes(), without_functions():
                 records = [item for record in records for item in redaction.records(record)]
         return b"".join(map(encode_line, records))
 
-    def has(self, name: Hashable) -> bool:
-        """Whether there is a record of this name."""
-        return name in self._lines
-
     def prune(self, names: Iterable[Hashable]) -> None:
         """Forget all but what these names stand for, and what that refers to."""
         kept = set(self._closure(names, lambda name: True))
         self._lines = {name: lines for name, lines in self._lines.items() if name in kept}
-        self.file.written = {name: count for name, count in self.file.written.items() if name in self._lines}
 
     def _closure(self, names: Iterable[Hashable], is_asked: Callable[[Hashable], bool]) -> Iterator[Hashable]:
         """Names, and those of all that their records refer to, as far as they are asked for."""

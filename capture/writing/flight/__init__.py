@@ -1,1 +1,0 @@
-"""The last calls of a program that may never end, which are written when something happens."""

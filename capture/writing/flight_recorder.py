@@ -1,0 +1,424 @@
+"""Keep the last calls, in memory and in a ring file, and write them as a whole trace when something happens.
+
+Promise: whatever ends the process, its last calls can be read. While Python runs, they are written as a trace. If the
+process dies (`kill -9`, a segmentation fault, `os._exit`), its ring file stays, which is read like a trace; it has what
+ended until the last half second, with `write_ahead` until the last call. The file is gone once the recording ends.
+
+A call costs what it takes to copy its integers. None is made a record before a trace is written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.scope_table import PAIR
+from opgrip.capture.recording.thread_mode import ThreadMode
+from opgrip.capture.writing.blocks import Blocks, CallBlock
+from opgrip.capture.writing.definitions import Definitions
+from opgrip.capture.writing.flusher import Flusher
+from opgrip.capture.writing.recording_limits import Pending
+from opgrip.capture.writing.ring_file import Payload, RingFile
+from opgrip.traces.formats import flight_ring
+from opgrip.traces.io.writer import TraceWriter, encode_line
+from opgrip.traces.schema.records import Entered, Header, Record, Scope, Signature, Thread
+
+MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
+"""Numbers of each kind after which the tables begin anew. What it takes to know a signature is some 10 kB."""
+MOST_DUMPS = 8
+"""Traces written for what a program survives: a service whose requests fail all day must not fill the disk."""
+SIGNAL_WAIT_S = 5.0
+"""How long the handler of a signal waits for another thread that writes."""
+LEAST_RING_BYTES = 1 << 20
+
+OpenDump = Callable[[int, dict[str, Any]], TraceWriter]
+"""Begins a trace: the number of the dump from 1, and fields of its header."""
+
+
+class Ring:
+    """The calls that ended last, of all threads together.
+
+    Parameters
+    ----------
+    last : how many are kept
+    """
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.blocks: list[CallBlock] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self.blocks))
+
+    def add(self, blocks: list[CallBlock]) -> list[CallBlock]:
+        """Keep calls in the order in which each thread made them; return those that have no room any more."""
+        self.blocks += blocks
+        surplus = len(self) - self.last
+        if surplus <= 0:
+            return []
+        ends = np.concatenate([block.calls[:, 2] for block in self.blocks])
+        oldest_ns = int(np.partition(ends, surplus)[surplus])
+        forgotten, kept = [], []
+        for block in self.blocks:
+            # a thread's calls stand in the order of their ends
+            first = int(np.searchsorted(block.calls[:, 2], oldest_ns))
+            if first:
+                forgotten.append(block.part(0, first))
+            if first < len(block):
+                kept.append(block.part(first, len(block)).copied() if first else block)
+        self.blocks = kept
+        return forgotten
+
+    def take(self) -> list[CallBlock]:
+        """Remove and return all calls."""
+        blocks, self.blocks = self.blocks, []
+        return blocks
+
+    def pairs(self) -> set[int]:
+        """Return the numbers of the calls' pairs."""
+        return {number for block in self.blocks for number in np.unique(block.calls[:, 0]).tolist()}
+
+
+class FlightRecorder(Flusher):
+    """A thread that takes what a recorder has, and keeps the last calls.
+
+    Parameters
+    ----------
+    open_dump : begins a trace
+    last : number of calls that are kept
+    path : of the first trace
+    make_header : makes the header of a file from some of its fields
+
+    Attributes
+    ----------
+    dumps : traces that were written
+    left_out : how many more there would have been without a limit
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        open_dump: OpenDump,
+        last: int,
+        path: Path,
+        make_header: Callable[[dict[str, Any]], Header],
+    ) -> None:
+        super().__init__(recorder, self._open_next)
+        self.blocks = Blocks(recorder, looks=False)
+        self.ring = Ring(last)
+        self.definitions = Definitions(recorder.privacy)
+        self.dumps: list[Path] = []
+        self.left_out = 0
+        self._open_dump = open_dump
+        self._survived = self._seen = self._signatures = 0
+        self._is_broken = False
+        self._holder: int | None = None
+        self._later: Callable[[], None] | None = None
+        self._mirror = RingMirror(self, path, make_header)
+
+    def prepare(self) -> None:
+        """Raise what would keep a trace from being written; there is none until something happens."""
+        self._open_next().discard()
+
+    def flush(self, pause_s: float = 0.0) -> None:
+        """Keep what has come since the last time. Nothing in it reaches the program."""
+        if os.getpid() != self.recorder.pid or self._is_broken:
+            return
+        with self._turn():
+            try:
+                self._collect()
+            except Exception as error:
+                # record no more, after a fault of the capture's own
+                self.failure, self._is_broken = error, True
+                self.recorder.stop()
+
+    def write_running(self) -> None:
+        """Write to the ring file which calls the threads are in."""
+        if os.getpid() == self.recorder.pid and not self._is_broken and not self.learning:
+            with self._turn():
+                self._mirror.add_running()
+
+    def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
+        """Write the calls that are kept, each once; None if there are none, or they cannot or must not be written.
+
+        Parameters
+        ----------
+        reason : as the trace's header has it
+        always : also if enough traces were written for what the program survives
+        wait : for values that an accelerator still has
+        """
+        if not wait:
+            # a signal's handler, which may have interrupted what the thread that writes waits for
+            return self._dump(reason, always, wait)
+        paths: list[Path | None] = []
+        self.run_job(lambda: paths.append(self._dump(reason, always, wait)))
+        return next(iter(paths), None)
+
+    def _dump(self, reason: str, always: bool, wait: bool) -> Path | None:
+        if os.getpid() != self.recorder.pid:
+            return None
+        with self._turn():
+            try:
+                self._collect()
+                if wait:
+                    self._fit_what_is_left()
+                if self._is_broken or not len(self.ring):
+                    return None
+                if not always:
+                    if self._survived >= MOST_DUMPS:
+                        self.left_out += 1
+                        return None
+                    self._survived += 1
+                path = self._write_dump(reason)
+            except Exception as error:
+                self.failure = error
+                return None
+            self.dumps.append(path)
+            # each call is in one trace
+            self._mirror.remove()
+            return path
+
+    def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
+        """Write them before a signal's own handler runs; return whether that may run now.
+
+        Parameters
+        ----------
+        always : as for `dump`
+        again : sends the signal once more, for later: this thread is writing already
+        """
+        if self._holder == threading.get_ident():
+            self._later = again
+            return False
+        # not for ever: the thread that writes may wait for what this one holds
+        if self._writing.acquire(timeout=SIGNAL_WAIT_S):
+            self._writing.release()
+            self.dump(name, always, wait=False)
+        return True
+
+    def finish(self) -> None:
+        """Leave no ring file: nothing happened that was not written by now."""
+        self._mirror.remove()
+        self.recorder.storages.close()
+
+    @property
+    def signatures(self) -> int:
+        """How many signatures are in the last trace."""
+        return self._signatures
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._writing:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
+    def _collect(self) -> None:
+        recorder = self.recorder
+        epochs = self._epochs_in_use()
+        ended = [mode for mode in recorder.threads.all if mode.ended]
+        blocks = self.blocks.take()
+        # what the calls refer to was known by then
+        pending = self._keep_pending()
+        self._seen += sum(map(len, blocks))
+        forgotten = blocks if self.learning else self.ring.add(blocks)
+        self._mirror.add(pending, [] if self.learning else blocks)
+        for block in forgotten:
+            self.blocks.pass_over(block)
+        recorder.fitter.fit_deferred(recorder.graphs)
+        for mode in ended:
+            recorder.threads.forget(mode)
+            self.blocks.forget_thread(mode.number)
+        if any(recorder.epochs.size(kind) >= most for kind, most in MOST_OF_EPOCH.items()):
+            running = [(entered.signature, entered.scope) for _, entered in self.blocks.entered()]
+            self.definitions.prune(recorder.prune(epochs, self.ring.pairs(), running))
+            recorder.forget()
+
+    def _keep_pending(self) -> list[Pending]:
+        pending = self.recorder.pending.take()
+        self.definitions.add(pending)
+        return pending
+
+    def _epochs_in_use(self) -> set[int]:
+        """Return the epochs of the recorder's tables whose numbers a thread may still use."""
+        current = self.recorder.epochs.current
+        epochs = {current}
+        for first, last in [mode.epochs for mode in self.recorder.threads.all]:
+            epochs.update(range(first, (current if last is None else last) + 1))
+        return epochs
+
+    def _open_next(self) -> TraceWriter:
+        return self._open_dump(len(self.dumps) + 1, self._flight(None))
+
+    def _flight(self, reason: str | None, kept: int = 0) -> dict[str, Any]:
+        """Return the field of a header that describes the recording."""
+        happened = {} if reason is None else {"reason": reason}
+        return {"flight": {"last": self.ring.last, "before": self._seen - kept, **happened}}
+
+    def _write_dump(self, reason: str) -> Path:
+        blocks = self.ring.take()
+        kept = sum(map(len, blocks))
+        self.definitions.begin_file()
+        self.blocks.begin_file()
+        try:
+            self.writer = writer = self._open_dump(len(self.dumps) + 1, self._flight(reason, kept))
+            for block in blocks:
+                self._write(self.blocks.records(block))
+            self._write(self.blocks.running())
+            file = self.definitions.file
+            self._signatures = file.signatures
+            end = replace(self._end(self._signatures), before=self._seen - kept, step_starts_ns=[])
+            writer.write_lines(self.definitions.encode([end], file.redaction))
+            writer.close()
+        except BaseException:
+            self.ring.add(blocks)
+            if self.writer is not None:
+                self.writer.discard()
+            raise
+        finally:
+            self.writer = None
+        assert writer.path is not None
+        return writer.path
+
+    def _write(self, records: Iterable[Record]) -> None:
+        records = list(records)
+        threads = [record for record in records if isinstance(record, Thread)]
+        others = [record for record in records if not isinstance(record, Thread)]
+        self.definitions.add((record, encode_line(record)) for record in threads)
+        pending = self._keep_pending()
+        self._mirror.add(pending, [])
+        writer = self.open()
+        writer.write_lines(self.definitions.lines_for(others))
+        writer.write_lines(self.definitions.encode(others, self.definitions.file.redaction))
+
+
+class RingMirror:
+    """Keeps what a flight recorder has in a ring file, a new one whenever the old one is full.
+
+    A new file is whole before the old one goes, so whenever the process dies there is one that can be read. What keeps
+    it from being written is the recorder's `failure`; the last calls are then in memory only.
+    """
+
+    def __init__(self, recorder: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:
+        self._flight, self._path, self._make_header = recorder, path, make_header
+        self._file: RingFile | None = None
+        self._redaction: Any = None
+        self._threads: set[int] = set()
+        self._next_pair: int | None = None
+        self._had_running = False
+
+    def add(self, pending: list[Pending], blocks: list[CallBlock]) -> None:
+        """Add definitions, and then calls that refer to them."""
+        if self._flight.failure is not None or not (pending or blocks):
+            return
+        file = self._file
+        try:
+            # what is in a new file has all of this
+            if blocks if file is None else not self._add_to(file, pending, blocks):
+                self._begin(sum(block.calls.nbytes + block.flows.nbytes for block in blocks))
+        except OSError as error:
+            self._fail(error)
+
+    def add_running(self) -> None:
+        """Add which calls the threads are in."""
+        if self._file is None:
+            return
+        running = list(self._flight.blocks.entered())
+        if not running and not self._had_running:
+            return
+        self._had_running = bool(running)
+        try:
+            if not self._add_running(self._file, running):
+                self._begin(0)
+                self._add_running(self._file, running)
+        except OSError as error:
+            self._fail(error)
+
+    def remove(self) -> None:
+        """Remove the file; the next calls begin another one."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.remove()
+
+    def _fail(self, error: OSError) -> None:
+        self._flight.failure = error
+        self.remove()
+
+    def _add_running(self, file: RingFile, running: list[tuple[ThreadMode, Entered]]) -> bool:
+        lines = self._encode([entered for _, entered in running])
+        has_threads = all(self._add_thread(file, mode) for mode, _ in running)
+        return has_threads and self._add_pairs(file) and file.add(flight_ring.RUNNING, [len(lines)], [lines])
+
+    def _add_to(self, file: RingFile, pending: list[Pending], blocks: list[CallBlock]) -> bool:
+        lines = b"".join(text for _, text in pending)
+        if self._redaction is not None:
+            lines = self._encode([record for record, _ in pending])
+        return (
+            self._add_lines(file, lines)
+            and self._add_pairs(file)
+            and all(self._add_block(file, item) for item in blocks)
+        )
+
+    def _begin(self, more_bytes: int) -> None:
+        """Begin a file with what is kept."""
+        flight, old = self._flight, self._file
+        recorder = flight.recorder
+        self._redaction, self._threads, self._next_pair = flight.definitions.make_redaction(), set(), None
+        header = encode_line(self._make_header({"flight": {"last": flight.ring.last, "before": 0}}))
+        lines = header + flight.definitions.all_lines(self._redaction)
+        blocks = flight.ring.blocks
+        size = (
+            len(lines)
+            + 32 * len(recorder.scopes.pairs)
+            + sum(block.calls.nbytes + block.tensors.nbytes + block.flows.nbytes + 512 for block in blocks)
+        )
+        file = RingFile(self._path, 2 * (size + more_bytes) + LEAST_RING_BYTES)
+        before = flight._seen - len(flight.ring)
+        file.add(flight_ring.START, [flight.ring.last, recorder.started_ns, before])
+        self._add_lines(file, lines)
+        self._add_pairs(file)
+        for block in blocks:
+            self._add_block(file, block)
+        self._file = file
+        if old is not None:
+            old.remove()
+
+    def _add_lines(self, file: RingFile, lines: bytes) -> bool:
+        return not lines or file.add(flight_ring.LINES, [len(lines)], [lines])
+
+    def _add_pairs(self, file: RingFile) -> bool:
+        """Add the pairs that the file lacks: all that are kept, later those that are new."""
+        pairs, rows = self._flight.recorder.scopes.pairs, []
+        if self._next_pair is None:
+            rows = [(number, *pair) for number, pair in list(pairs.items())]
+            self._next_pair = 1 + max(pairs, default=-1)
+        while self._next_pair in pairs:
+            rows.append((self._next_pair, *pairs[self._next_pair]))
+            self._next_pair += 1
+        return not rows or file.add(flight_ring.PAIRS, [len(rows)], [np.array(rows, dtype=np.int64)])
+
+    def _add_block(self, file: RingFile, block: CallBlock) -> bool:
+        numbers = [block.mode.number, len(block), len(block.flows)]
+        payload: Payload = [block.calls, block.tensors, block.flows]
+        return self._add_thread(file, block.mode) and file.add(flight_ring.CALLS, numbers, payload)
+
+    def _add_thread(self, file: RingFile, mode: ThreadMode) -> bool:
+        if mode.number in self._threads:
+            return True
+        self._threads.add(mode.number)
+        return self._add_lines(file, self._encode([Thread(mode.number, mode.thread_name)]))
+
+    def _encode(self, records: Iterable[Record]) -> bytes:
+        return self._flight.definitions.encode(records, self._redaction)
