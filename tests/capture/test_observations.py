@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
-from opgrip.capture.hooks import dispatch
+from opgrip.capture.hooks import call_recording, dispatch
 from opgrip.capture.recording.observations import Observations
 from opgrip.capture.signatures import fitting as deferred
 from opgrip.capture.timing import page_faults
@@ -67,7 +67,7 @@ def test_looking_takes_nothing_from_a_call_s_time(tmp_path: Path, monkeypatch: p
     mask = torch.rand(100) > 0.5
     # longer than any test may run
     took_ns, passed_ns = 10**13, 0
-    for module in (dispatch, page_faults):
+    for module in (dispatch, call_recording, page_faults):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: perf_counter_ns() + passed_ns)
     monkeypatch.setattr(Observations, "_is_affordable", lambda self: True)
     with Capture(tmp_path / "t.jsonl") as watched:

@@ -8,12 +8,10 @@ import pytest
 import torch
 from absent_places import is_declared, load_without_places, private_names
 
-from opgrip.capture.torch_compat import compiler_private, higher_order_private, torch_private
+from opgrip.capture.torch_compat import compiler_private, torch_private
 from opgrip.platform.private_apis import FOUND
 
-MODULES = pytest.mark.parametrize(
-    "module", [torch_private, compiler_private, higher_order_private], ids=lambda module: module.__name__
-)
+MODULES = pytest.mark.parametrize("module", [torch_private, compiler_private], ids=lambda module: module.__name__)
 
 
 @MODULES
@@ -54,7 +52,7 @@ def test_without_private_places_calls_are_told_apart_by_their_keys(monkeypatch: 
 def test_without_private_places_operators_that_take_functions_are_calls_like_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bare = load_without_places(higher_order_private, monkeypatch)
+    bare = load_without_places(compiler_private, monkeypatch)
     assert not bare.is_higher_order(torch.ops.higher_order.cond)
     assert bare.own_code(torch.ops.higher_order.cond, (), {}) is None
     assert bare.place_of_compiling() is None
