@@ -1,4 +1,9 @@
-"""Which dimension of which tensor is the batch, by operators and dataflow, and calls in larger batches."""
+"""Batch scale: infer from operators and dataflow which dimension of each tensor is the batch, and scale calls.
+
+Data enters as a batch through the operators in `ANCHORS`, or because a call would contradict a larger batch otherwise.
+The
+calls are traversed until nothing changes, at most `PASSES` times.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,9 @@ IMAGES = {
     "aten._native_batch_norm_legit.default": 0,
     "aten._batch_norm_with_update.default": 0,
 }
-"""Operators whose data has the batch in its first dimension, and which of their tensors that is."""
+"""Operators whose data has the batch in its first dimension, and the index of that tensor."""
 WORDS = {"aten.embedding.default": 1}
-"""Those whose data may be of the batch or, as positions are, the same for all of it."""
+"""Operators whose data may be of the batch or, as positions are, the same for all of it."""
 ROWS = {
     "aten.addmm.default": 1,
     "aten.mm.default": 0,
@@ -34,7 +39,7 @@ ROWS = {
     "aten.bmm.default": 0,
     "aten.native_layer_norm.default": 0,
 }
-"""Those whose data has the batch in its first dimension, alone or multiplied by others."""
+"""Operators whose data has the batch in its first dimension, possibly multiplied by other sizes."""
 ANCHORS = {**IMAGES, **WORDS, **ROWS}
 
 _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
@@ -49,7 +54,7 @@ class Phased:
 
 
 def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tuple[set[int], set[int]]:
-    """The memory that was there before the calls, and that of it which holds parameters."""
+    """Return the memory that exists before the calls, and that of it which holds parameters."""
     result_memory: set[int] = set()
     outside: set[int] = set()
     trained: set[int] = set()
@@ -75,7 +80,7 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
 
 
 def _roles(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
-    """Each tensor that a call takes, and the name of the argument that it is of."""
+    """Yield each tensor that a call takes, with the name of its argument."""
     names: list[str] = []
     if signature.kind == OPERATOR:
         try:
@@ -89,18 +94,18 @@ def _roles(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
 
 
 PASSES = 8
-"""How often a trace is gone through at most: what later calls tell of earlier ones counts from the next time on."""
+"""Upper bound of traversals; what later calls show about earlier ones counts in the next."""
 
 CALL, OUTSIDE = "call", "outside"
 Origin: TypeAlias = tuple[str, int]
-"""What decides whether a tensor grows: the sizes that a signature is given, or memory from outside."""
+"""What decides whether a tensor grows: the sizes in a signature, or memory from outside."""
 Key: TypeAlias = tuple[int, int]
-"""A tensor: its memory, and a number of its shape, strides and offset."""
+"""A tensor: its memory, and a number for its shape, strides and offset."""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """What is known of the tensors while a trace is gone through."""
+    """What is known of the tensors during a traversal."""
 
     growths: dict[Key, Growth] = field(default_factory=dict)
     origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
@@ -114,13 +119,13 @@ class _Pass:
 class BatchScale:
     """The batch of a trace.
 
+    Little contradicts in a trace of a batch of one, since what exists once looks the same for all elements: record a
+    larger
+    batch.
+
     Parameters
     ----------
-    batch : its size as it was recorded; None to see it from what the first operator of a network takes
-
-    What enters the trace is taken to be of the batch where operators of networks take it as their data, or where a
-    call would contradict a larger batch without it. In a trace of a batch of one little contradicts, for what is there
-    once is the same for all: a larger recorded batch tells more.
+    batch : recorded size; None to infer it from what the first operator of a network takes
     """
 
     def __init__(self, trace: Trace, batch: int | None = None) -> None:
@@ -145,12 +150,7 @@ class BatchScale:
             self._find_out()
 
     def verdict(self, number: int) -> ScaledCall:
-        """What becomes of the calls of a signature, of most of those where it is known if they differ.
-
-        Raises
-        ------
-        Unsupported : where it is not known
-        """
+        """Return how the calls of a signature scale, most of them if they differ; raise `Unsupported` if unknown."""
         if not self.batch:
             raise Unsupported("the trace does not tell its batch: no call of it is of a network")
         verdict = self._verdicts.get(number)
@@ -164,7 +164,7 @@ class BatchScale:
         return self._shapes.setdefault((spec.shape, spec.stride, spec.offset), len(self._shapes))
 
     def _batch(self) -> int:
-        """The size of the first dimension of what the first operator of a network takes; 0 where there is none."""
+        """Return the first size of what the first operator of a network takes; 0 without one."""
         for phased in self._calls:
             call = phased.call
             place = ANCHORS.get(call.op)
@@ -237,7 +237,7 @@ class BatchScale:
             going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
 
     def _is_parameter(self, going: _Pass, key: Key) -> bool:
-        """Whether a tensor is a parameter, not what a call made that repeats one."""
+        """Return True for a parameter itself, not for something that a call expanded from one."""
         return key[0] in self._parameters and not going.origins.get(key)
 
     def _find_growth(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
@@ -263,7 +263,7 @@ class BatchScale:
     def _anchored(
         self, going: _Pass, phased: Phased, signature: Signature, keys: Sequence[Key], growths: Sequence[Growth]
     ) -> tuple[tuple[int, Growth], ...]:
-        """The data of an operator of networks, where it ought to grow and does not."""
+        """Return the data of a network's operator that should grow but does not."""
         place = ANCHORS.get(signature.op)
         if place is None or phased.phase != "forward" or growths[place] != PLAIN:
             return ()
@@ -280,7 +280,7 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Let a tensor grow from the next pass on, where it comes from; and already in this one, where it is."""
+        """Let a tensor grow from the next traversal on where it originates, and already in this one."""
         origins = going.origins.get(key, ())
         going.begun = True
         going.growths[key] = growth
@@ -293,7 +293,7 @@ class BatchScale:
             self._forced[key] = growth
 
     def _answer(self, origin: Origin, growth: Growth, spec: TensorSpec, fits: bool) -> bool:
-        """Let what comes from there grow; false where it does already or cannot."""
+        """Let what originates there grow; return False if it does already or cannot."""
         kind, number = origin
         if kind == OUTSIDE:
             if number in self._entering:
@@ -329,13 +329,13 @@ def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
 
 
 def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
-    """A case as it would be in a batch `factor` times as large; as it is where it takes nothing of the batch.
+    """Return a case in a batch `factor` times as large; unchanged if it takes nothing of the batch.
 
-    What was captured of it, such as its time and count, stays. Values are drawn for the new shapes.
+    Captured facts such as time and count stay. Values are drawn for the new shapes.
 
     Raises
     ------
-    Unsupported : where it is not known which of its sizes are the batch's
+    Unsupported : if it is unknown which of its sizes are the batch's
     """
     verdict = batches.verdict(case.trace_number)
     signature = with_growth(case.signature, verdict.takes, verdict.choice, factor)

@@ -1,4 +1,4 @@
-"""How a tensor grows with the batch: which of its sizes, steps and offset are multiplied."""
+"""Growth of a tensor with the batch (which sizes, strides and offsets are multiplied), and of other arguments."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from opgrip.traces.schema.records import Signature
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What of a tensor is multiplied when the batch is.
+    """What is multiplied in a tensor when the batch is.
 
     Attributes
     ----------
-    sizes, steps : dimensions whose size, whose stride is multiplied
-    outer : of each dimension in `sizes`, how often the whole batch stands in it: 1 where rows of one element of the
-        batch are behind each other, T in that of size T * B which is made of (T, B)
-    offset : whether its offset is
-    item : of a tensor that belongs to one element of the batch, that element's place
-    lost : why it is not known, None where it is
+    sizes, steps : dimensions whose size, or whose stride, is multiplied
+    outer : for each dimension in `sizes`, how often it contains the whole batch: 1 if all rows of one element of the
+        batch
+        are adjacent, T in a dimension of size T * B that was made of (T, B)
+    offset : True if the offset is multiplied
+    item : for a tensor that belongs to one element of the batch, the index of that element
+    lost : why the growth is unknown, or None
     """
 
     sizes: tuple[int, ...] = ()
@@ -36,23 +37,23 @@ class Growth:
 
     @property
     def any(self) -> bool:
-        """Whether something is multiplied."""
+        """True if something is multiplied."""
         return bool(self.sizes or self.steps or self.offset)
 
 
 PLAIN = Growth()
-"""Of a tensor that knows nothing of the batch."""
+"""Growth of a tensor that does not depend on the batch."""
 
 
 def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
-    """Of a tensor that has memory of its own, whose sizes in these dimensions are multiplied."""
+    """Return the growth of a tensor with memory of its own whose sizes in these dimensions are multiplied."""
     return Growth(tuple(sorted(sizes)), grown_steps(spec.shape, spec.stride or (), sizes), (1,) * len(sizes))
 
 
 def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[int]) -> tuple[int, ...]:
-    """The dimensions that step over one that grows, and so step further when it does.
+    """Return the dimensions whose stride is multiplied since they step over a dimension that grows.
 
-    Where sizes of one leave it open which of two dimensions is inside the other, it is the later one.
+    If sizes of one leave open which of two dimensions is the inner one, the later one is.
     """
     dimensions = []
     for outer in range(len(stride)):
@@ -66,12 +67,7 @@ def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[i
 
 
 def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
-    """The tensor as it would be in a batch `factor` times as large.
-
-    Raises
-    ------
-    Unsupported : for one that grows and has no strides
-    """
+    """Return the tensor in a batch `factor` times as large; raise `Unsupported` if it grows and has no strides."""
     if not growth.any:
         return spec
     if spec.stride is None or spec.made_of is not None:
@@ -85,12 +81,7 @@ def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
 
 
 def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], offset: int, factor: int) -> Growth:
-    """What was multiplied of a tensor to become that.
-
-    Raises
-    ------
-    ValueError : where it is not the tensor with some numbers multiplied
-    """
+    """Return what was multiplied in a tensor to get this shape; raise `ValueError` if that does not explain it."""
     before, after = (*spec.shape, *(spec.stride or ())), (*shape, *stride)
     if len(before) != len(after):
         raise ValueError("it has another number of dimensions")
@@ -117,19 +108,19 @@ SIZE_ARGUMENTS = frozenset(
         *("sym_size", "end", "N"),
     }
 )
-"""Arguments that are sizes of tensors, which may be a batch's. An `output_size` is one of images."""
+"""Arguments that are sizes of tensors and may contain the batch; an `output_size` is a size of images."""
 LISTED = ("aten.cat.default", "aten.stack.default")
 RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChoice:
-    """What of a call's arguments, beside its tensors, is multiplied.
+    """Which arguments of a call, besides its tensors, are multiplied.
 
     Attributes
     ----------
-    numbers : places of whole numbers among the leaves of the arguments
-    listed : whether the list of tensors is
+    numbers : positions of integers among the leaves of the arguments
+    listed : True if the list of tensors is multiplied
     """
 
     numbers: frozenset[int] = frozenset()
@@ -140,7 +131,7 @@ NOTHING = ArgumentChoice()
 
 
 def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
-    """What may have to be multiplied: single sizes, all sizes of parts, a list of tensors."""
+    """Return what may have to be multiplied: single sizes, all split sizes, a list of tensors."""
     function = operator_of(signature)
     if function is None:
         return []
@@ -165,7 +156,7 @@ def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
 def in_order(
     signature: Signature, growths: Sequence[Growth], candidates: Sequence[ArgumentChoice], batch: int
 ) -> Iterator[ArgumentChoice]:
-    """The choices, those that are more likely first."""
+    """Yield the choices, likely ones first."""
     stated = _sliced(signature, growths) or _put_back(signature, growths)
     if stated is not None:
         yield stated
@@ -180,7 +171,7 @@ def in_order(
 
 
 def operator_of(signature: Signature) -> Any:
-    """The operator that a call is of, None where it is of something else or not known."""
+    """Return the operator of a call, or None."""
     try:
         function = find_operator(signature).function
     except Unsupported:
@@ -189,14 +180,14 @@ def operator_of(signature: Signature) -> Any:
 
 
 def dimension_of(signature: Signature) -> int:
-    """The dimension that a call is told to work along."""
+    """Return the dimension that a call works along."""
     spec = next(tensors(signature.args))
     dimension = signature.args[1] if len(signature.args) > 1 else 0
     return int(dimension) % max(len(spec.shape), 1)
 
 
 def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Of a slice of the batch, that its bounds are multiplied; None for one element of it, and for other calls."""
+    """Return the bounds of a slice of the whole batch; None for a slice of one element, and for other calls."""
     if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -208,7 +199,7 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice |
 
 
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Of the gradient of a slice, the size of the whole, which the meta device does not compare; else None."""
+    """Return the full size in the gradient of a slice, which the meta device does not check; None for other calls."""
     if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
         return None
     sizes, dimension = signature.args[1], signature.args[2] % len(signature.args[1])
@@ -219,7 +210,7 @@ def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice
 
 
 def _likely(signature: Signature, growth: Growth, choice: ArgumentChoice, batch: int) -> tuple[bool, bool, int]:
-    """A key that sorts the sizes of a view: those of the batch alone first, then that which stays in its place."""
+    """Return a sort key for sizes of a view: those equal to the batch first, then the one in the same position."""
     # the tensor is the first leaf
     place = min(choice.numbers, default=0) - 1
     sizes = signature.args[1]

@@ -1,4 +1,4 @@
-"""What becomes of a call when some of its arguments grow: found out by running it on the meta device."""
+"""Calls in a larger batch: run them on the meta device to find out what grows, and what else would have to grow."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, le
 from opgrip.traces.schema.records import Signature
 
 FACTOR = 7
-"""A prime that sizes of programs are seldom multiplied by, so that what is 7 times as large has grown."""
+"""A prime that programs seldom multiply sizes by: what is 7 times as large has grown."""
 
 
 class Contradiction(Exception):
-    """A call that cannot be one of a larger batch with these arguments, by the reason."""
+    """A call cannot be one of a larger batch with these arguments."""
 
 
 def with_growth(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, factor: int) -> Signature:
-    """The signature with its arguments as they would be in a batch `factor` times as large; its results as they are."""
+    """Return the signature with arguments of a batch `factor` times as large; results stay."""
     numbers = _with_steps(signature, choice.numbers)
     of_tensor, place = iter(growths), -1
 
@@ -60,12 +60,7 @@ def with_growth(signature: Signature, growths: Sequence[Growth], choice: Argumen
 
 
 def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, batch: int) -> tuple[Growth, ...]:
-    """How the results grow.
-
-    Raises
-    ------
-    Contradiction : where the call cannot be made like that, or gives what is no such result in a larger batch
-    """
+    """Return how the results grow; raise `Contradiction` if the call fails or its results do not grow like that."""
     function = operator_of(signature)
     if function is None:
         raise Contradiction("what it does with its arguments is not known")
@@ -98,7 +93,7 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
 
 
 def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors that a call takes and gives on the meta device."""
+    """Return the arguments and results of a call on the meta device."""
     try:
         args, kwargs = _on_meta(signature.args), _on_meta(signature.kwargs)
         with torch.no_grad():
@@ -133,7 +128,7 @@ def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) ->
 
 
 def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
-    """Which element of the batch a call takes out of it, None where it does something else."""
+    """Return which element of the batch a call selects; None for other calls."""
     if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -144,7 +139,7 @@ def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> 
 
 
 def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
-    """Whether a call puts the batch in another order by an index that does not grow."""
+    """Return True if a call reorders the batch by an index that does not grow."""
     if signature.op == "aten.index_select.default":
         dimension = dimension_of(signature)
     elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
@@ -158,7 +153,7 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
 
 
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
-    """The growth of a result with how often the batch stands in each dimension."""
+    """Return the growth of a result with how often each dimension contains the batch."""
     arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
         (before, argument_growth), at = arguments[0], growth.sizes[0]
@@ -177,7 +172,7 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """The same numbers, with the strides that a call is given beside the sizes among them."""
+    """Return the numbers together with the stride arguments that belong to the sizes among them."""
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
     function = operator_of(signature)
     if len(lists) < 2 or not numbers or function is None:
@@ -209,17 +204,17 @@ def _meta_leaf(leaf: Any) -> Any:
 
 
 FEW, MOST_TRIED = 12, 40
-"""Dimensions of arguments that are tried two at a time, and at all, where a call lacks one that grows."""
+"""Bounds for dimensions that are tried in pairs, and at all, if a call lacks one that grows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledCall:
-    """What becomes of a call in a larger batch.
+    """A call in a larger batch.
 
     Attributes
     ----------
     gives : growth of each result
-    asks : growth that arguments ought to have that have none, by their places among the tensors
+    asks : growth that arguments without one should have, by their position among the tensors
     """
 
     takes: tuple[Growth, ...]
@@ -229,17 +224,17 @@ class ScaledCall:
 
     @property
     def lost(self) -> str | None:
-        """Why it is not known, None where it is."""
+        """Why the growth is unknown, or None."""
         return next((growth.lost for growth in (*self.takes, *self.gives) if growth.lost is not None), None)
 
 
 class Judge:
-    """Tells what becomes of calls; what it has told once it knows.
+    """Finds out how calls grow, and caches it.
 
     Attributes
     ----------
-    batch : the recorded size of the batch
-    chosen : by the number of a signature that takes nothing of the batch, what it is given that is
+    batch : recorded size of the batch
+    chosen : by signature number, what is multiplied in a call that takes no tensor of the batch
     """
 
     def __init__(self, batch: int) -> None:
@@ -249,7 +244,7 @@ class Judge:
         self._verdict_cache: dict[Any, ScaledCall] = {}
 
     def judge(self, signature: Signature, growths: tuple[Growth, ...]) -> ScaledCall:
-        """What becomes of a call whose arguments grow like that."""
+        """Return the call in a larger batch whose arguments grow like this."""
         chosen = self.chosen.get(signature.number)
         if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
             chosen = ArgumentChoice(listed=True)
@@ -259,7 +254,7 @@ class Judge:
         return self._verdict_cache[key]
 
     def own(self, signature: Signature) -> list[ArgumentChoice]:
-        """What a call that takes nothing of the batch may be given that is."""
+        """Return what may be multiplied in a call that takes no tensor of the batch."""
         own_choices = self._choices.get(signature.number)
         if own_choices is None:
             own_choices = []
@@ -273,7 +268,7 @@ class Judge:
         return own_choices
 
     def sizes(self, signature: Signature, choice: ArgumentChoice) -> list[tuple[int, ...]]:
-        """Which sizes of each result grow by a choice alone."""
+        """Return the growing sizes of each result if only a choice is multiplied."""
         plain = (PLAIN,) * len(tensors_of(signature))
         return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
 
@@ -311,7 +306,7 @@ class Judge:
     def _missing(
         self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Which arguments that do not grow ought to, that the call be one of a larger batch."""
+        """Return arguments that do not grow but should, for the call to be one of a larger batch."""
         specs = tensors_of(signature)
         open_to = [
             (place, growth_of(spec, [at]))
@@ -331,11 +326,11 @@ class Judge:
 
 
 def tensors_of(signature: Signature) -> list[TensorSpec]:
-    """The tensors that a call takes."""
+    """Return the tensors that a call takes."""
     return list(tensors([signature.args, signature.kwargs]))
 
 
 def with_asked(growths: tuple[Growth, ...], asks: Sequence[tuple[int, Growth]]) -> tuple[Growth, ...]:
-    """The growths, with those in their places that were asked for."""
+    """Return the growths with requested ones replaced."""
     changed = dict(asks)
     return tuple(changed.get(place, growth) for place, growth in enumerate(growths))

@@ -272,7 +272,7 @@ from opgrip.traces import load
 
 faults = defaultdict(list)
 
-class Watch(sequence.HostWatch):
+class Watch(sequence.HostTimer):
     def run(self, function, args, kwargs):
         def counted(*args, **kwargs):
             before = pages.faults()
@@ -281,7 +281,7 @@ class Watch(sequence.HostWatch):
             return result
         return super().run(counted, args, kwargs)
 
-sequence.HostWatch = Watch
+sequence.HostTimer = Watch
 sequence.Slowdown.is_slowed = sequence.Slowdown.is_contended = False
 trace = load(sys.argv[1])
 sequence.replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))

@@ -198,7 +198,7 @@ def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pyt
             timed.append(function)
             return super().run(function, args, kwargs)
 
-    monkeypatch.setattr("opgrip.replay.sequences.step_replay.HostWatch", Watch)
+    monkeypatch.setattr("opgrip.replay.sequences.step_replay.HostTimer", Watch)
     trace = load(tiny_trace)
     replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
     # its indices are brought into bounds before

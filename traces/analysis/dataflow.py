@@ -1,7 +1,7 @@
-"""Which call made what another call took, call by call, with a number for each piece of memory.
+"""Dataflow of a trace, call by call: which call made what another one took.
 
-The calls are gone through twice: to see which call mentions each memory last, and to follow it from call to call. What
-is kept is 8 bytes for each piece of memory, and more of the memory that is alive.
+The calls are traversed twice: to find the last call that uses each storage, and to follow it from call to call. This
+keeps 8 bytes for each storage, and more for those that are alive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Numbers below 2 ** 31 by that of the memory: a trace has as many pieces as calls, and counts them from 0."""
+    """Integers below 2 ** 31 by storage; a trace counts its storages from 0."""
 
     def __init__(self) -> None:
         self._near = array("i")
@@ -32,12 +32,12 @@ class MemoryNumbers:
         self._count = 0
 
     def get(self, storage: int) -> int:
-        """The number, `UNKNOWN` where there is none."""
+        """Return the number of a storage, or `UNKNOWN`."""
         number = self._near[storage] if 0 <= storage < len(self._near) else UNKNOWN
         return number if number != UNKNOWN or not self._far else self._far.get(storage, UNKNOWN)
 
     def set(self, storage: int, number: int) -> None:
-        """Take note of it."""
+        """Set the number of a storage."""
         self._count += 1
         # damaged traces have any numbers
         if storage in self._far or not 0 <= storage < self._end:
@@ -47,7 +47,7 @@ class MemoryNumbers:
         self._near[storage] = number
 
     def raise_to(self, storages: Integers, numbers: Integers) -> None:
-        """Take note of numbers, (N,) both, where they are larger than those that there are."""
+        """Set numbers, (N,) both, where they are larger than the present ones."""
         self._count += len(storages)
         far = (storages < 0) | (storages >= self._end)
         if self._far:
@@ -81,13 +81,11 @@ class DataflowStep:
     Attributes
     ----------
     number : place of the call in the trace's table
-    duration_ns : on the host
-    device_ns : how long it kept an accelerator busy; None for a call on the host alone
-    time_ns : on the device where the call worked on one, else on the host; of a call that the capture perturbed there,
-        as the trace has it
-    host_ns : the same on the host, of all calls
-    after : the calls that made or last wrote the memory that this one takes
-    takes, gives : storages of its arguments and of its results
+    duration_ns, host_ns : on the host; `host_ns` of a perturbed call is as the trace has it
+    device_ns : time that it kept an accelerator busy; None for a call on the host only
+    time_ns : on the device if the call worked on one, else `host_ns`
+    after : calls that made or last wrote the memory that this one takes
+    takes, gives : storages of its arguments and results
     writes : storages of arguments that it writes into
     """
 
@@ -113,9 +111,9 @@ class Storage:
 
     Attributes
     ----------
-    bytes : from its start to the end of the last tensor that a call took in it; of those given, where none was taken
-    made_by : the call that gave it first; None for what was there before, such as parameters
-    first, last : the calls that mention it first and last
+    bytes : up to the end of the last tensor that a call takes in it, or gives if none takes one
+    made_by : call that gave it first; None if it exists before, such as parameters
+    first, last : first and last call that uses it
     """
 
     number: int
@@ -126,12 +124,12 @@ class Storage:
 
 
 class Dataflow:
-    """The calls of a trace that stand for themselves, with those that they come after. It can be gone through again.
+    """The calls of a trace that count by themselves, with the calls that they depend on. It can be iterated repeatedly.
 
     Attributes
     ----------
-    has_memory : whether the trace tells of its calls' memory
-    writers : while it is gone through, by the memory that is alive, the call that made it or wrote it last
+    has_memory : True if the trace records the memory of its calls
+    writers : during iteration, by live storage, the call that made it or wrote it last
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -145,7 +143,7 @@ class Dataflow:
             self._note(own_calls(calls), memory)
 
     def __iter__(self) -> Iterator[tuple[DataflowStep, list[Storage]]]:
-        """Each call in the order in which they started, with the memory that it mentions first."""
+        """Yield each call in start order, with the storages that it uses first."""
         writers: dict[int, int] = {}
         self.writers = writers
         last_of_alive: dict[int, int] = {}
@@ -169,7 +167,7 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Take note of what calls mention."""
+        """Note what calls use."""
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
         place = np.arange(counts.sum()) - np.repeat(before, counts)
@@ -200,11 +198,11 @@ class Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a signature says of so many tensors: how many it takes, how far each reaches, places of those it writes.
+    """Tensors of a signature: how many it takes, how far each reaches, which it writes.
 
     Attributes
     ----------
-    extents : numbers of extents, `UNKNOWN` for a tensor that the signature does not tell
+    extents : numbers of extents, `UNKNOWN` for a tensor that the signature lacks
     """
 
     argument_count: int
@@ -213,11 +211,11 @@ class _Shape:
 
 
 class _Shapes:
-    """What the signatures of a trace say of their tensors.
+    """Tensors of all signatures of a trace.
 
-    How far a tensor reaches, in bytes, has a number, which is larger for one that reaches farther. Those of arguments
-    are larger than those of all results: what a signature tells of results is of its first call, and other calls may
-    give others; arguments are told by all.
+    An extent, in bytes, has a number that grows with it. Numbers of arguments exceed those of results: a signature
+    holds the
+    results of its first call only, while the arguments are those of all calls.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -233,7 +231,7 @@ class _Shapes:
         self._written: dict[int, list[int]] = {}
 
     def of(self, signature: int, count: int) -> _Shape:
-        """The shape of a call with so many tensors."""
+        """Return the tensors of a call with this many."""
         shape = self._shapes.get((signature, count))
         if shape is None:
             shape = self._shapes[signature, count] = self._make(signature, count)
@@ -250,7 +248,7 @@ class _Shapes:
         return _Shape(number, extents + [UNKNOWN] * (count - len(extents)), places)
 
     def _written_in(self, record: Signature) -> list[int]:
-        """The places of tensors that calls of a signature may write into."""
+        """Return the indices of tensors that calls of a signature may write."""
         places = self._written.get(record.number)
         if places is None:
             places = [place for place, is_written in enumerate(written(record)) if is_written]
@@ -258,11 +256,11 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Numbers of extents of the tensors of calls.
+        """Return numbers of extents of the tensors of calls.
 
         Parameters
         ----------
-        signatures, counts : of each call, and how many tensors it has, (N,)
+        signatures, counts : of each call, and its number of tensors, (N,)
         place : of each tensor among those of its call, (sum of `counts`,)
         """
         pairs, of_call = np.unique(np.column_stack([signatures, counts]), axis=0, return_inverse=True)
@@ -273,12 +271,11 @@ class _Shapes:
         return numbers
 
     def extent(self, number: int) -> int:
-        """Bytes of a number, 0 where nothing is known."""
+        """Return the bytes of an extent number, 0 if unknown."""
         return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
 
 
 def _specs(signature: Signature) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """The tensors of its arguments and of its results."""
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     return list(tensors([signature.args, signature.kwargs])), results
 

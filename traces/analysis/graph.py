@@ -1,4 +1,4 @@
-"""What follows from the dataflow of a trace: its critical path, and the memory that is alive."""
+"""Facts that follow from the dataflow of a trace: its critical path and its live memory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
 from opgrip.traces.table.trace import Trace
 
 PRUNED = 1 << 12
-"""Chains beyond those of memory that is alive, before they are forgotten."""
+"""Chains beyond those of live memory that are kept before they are pruned."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What there is to say of a graph as a whole.
+    """Facts about a whole graph.
 
     Attributes
     ----------
-    calls, dependencies, storages : how many
-    time_ns, host_ns : sums over all calls, of the device for those that worked on one and on the host
-    has_device : whether some worked on one
-    critical_path : the chain of calls, each after the one before it, that takes longest
-    critical_ns : sum of their times, of the device for calls that worked on one
-    critical_host_ns : the same on the host
-    peak_bytes : the most memory that is mentioned before and after a call at once, without what was there before
+    calls, dependencies, storages : numbers of them
+    time_ns, host_ns : sums over all calls, by device for those that worked on one, and on the host
+    has_device : True if some worked on one
+    critical_path : the slowest chain of calls that each depend on the one before
+    critical_ns, critical_host_ns : sums of their times, likewise
+    peak_bytes : most memory used before and after a call at once, without what exists before the first one
     peak_at, peak_op : that call and its operator
-    outside_bytes : memory that was there before
+    outside_bytes : memory that exists before the first call
     """
 
     calls: int
@@ -47,11 +46,11 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """All calls and storages in memory, and what follows from them.
+    """All calls and storages.
 
     Attributes
     ----------
-    steps : by number; calls that were made inside another one belong to that
+    steps : by number; calls made inside another one belong to that
     storages : by number
     """
 
@@ -61,7 +60,7 @@ class Graph:
 
 
 def make_graph(trace: Trace) -> Graph:
-    """The dataflow of a trace's calls, all at once."""
+    """Return the dataflow of a trace at once."""
     flow, watch = Dataflow(trace), _Watch()
     steps: dict[int, DataflowStep] = {}
     storages: dict[int, Storage] = {}
@@ -73,7 +72,7 @@ def make_graph(trace: Trace) -> Graph:
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:
-    """What a graph amounts to, in memory that grows with its calls by 4 bytes each."""
+    """Return the facts of a graph, with 4 bytes for each call."""
     watch = _Watch()
     for step, new in flow:
         watch.add(step, new, flow.writers)
@@ -81,7 +80,7 @@ def graph_facts(flow: Dataflow) -> GraphFacts:
 
 
 class _Watch:
-    """Sums a graph up as its calls come."""
+    """Accumulates the facts of a graph."""
 
     def __init__(self) -> None:
         self._path, self._memory = _CriticalPath(), _LiveMemory()
@@ -89,7 +88,7 @@ class _Watch:
         self._has_device = False
 
     def add(self, step: DataflowStep, new: Iterable[Storage], writers: dict[int, int]) -> None:
-        """Add a call with the memory that it mentions first."""
+        """Add a call with the storages that it uses first."""
         self._path.add(step, writers)
         self._calls += 1
         self._dependencies += len(step.after)
@@ -99,7 +98,7 @@ class _Watch:
         self._has_device |= step.device_ns is not None
 
     def facts(self) -> GraphFacts:
-        """What came of it."""
+        """Return the facts."""
         path, memory = self._path, self._memory
         return GraphFacts(
             *(self._calls, self._dependencies, self._storages, self._time_ns, self._host_ns, self._has_device),
@@ -114,7 +113,7 @@ class _Watch:
 
 
 class _CriticalPath:
-    """The chain of calls with the longest sum of times; calls come after those that they depend on."""
+    """The slowest chain of calls that depend on each other."""
 
     def __init__(self) -> None:
         self.time_ns = self.host_ns = 0
@@ -137,7 +136,7 @@ class _CriticalPath:
             self._chains = {number: chains[number] for number in {*writers.values()}}
 
     def calls(self) -> array[int]:
-        """The calls of the chain, in their order."""
+        """Return the calls of the chain, in order."""
         path, last = array("i"), -1 if self._last is None else self._last
         while last >= 0:
             path.append(last)
@@ -147,7 +146,7 @@ class _CriticalPath:
 
 
 class _LiveMemory:
-    """The memory that is mentioned before and after a call."""
+    """Memory used before and after a call."""
 
     def __init__(self) -> None:
         self.peak_bytes = self.outside_bytes = 0
@@ -158,7 +157,7 @@ class _LiveMemory:
         self._ends: dict[int, int] = {}
 
     def add(self, step: DataflowStep, new: Iterable[Storage]) -> int:
-        """Add a call with the memory that it mentions first; gives how many pieces these are."""
+        """Add a call with the storages that it uses first; return how many these are."""
         count = 0
         for storage in new:
             count += 1

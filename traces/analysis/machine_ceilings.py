@@ -1,4 +1,8 @@
-"""What a machine gives at most: bandwidth by level of memory, arithmetic by dtype, launches; kept in a file."""
+"""Peaks of a machine: bandwidth of each memory level, arithmetic by dtype, launch time; measured once and kept in a
+file.
+
+Bandwidths are of copies, and the fastest run counts, since nothing exceeds a peak.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +28,23 @@ from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.table.trace import Trace
 
 FORM = 2
-"""Of the file; one of another form is as good as none."""
+"""Version of the file; other versions are ignored."""
 TF32 = "tf32"
-"""Names the rate of products of float32 that a GPU may round to 10 bits before."""
+"""Name of the rate of float32 products that a GPU may round to 10 bits before."""
 FLOAT8 = "float8"
-"""What the names of all its forms begin with."""
+"""Prefix of the names of all float8 types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A cache, or the memory behind all of them.
+    """A cache, or the memory.
 
     Attributes
     ----------
     name : `L1`, `L2`, `L3`, `memory`
-    size : bytes of one such cache; None for the memory
+    size : bytes of one cache; None for the memory
     sharing : processors that share it
-    bandwidth : GB/s of a copy, read and written bytes together, by number of threads
+    bandwidth : GB/s of a copy, reads plus writes, by number of threads
     """
 
     name: str
@@ -49,24 +53,23 @@ class Level:
     bandwidth: dict[int, float]
 
     def holds(self, size: int, threads: int) -> bool:
-        """Whether so many bytes fit that so many threads share out among them."""
+        """Return True if this many bytes fit when this many threads divide them."""
         return self.size is None or size <= self.size * max(1, threads // self.sharing)
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """A machine's ceilings.
+    """Peaks of a machine.
 
     Attributes
     ----------
-    machine : name of the processor or GPU, and what else they depend on
-    device : `cpu`, `cuda`
-    threads : the largest number that was measured
-    levels : from the nearest to the memory
-    rates : by dtype and number of threads, the rate of a product of matrices in Gflop/s
-    launch_us : time of an operator on one element: what launching and allocating take
+    machine : processor or GPU, and what else they depend on
+    threads : largest number that was measured
+    levels : from the nearest cache to the memory
+    rates : Gflop/s of a matrix product by dtype and number of threads
+    launch_us : time of an operator on one element: launch and allocation
     dispatch_us : time of an operator that makes a view
-    torch, time : version, and when it was measured
+    torch, time : version, and time of measurement
     """
 
     machine: tuple[str, ...]
@@ -80,17 +83,17 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """The nearest level that holds so many bytes; with cold caches the memory."""
+        """Return the nearest level that holds this many bytes; with cold caches the memory."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
-        """GB/s of a level."""
+        """Return GB/s of a level."""
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Gflop/s in a dtype, or in `TF32`; those of float32 where it was not measured; None where neither was.
+        """Return Gflop/s of a dtype or `TF32`, of float32 if it was not measured, or None.
 
-        The forms of float8 are as quick as each other, and nothing else is as quick as they are.
+        All float8 types are equally fast, and no other type is as fast.
         """
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):
@@ -101,14 +104,14 @@ class Ceilings:
 
 
 def ceilings_path(device: str) -> Path:
-    """Where the ceilings of this machine are kept."""
+    """Return the file of this machine's peaks."""
     depends = [*processor(device), str(_processors()), torch.__version__, str(FORM)]
     key = hashlib.blake2b("\n".join(depends).encode(), digest_size=8).hexdigest()
     return cache_folder() / "machine" / f"{torch.device(device).type}-{key}.json"
 
 
 def read_cached_ceilings(device: str) -> Ceilings | None:
-    """The ceilings that were measured before; None where there are none, or their file is damaged."""
+    """Return the peaks measured before; None if there is no readable file."""
     try:
         return from_json(json.loads(ceilings_path(device).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -116,7 +119,7 @@ def read_cached_ceilings(device: str) -> Ceilings | None:
 
 
 def keep(ceilings: Ceilings, device: str) -> Path:
-    """Write the ceilings where they are found again, and say where that is."""
+    """Write the peaks where they are found again, and return that path."""
     path = ceilings_path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(ceilings, path, force=True)
@@ -124,23 +127,18 @@ def keep(ceilings: Ceilings, device: str) -> Path:
 
 
 def write(ceilings: Ceilings, path: Path, force: bool) -> None:
-    """Write the ceilings to a file."""
+    """Write the peaks to a file."""
     with whole_file(path, force) as file:
         file.write(json.dumps(to_json(ceilings), indent=1).encode() + b"\n")
 
 
 def to_json(ceilings: Ceilings) -> dict[str, Any]:
-    """The ceilings as JSON has them."""
+    """Return the peaks as JSON."""
     return {"form": FORM, **asdict(ceilings)}
 
 
 def from_json(fields: dict[str, Any]) -> Ceilings:
-    """The ceilings of a file.
-
-    Raises
-    ------
-    ValueError, KeyError, TypeError, AttributeError : where they are not there
-    """
+    """Return the peaks of a file; raise ValueError, KeyError, TypeError or AttributeError if it is damaged."""
     if fields["form"] != FORM:
         raise ValueError(f"form {fields['form']}")
     levels = tuple(
@@ -169,7 +167,7 @@ def _by_threads(values: dict[str, float]) -> dict[int, float]:
 
 
 def _between(measured: dict[int, float], threads: int) -> float:
-    """The value for a number of threads, on a line between those that were measured."""
+    """Interpolate the value for a number of threads."""
     points = sorted(measured.items())
     below = [point for point in points if point[0] <= threads] or points[:1]
     above = [point for point in points if point[0] >= threads] or points[-1:]
@@ -182,26 +180,26 @@ def _processors() -> int:
 
 
 REPEATS, REPEAT_S = 6, 0.2
-"""Runs of which the quickest counts: so many, and for so long."""
+"""Minimal number and time of runs of which the fastest counts."""
 SHARE_OF_CACHE = 0.5
-"""Bytes of both buffers, of those of the level: a cache that is full to the brim holds other things too."""
+"""Share of a cache that both buffers take, since it holds other things too."""
 MEMORY_BYTES = 256 << 20
-"""Of both buffers on the CPU, or eight times the last cache where that is more."""
+"""Bytes of both buffers on the CPU, or eight times the last cache if that is more."""
 MOST_BYTES = 4 << 30
 MOST_COPIES = 200
-"""On a device before its clock is read."""
+"""Bound of copies on a device before its clock is read."""
 BYTES_OF_FLOAT = 4
 BYTES_A_RUN = 256 << 20
-"""That copies within a cache move before the clock is read."""
+"""Bytes that copies within a cache move before the clock is read."""
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
-    """The caches of a device and its memory.
+    """Measure the caches of a device and its memory.
 
     Parameters
     ----------
-    threads : numbers of them that copy, on the CPU; the host's do nothing for a GPU
+    threads : numbers of copying threads, on the CPU
     """
     if torch.device(device).type == "cpu":
         levels = [*_cpu_caches(threads), memory(device, threads)]
@@ -217,7 +215,7 @@ def levels(device: str, threads: Sequence[int]) -> list[Level]:
 
 
 def memory(device: str, threads: Sequence[int]) -> Level:
-    """The memory of a device; parameters as those of `levels`."""
+    """Measure the memory of a device; parameters as in `levels`."""
     free = free_memory(device) or MOST_BYTES
     if torch.device(device).type != "cpu":
         return _on_device(device, "memory", None, min(MOST_BYTES, free // 4))
@@ -234,12 +232,12 @@ def _cpu_caches(threads: Sequence[int]) -> Iterator[Level]:
 
 
 def no_less(rates: dict[int, float]) -> dict[int, float]:
-    """More threads give no less than one: on a machine that others use too they may seem to."""
+    """Return rates that do not fall with more threads; on a busy machine they may seem to."""
     return {count: max(value for other, value in rates.items() if other <= count) for count in rates}
 
 
 def _copy_rate(size: int, threads: int) -> float:
-    """GB/s that so many threads read and write together, each copying between buffers of `size` bytes in all."""
+    """Return GB/s of this many threads, each copying between buffers of `size` bytes in all."""
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
     sets = [_repeating_arrays(half, count) for _ in range(threads)]
@@ -256,10 +254,10 @@ def _copy_rate(size: int, threads: int) -> float:
 
 
 def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
-    """Two arrays of `count` elements of `size` bytes that all lie in the same place.
+    """Return two arrays of `count` elements of `size` bytes that all share one location.
 
-    Copying one to the other is `count` copies in one call: none of ours stands between them, which would take longer
-    than a copy within the nearest cache.
+    Copying one to the other is `count` copies in one call: code between them would take longer than a copy in the
+    nearest cache.
     """
     buffers = (np.zeros(size, np.uint8).view(f"V{size}") for _ in range(2))
     target, source = (np.lib.stride_tricks.as_strided(buffer, (count,), (0,)) for buffer in buffers)
@@ -267,7 +265,7 @@ def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
 
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
-    """Name, bytes and number of sharing processors of the first processor's caches for data."""
+    """Return name, bytes and number of sharing processors of the first processor's data caches."""
     levels = []
     for index in sorted(Path(folder).glob("index*")):
         facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
@@ -277,7 +275,7 @@ def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
 
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
-    """A level of so many bytes, by copies between two buffers of `both` bytes in all."""
+    """Measure a level by copies between two buffers of `both` bytes in all."""
     elements = max(both // 2 // BYTES_OF_FLOAT, 1)
     target, source = (torch.zeros(elements, device=device) for _ in range(2))
     once_s = _on_device_s(lambda: _copy(source, target), device, repeats=2)
@@ -297,7 +295,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None]:
-    """The same as a graph where the device has these: launching a copy can take longer than a copy within a cache."""
+    """Return the run as a CUDA graph if possible: a launch can take longer than a copy within a cache."""
     if torch.device(device).type != "cuda":
         return run
     with torch.cuda.device(device):
@@ -309,7 +307,7 @@ def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None
 
 
 def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -> float:
-    """Seconds of the quickest run by the device's clock."""
+    """Return the seconds of the fastest run by the device's clock."""
     module = getattr(torch, torch.device(device).type)
 
     def timed() -> float:
@@ -326,7 +324,7 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Seconds of the quickest of some runs after a first; of the first alone where that took long."""
+    """Return the seconds of the fastest of some runs after a first; only the first if that took long."""
     start = perf_counter()
     run()
     best = perf_counter() - start
@@ -340,19 +338,19 @@ def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
 
 
 def _count(listed: str) -> int:
-    """How many processors `0-3,8` are."""
+    """Return the number of processors in a list such as `0-3,8`."""
     ends = (part.split("-") for part in listed.split(",") if part)
     return max(1, sum(int(end[-1]) - int(end[0]) + 1 for end in ends))
 
 
 def bandwidth(device: str = "cpu") -> float:
-    """Bytes that this machine reads and writes in a second of copying, by as many threads as torch uses.
+    """Return the bytes that this machine reads and writes in a second of copying with torch's threads.
 
-    As `opgrip machine` measured it, or else as measured now or at an earlier time.
+    As measured by `opgrip machine`, or now, or at an earlier time.
 
     Raises
     ------
-    UserError : where the machine lacks the device
+    UserError : if the machine lacks the device
     """
     check_device(device)
     threads = torch.get_num_threads() if device == "cpu" else 1
@@ -363,12 +361,7 @@ def bandwidth(device: str = "cpu") -> float:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """The same, of the device that a trace's tensors were on: of an accelerator where it has any.
-
-    Raises
-    ------
-    UserError : where the machine lacks the device
-    """
+    """Return the bandwidth of the device that a trace's tensors were on; raise `UserError` if it is missing here."""
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

@@ -1,4 +1,4 @@
-"""Joins the traces of several processes to one."""
+"""Merge of the traces of several processes into one."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def merge(
     unbounded: bool = False,
     align: bool = True,
 ) -> End:
-    """Write one trace with the calls of all, on one clock, and give its end. What several have alike, it has once.
+    """Write one trace with the calls of all, on one clock, and return its end; records that are equal are written once.
 
     Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
 
     Parameters
     ----------
-    align : correct the clocks of ranks by the collectives that they took part in together; the header's `clocks` says
-        how
+    align : correct the clocks of ranks by the collectives that they share; the header's `clocks` says how
     force : replace an existing file
-    partial : take what there is of cut and damaged traces
-    unbounded : as `TraceReader` has it
+    partial : accept cut and damaged traces
+    unbounded : as in `TraceReader`
 
     Raises
     ------
-    UserError : for a file that is no trace, is merged already, is named twice or has a copy among the others, or is
-        cut and `partial` is false; nothing is written then
+    UserError : for a file that is no trace, is already merged, is named twice, is a copy of another, or is cut and
+        `partial`
+        is false; nothing is written then
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]
@@ -105,13 +105,13 @@ def merge(
 
 
 def _started(header: Mapping[str, Any]) -> int | None:
-    """When a capture began, in ns since 1970; None where its header does not tell."""
+    """Return when a capture began, in ns since 1970, or None."""
     start = header.get("started_unix_ns")
     return start if type(start) is int and 0 <= start < LATEST_NS else None
 
 
 def _check_once(paths: Sequence[Path]) -> None:
-    """Raise `UserError` where a file is named twice, by whatever path."""
+    """Raise `UserError` if a file is named twice, by whatever path."""
     path_of_file: dict[Path, Path] = {}
     for path in paths:
         file = trace_file(path).resolve()
@@ -122,7 +122,7 @@ def _check_once(paths: Sequence[Path]) -> None:
 
 
 def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `UserError` where two files are of one recording: by one process, begun in the same nanosecond."""
+    """Raise `UserError` if two files are of one recording: of one process, begun in the same nanosecond."""
     path_of_recording: dict[tuple[int, int], Path] = {}
     for path, header in zip(paths, headers, strict=True):
         start, process = _started(header), header.get("pid")
@@ -134,12 +134,12 @@ def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, A
 
 
 _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
-"""Fields of a header that are not those of the whole: `distilled` tells signatures by their numbers in one trace."""
+"""Header fields of single traces only: `distilled` refers to signatures by their numbers in one trace."""
 
 
 @dataclass(slots=True)
 class _Numbers:
-    """The new numbers of one file's records."""
+    """New numbers of one file's records."""
 
     signatures: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, int] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class _Join:
         self._running: list[tuple[Entered, _Numbers]] = []
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
-        """Write the records of one file, whose threads are of a process of their own."""
+        """Write the records of one file; its threads belong to one process."""
         numbers, first_storage = _Numbers(), self._newest + 1
         for record in reader.columns():
             match record:
@@ -202,12 +202,12 @@ class _Join:
             raise UserError(reader.missing, "merge what there is with --partial")
 
     def end(self) -> End:
-        """Write the calls that were running, and return the closing record of the whole."""
+        """Write the unfinished calls and return the closing record."""
         self._write_running()
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
     def _once(self, kind: str, record: Any) -> int:
-        """The number of a record that is written only where none like it was."""
+        """Return the number of a record that is written only if none equals it."""
         text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
         # the texts themselves would take half a gigabyte for some tens of ranks
         digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
@@ -219,7 +219,7 @@ class _Join:
         return number
 
     def _thread(self, number: int, numbers: _Numbers, process: int, name: str = "") -> int:
-        """The new number of a thread; one of whom the file says nothing is of the file's process too."""
+        """Return the new number of a thread."""
         if number not in numbers.threads:
             numbers.threads[number] = self._counts["thread"]
             self.writer.write(Thread(self._counts["thread"], name, process))
@@ -232,7 +232,7 @@ class _Join:
         return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
 
     def _mover(self, numbers: _Numbers) -> Callable[[Any], Any]:
-        """Gives a leaf with the new numbers of its value models."""
+        """Return a function that renumbers the value models of a leaf."""
 
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):
@@ -286,9 +286,9 @@ class _Join:
         self._counts["calls"] += len(block)
 
     def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
-        """Keep the record of a running call until all signatures have their numbers.
+        """Keep the record of an unfinished call until all signatures have numbers.
 
-        Its signature is written when a call of it ends, which can be after this record, or never.
+        Its signature is written when a call of it ends, which may be later, or never.
         """
         moved = replace(
             record,
@@ -300,7 +300,7 @@ class _Join:
         self._running.append((moved, numbers))
 
     def _write_running(self) -> None:
-        """Write the records of running calls; a signature of which no call ended gets a number after all others."""
+        """Write the unfinished calls; a signature without a finished call is numbered after all others."""
         unused = count(self._counts["signature"])
         for record, numbers in self._running:
             if record.signature not in numbers.signatures:

@@ -1,7 +1,7 @@
-"""A trace as events of the Chrome trace format, and the calls of a thread in runs of one module or function.
+"""Timeline: a trace as events of the Chrome trace format, and the calls of a thread in runs of one module or function.
 
-A track for each thread, on which calls stand inside their modules, and those inside their phases. Where calls have
-times of a device, a second one has what the thread gave it. Format:
+Each thread has a track on which calls are nested in modules, and these in phases. If calls have device times, a second
+track shows what the thread gave the device. Format:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -22,20 +22,20 @@ from opgrip.traces.schema.tensor_specs import tensor_outline
 from opgrip.traces.table.trace import Trace
 
 OUTSIDE = "(outside)"
-"""Name of the place of calls that no module, or no function of the program, made."""
+"""Name of the place of calls outside all modules or functions of the program."""
 
 _CALLER = re.compile(r"(.*):\d+ (.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class TimelinePlace:
-    """Where calls are made, as far as runs are told apart.
+    """A module or function that makes calls.
 
     Attributes
     ----------
-    name : a module's path, or one that tells a function
+    name : a module's path, or a qualified function name
     file : of the function; empty for a module
-    around : the frames around the function, from the inside, as far as they were recorded
+    around : the recorded frames around the function, innermost first
     """
 
     name: str
@@ -44,17 +44,14 @@ class TimelinePlace:
     around: tuple[str, ...] = ()
 
     def goes_on(self, other: TimelinePlace) -> bool:
-        """Whether a call that was made at another place right after belongs to the same run.
-
-        Of a call further inside, fewer of the frames around the place are recorded.
-        """
+        """Return True if a call at another place continues the run; inner calls record fewer outer frames."""
         if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
             return False
         return all(mine == its for mine, its in zip(self.around, other.around, strict=False))
 
 
 class Placed(Protocol):
-    """What was done at a place; None where that is of no interest."""
+    """Something that has a place, or None."""
 
     @property
     def place(self) -> TimelinePlace | None:
@@ -65,7 +62,7 @@ P = TypeVar("P", bound=Placed)
 
 
 def origins(trace: Trace) -> dict[int, Scope]:
-    """By number of a scope, where its calls come from: those of a backward pass from the forward call behind them."""
+    """Return by scope number where its calls come from; calls of a backward pass come from the forward call."""
     by_number = {scope.number: scope for scope in trace.scopes}
     return {
         scope.number: scope if scope.forward is None else by_number.get(scope.forward, scope) for scope in trace.scopes
@@ -73,13 +70,13 @@ def origins(trace: Trace) -> dict[int, Scope]:
 
 
 def frames_of(scope: Scope) -> list[tuple[str, str]]:
-    """File and name of the functions around calls, from the inside, as far as they were recorded."""
+    """Return file and name of the recorded functions around calls, innermost first."""
     frames = [(scope.file, scope.function)]
     return frames + [(match[1], match[2]) for match in map(_CALLER.fullmatch, scope.callers) if match is not None]
 
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
-    """The calls of one thread, in runs; those without a place are in none, and end one."""
+    """Yield the runs of one thread's calls; calls without a place end a run and belong to none."""
     run: list[P] = []
     around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):
@@ -93,7 +90,7 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 
 
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
-    """The calls of one thread that are in runs, each with its run's place so far, and whether it begins the run."""
+    """Yield the calls that are in runs, each with its run's place so far and whether it begins the run."""
     place: TimelinePlace | None = None
     for call in calls:
         if place is not None and call.place is not None and place.goes_on(call.place):
@@ -108,24 +105,24 @@ def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
 MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
 """Categories of events."""
 PROCESS = 1
-"""Number of the process of a trace that holds one only."""
+"""Process number in a trace of a single process."""
 
 DEEPEST, LONGEST = 64, 400
-"""Modules inside of each other that are told apart, and characters of a name: a stranger's file may repeat any."""
+"""Bounds of nested modules and of characters in a name, for untrusted files."""
 BATCH = 1 << 15
-"""Calls whose events are made at a time."""
+"""Calls converted at a time."""
 
 ROW = [
     *("op", "signature", "module", "phase", "function", "file", "line", "inside"),
     *("start_ns", "duration_ns", "device_ns"),
 ]
-"""Columns that events tell of."""
+"""Columns that events show."""
 
 Event = dict[str, Any]
 
 
 def timeline(trace: Trace) -> Iterator[Event]:
-    """The events, by thread and time, with times in microseconds since the capture began."""
+    """Yield the events, by thread and time, with times in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
     processes: dict[str, int] = {}
     for key, has_device in _threads(trace.distinct_calls).items():
@@ -145,7 +142,7 @@ def timeline(trace: Trace) -> Iterator[Event]:
 
 
 def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
-    """The processes and threads of calls in the order of their first ones, and whether some worked on a device."""
+    """Return the processes and threads in the order of their first calls, and whether some worked on a device."""
     names = _names_of_threads(calls)
     has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
     keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]
@@ -158,7 +155,7 @@ def _names_of_threads(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
-    """The calls of a thread in their order, a part at a time."""
+    """Yield the calls of a thread in order, in batches."""
     for part, _ in trace.call_parts():
         for first in range(0, len(part), BATCH):
             calls = part.iloc[first : first + BATCH]
@@ -169,7 +166,7 @@ def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
 
 
 def _host_track(calls: pd.DataFrame, nesting: _Nesting, shapes: dict[int, str]) -> Iterator[Event]:
-    """Calls on the host, with the modules and phases that they are in."""
+    """Yield calls on the host with their modules and phases."""
     pid, tid = nesting.pid, nesting.tid
     for row in _rows(calls):
         if pd.isna(row["inside"]):
@@ -182,7 +179,7 @@ def _rows(calls: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def timeline_lines(trace: Trace) -> Iterator[str]:
-    """A file of them: one JSON object, an event a line."""
+    """Yield the lines of a file: one JSON object with one event on each line."""
     comma = ""
     yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
     for event in timeline(trace):
@@ -194,9 +191,11 @@ def timeline_lines(trace: Trace) -> Iterator[str]:
 def _device_track(
     parts: Iterable[pd.DataFrame], pid: int, tid: int, thread: str, shapes: dict[int, str]
 ) -> Iterator[Event]:
-    """What a thread gave a device. When that began is not known: at the earliest, when the call did and the last ended.
+    """Yield what a thread gave a device.
 
-    What extension functions call is in the time of these; that of a function of the program is of the calls in it.
+    Its start is unknown: it is at least the start of the call and the end of the work before. Calls inside extension
+    functions
+    are part of these; a function of the program consists of its calls.
     """
     end_ns: float | None = None
     for calls in parts:
@@ -220,7 +219,7 @@ class _Open:
 
 
 class _Nesting:
-    """The phase and modules that a thread is in; from one call to the next some are left and others entered."""
+    """The phase and modules that a thread is in."""
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
@@ -228,7 +227,7 @@ class _Nesting:
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
-        """The events of what is left for a call that is in `path`."""
+        """Yield the events of what is left for a call in `path`."""
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
             shared += 1
@@ -273,6 +272,6 @@ def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _program(header: Mapping[str, Any]) -> str:
-    """The name of what was captured; headers come from strangers."""
+    """Return the name of what was captured, from an untrusted header."""
     model = header.get("model")
     return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside the collectives that they replay, and how they end when one of them does."""
+"""Control channel of ranks: what they exchange besides replayed collectives, and how all end when one does."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from opgrip.replay.sequences.step_options import RankLaunch
 
 T = TypeVar("T")
 BEAT_S = 0.5
-"""Time between two signs of life."""
+"""Time between two heartbeats."""
 SILENT_S = 4 * BEAT_S
-"""Without a sign, a rank whose collective broke is taken to have ended."""
+"""A rank whose collective broke counts as ended if its heartbeat is missing for this long."""
 _turns = count()
-"""Of replays that a process takes part in: each has keys of its own in the store, the same in all ranks."""
+"""Number of the replay in this process: each has its own keys in the store, the same in all ranks."""
 
 
 class RankEndedError(Exception):
-    """A collective could not be waited for: a rank of its group has ended, or is not heard of."""
+    """A collective could not be waited for since a rank of its group has ended or is silent."""
 
 
 class Control:
-    """The ranks of a replay, in a group of their own; a thread tells the others that this one is alive.
+    """The ranks of a replay in a group of their own; a thread sends heartbeats.
 
     Parameters
     ----------
-    timeout_s : after which a rank that is not heard of ends all
-    prog : the command, which the line that tells of it begins with
+    timeout_s : a rank that is silent for this long ends all
+    prog : name of the command, for its messages
 
     Raises
     ------
-    UserError : where the ranks do not meet
+    UserError : if the ranks do not find each other
     """
 
     def __init__(self, launch: RankLaunch, timeout_s: float, prog: str = "opreplay") -> None:
@@ -88,22 +88,22 @@ class Control:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which tells and writes."""
+        """True for rank 0, which reports and writes."""
         return self.launch.rank == 0
 
     def most(self, *numbers: int) -> list[int]:
-        """Of each number the largest that a rank has."""
+        """Return the maximum of each number over the ranks."""
         tensor = torch.tensor(numbers, dtype=torch.int64)
         self._waiting_for_others(lambda: distributed.all_reduce(tensor, distributed.ReduceOp.MAX))
         return [int(number) for number in tensor]
 
     def share(self, plain: Any) -> list[Any]:
-        """What each rank has, of what JSON holds."""
+        """Return the JSON value of each rank."""
         text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
     def share_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The flat tensor that each rank has; they may differ in length."""
+        """Return the flat tensor of each rank; lengths may differ."""
         length = torch.tensor([len(tensor)])
         lengths = [torch.empty_like(length) for _ in range(self.launch.world_size)]
         self._waiting_for_others(lambda: distributed.all_gather(lengths, length))
@@ -115,12 +115,7 @@ class Control:
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def together(self, do: Callable[[], T]) -> T:
-        """What a function gives in each rank, however long it takes; a mistake of the user's in one is raised by all.
-
-        Raises
-        ------
-        UserError : in rank 0, that of the first rank that raised one; the others end without a word
-        """
+        """Run a function in each rank, however long it takes; rank 0 raises the first `UserError`, others exit."""
         problem, result = None, None
         try:
             result = do()
@@ -136,25 +131,14 @@ class Control:
         return result  # type: ignore[return-value]
 
     def refuse(self, reason: str) -> NoReturn:
-        """End all ranks for a reason of this one's.
-
-        Raises
-        ------
-        UserError : with the reason, where no rank has told another
-        """
+        """End all ranks for a reason of this one; the first rank to report raises it as `UserError`."""
         self._is_ending = True
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
         raise UserError(f"rank {self.launch.rank}: {reason}", "--only collectives runs these on values of their own")
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank, as others have; one of those that are left says which.
-
-        Raises
-        ------
-        UserError : in the rank that tells
-        SystemExit : in the others
-        """
+        """End this rank since others have ended: `UserError` in the first to report, `SystemExit` in the others."""
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():
@@ -168,7 +152,7 @@ class Control:
             self.lost(error)
 
     def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
-        """End this process from a thread, while the main one may wait for a rank that is gone."""
+        """End this process from a thread, since the main thread may wait for a rank that has ended."""
         if self._is_ending:
             # the main one tells, or has found that another rank does
             return
@@ -179,7 +163,7 @@ class Control:
 
 
 def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, str]:
-    """What happened, and what to do."""
+    """Return the message and the hint."""
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
         has, is_ = ("has", "is") if len(silent) == 1 else ("have", "are")
@@ -192,13 +176,13 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
 
 
 class _Life(threading.Thread):
-    """Tells the others that this process is alive, hears whether they are, and sees that torchrun ends it.
+    """Sends heartbeats, watches those of the other ranks, and notices when torchrun ends this process.
 
-    A process that waits inside of a collective runs no Python in its main thread, so a thread does that.
+    It is a thread, since a process that waits in a collective runs no Python in its main thread.
 
     Parameters
     ----------
-    end : is told which ranks are silent, and whether a signal is why it is told
+    end : called with the silent ranks, and whether a signal is the cause
     """
 
     def __init__(
@@ -222,7 +206,7 @@ class _Life(threading.Thread):
             self._waker_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Until it is stopped."""
+        """Send heartbeats until `stop()` is called."""
         while True:
             signaled = signal.SIGTERM in self._wait()
             if self._stopping:
@@ -237,7 +221,7 @@ class _Life(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """End the thread, and leave signals as they were."""
+        """End the thread and restore signal handlers."""
         self._stopping = True
         if self._hears_signals:
             signal.set_wakeup_fd(self._waker_before)
@@ -248,7 +232,7 @@ class _Life(threading.Thread):
             os.close(end)
 
     def meet(self) -> None:
-        """Return when all ranks are here; one that takes long is waited for as long as it gives signs of life."""
+        """Return when all ranks are present; wait for slow ones as long as they send heartbeats."""
         self._meetings += 1
         key = f"{self._prefix}/here/{self._meetings}"
         with self._lock:
@@ -259,14 +243,14 @@ class _Life(threading.Thread):
                 here = self._store.add(key, 0)
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """The ranks that give no sign while others would have given some."""
+        """Return the ranks that are silent for longer than others could be."""
         try:
             return self._listen(seconds, waits=True)
         except RuntimeError:
             return [0]
 
     def is_first_to_tell(self) -> bool:
-        """Whether no other rank has told yet how this ends."""
+        """Return True if no other rank has reported the end yet."""
         try:
             with self._lock:
                 return self._store.add(f"{self._prefix}/told", 1) == 1
@@ -278,7 +262,7 @@ class _Life(threading.Thread):
         return os.read(self._awake, 64) if ready else b""
 
     def _listen(self, seconds: float, waits: bool) -> list[int]:
-        """Those that have given no sign for so long; if it waits, for a sign of each."""
+        """Return the ranks that were silent for this long; if `waits`, wait for a heartbeat of each."""
         until = monotonic() + (seconds if waits else 0)
         while True:
             silent = self._exchange(seconds)

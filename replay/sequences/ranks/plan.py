@@ -1,4 +1,4 @@
-"""The part of a trace that each rank ran, and which collectives and groups of ranks belong together."""
+"""Plan of a step that several ranks replay: the part of each rank, and which of their collectives match."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ HINT = "merge those of all ranks: opgrip trace merge step.rank*.jsonl -o step.js
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """By rank, the number of its process in a merged trace; None where the trace is of one rank alone.
-
-    Raises
-    ------
-    UserError : where the trace is of no ranks
-    """
+    """Return by rank its process number in a merged trace, or None; raise `UserError` without ranks."""
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
     for process, header in enumerate(headers if isinstance(headers, list) else []):
@@ -45,12 +40,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Of the traces of all ranks, that of one.
-
-    Raises
-    ------
-    UserError : where none of them is, or a file cannot be read
-    """
+    """Return the trace of one rank among those of all; raise `UserError` if none of them is."""
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -58,12 +48,7 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
 
 
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
-    """The calls of one rank, without a table of those of the others.
-
-    Raises
-    ------
-    UserError : where there are more processes here than ranks in the trace, or some of these are not in it
-    """
+    """Return the calls of one rank; raise `UserError` if the trace lacks some of the ranks that replay it."""
     ranks = recorded_ranks(trace)
     if world_size > len(ranks):
         few = f"{len(ranks)} ranks are in the trace, and {world_size} were started"
@@ -89,7 +74,7 @@ def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
 
 
 def _source_of(trace: Trace, process: int | None) -> CallSource:
-    """The blocks of calls that one process made."""
+    """Return the blocks of calls of one process."""
     threads = {number for number, thread in trace.threads.items() if thread.process == process}
 
     def own_blocks() -> Iterator[CallBlock]:
@@ -102,7 +87,7 @@ def _source_of(trace: Trace, process: int | None) -> CallSource:
 
 
 def exchanges_alone(trace: Trace) -> Trace:
-    """The collectives of a rank's part, and what hands on their results."""
+    """Return only the collectives of a rank's part, and what passes on their results."""
     numbers = {item.number for item in trace.signatures if is_exchange(item) or item.op in LOCAL}
     calls = trace.calls[trace.calls["signature"].isin(numbers)]
     signatures = [item for item in trace.signatures if item.number in numbers]
@@ -110,15 +95,15 @@ def exchanges_alone(trace: Trace) -> Trace:
 
 
 def wait_points(flow: Flow, places: Sequence[int], kept: Sequence[int] | None = None) -> dict[int, list[int]]:
-    """By the place of a call, the collectives that have to be done before it, by theirs.
+    """Return by place of a call the collectives that must be done before it, by their places.
 
-    A trace does not tell where a program waited for a collective that it did not wait for at once: it had to before a
-    call that takes the memory.
+    A trace does not say where a program waited for an asynchronous collective; it had to before a call that uses its
+    memory.
 
     Parameters
     ----------
     places : of the collectives
-    kept : of the calls that are run, which are numbered anew; a wait before another one comes before the next of them
+    kept : calls that are run, which are numbered from 0; a wait before any other call moves to the next of them
     """
     place_of_kept = {place: number for number, place in enumerate(range(len(flow.calls)) if kept is None else kept)}
     collectives, due = set(places), list[int]()
@@ -140,18 +125,18 @@ def wait_points(flow: Flow, places: Sequence[int], kept: Sequence[int] | None = 
 
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str]
-"""The recorded ranks of a group, and its name."""
+"""Recorded ranks of a group, and its name."""
 _Line: TypeAlias = tuple[GroupKey, int, int]
-"""Collectives that come one after another: those of a group, or the messages from one of its members to another."""
+"""Collectives that happen in order: those of a group, or the messages from one of its members to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rank says of collectives of one form: all that the others have to agree with.
+    """What a rank states about collectives of one form; all of it has to match the other ranks.
 
     Attributes
     ----------
-    reason : why they cannot run; empty where they can
+    reason : why they cannot run; empty if they can
     """
 
     kind: str
@@ -167,19 +152,19 @@ class Offer:
 
     @classmethod
     def from_plain(cls, fields: Sequence[Any]) -> Offer:
-        """The offer of a list of its fields, which went through JSON."""
+        """Return the offer of a list of fields that went through JSON."""
         kind, name, ranks, rank, reduction, peer, member_bytes, dtype, splits, reason = fields
         both = None if splits is None else (tuple(splits[0]), tuple(splits[1]))
         return cls(kind, name, tuple(ranks), rank, reduction, peer, member_bytes, dtype, both, reason)
 
     @property
     def group(self) -> GroupKey:
-        """Its group in all ranks' words."""
+        """Key of its group, the same in all ranks."""
         return self.ranks, self.name
 
     @property
     def line(self) -> _Line:
-        """What it comes in order with."""
+        """Key of the sequence that it belongs to."""
         if self.kind not in MESSAGES:
             return self.group, -1, -1
         assert self.peer is not None, "read with the operator"
@@ -188,12 +173,7 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """What a rank says of a collective, or of one that is not read, for this reason.
-
-    Parameters
-    ----------
-    reason : why one that is read cannot run; it keeps its turn in the group all the same
-    """
+    """Return the offer of a collective; one that cannot run keeps its turn in the group."""
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group
@@ -210,7 +190,7 @@ class Meeting:
     Attributes
     ----------
     places : by rank, which of its collectives it is
-    bytes : as bandwidths refer to
+    bytes : size that bandwidths refer to
     """
 
     kind: str
@@ -224,13 +204,13 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What all ranks have agreed on, the same in each.
+    """What all ranks agreed on, the same in each.
 
     Attributes
     ----------
-    groups : that have to be made, in an order that all ranks make them in, with their members that are there
+    groups : groups to create, in the same order in all ranks, with their present members
     meetings : the collectives that run
-    left_out : of each rank, by the place of a collective, why it is left out
+    left_out : by rank and place of a collective, why it does not run
     """
 
     groups: dict[GroupKey, tuple[int, ...]]
@@ -239,19 +219,20 @@ class RankPlan:
 
 
 Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
-"""A rank's offers, and which of them each of its collectives is, in their order."""
+"""Offers of a rank, and the index of the offer of each of its collectives, in order."""
 
 
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
-    """What of the collectives of these ranks runs.
+    """Return which collectives of these ranks run.
 
-    Calls meet by their group and their order in it. Where ranks disagree about one, none that follow it in the group
-    can be told to belong together: all are left out.
+    Calls match by their group and their order in it. If ranks disagree about one, it and all later ones of the group
+    are left
+    out, since they cannot be matched.
 
     Parameters
     ----------
-    tables : of each rank that is there
-    scale : whether groups run among those of their members that are there
+    tables : of each rank that is present
+    scale : run groups among those of their members that are present
     """
     lines: dict[_Line, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     left_out: list[dict[int, str]] = [{} for _ in tables]
@@ -282,7 +263,7 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 
 
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
-    """The ranks that meet in a line, as far as they are there."""
+    """Return the present ranks of a line."""
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
     return tuple(rank for rank in both if rank < world_size)
@@ -301,13 +282,13 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    """One after another, the calls of all members that meet."""
+    """Yield the matching calls of all members, one collective after another."""
     for turn in range(max(map(len, places.values()))):
         yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
-    """Why calls do not belong together; empty where they do."""
+    """Return why calls do not match; empty if they do."""
     absent = sorted(set(members) - set(offers))
     if absent:
         return f"rank {absent[0]} has recorded fewer of its group"
@@ -329,7 +310,7 @@ def _terms(offer: Offer) -> tuple[Any, ...]:
 
 
 def _uneven(offers: Mapping[int, Offer]) -> str:
-    """Whether each sends what the other receives."""
+    """Return True unless each rank sends what the other receives."""
     for offer in offers.values():
         for other in offers.values():
             assert offer.splits is not None

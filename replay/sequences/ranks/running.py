@@ -1,4 +1,4 @@
-"""Run the collectives of a rank on real process groups."""
+"""Running the collectives of a rank on real process groups."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from opgrip.traces.analysis.ranks.collectives import (
 )
 
 Work: TypeAlias = Any
-"""Of torch.distributed: something to wait for."""
+"""A `torch.distributed.Work`."""
 Started: TypeAlias = tuple[list[Tensor], list[Work]]
-"""What a collective gives, and what to wait for until it is there."""
+"""Results of a collective, and what to wait for until they are ready."""
 GLOO = "gloo"
 PREMUL_SUM = "PREMUL_SUM"
-"""A sum of what is multiplied before by a factor, which no trace tells."""
+"""Sum with a factor that traces do not hold."""
 AVG = "AVG"
-"""What gloo lacks; it moves as much as a sum."""
+"""Reduction that gloo lacks; a sum moves as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """A group as it is here.
+    """A recorded group as it exists here.
 
     Attributes
     ----------
-    size : members that were recorded
-    present : places in the recorded group of those that are there; `ranks` their ranks
+    size : number of recorded members
+    present : places in the recorded group of the members that are present; `ranks` are their ranks
     """
 
     group: distributed.ProcessGroup
@@ -62,11 +62,11 @@ class GroupMembers:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all members are there."""
+        """True if all members are present."""
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """The rank of a recorded member; that of the first, where it is not there."""
+        """Return the rank of a recorded member, or of the first one if it is absent."""
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
@@ -76,12 +76,7 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """What groups are made with for tensors on a device: gloo, and the device's own library.
-
-    Raises
-    ------
-    UserError : where torch knows none for it
-    """
+    """Return the backends for tensors on a device, gloo among them; raise `UserError` if torch knows none."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
@@ -92,9 +87,10 @@ def backend_for(device: str) -> str:
 
 
 def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
-    """Why no group can run a collective; empty where nothing is known against it.
+    """Return why a group cannot run a collective; empty if nothing is known against it.
 
-    Gloo tells only while a collective runs, in words that a rank which has ended leaves too: so it is asked before.
+    Gloo fails only while a collective runs, with messages that a rank which has ended causes too. So it is checked
+    before.
     """
     reduction = collective.reduction or SUM
     if _word_of(reduction, on_gloo) not in distributed.ReduceOp.RedOpType.__members__:
@@ -105,7 +101,7 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """What starts a collective, of which `why_not` says nothing, on its tensors: takes those of `tensor_arguments`."""
+    """Return a function that starts a collective, for which `why_not` is empty, on its tensors."""
     start = _STARTS[collective.kind, collective.form]
     reduction = None
     if collective.reduction:
@@ -133,11 +129,11 @@ class _Call:
         return self.root == distributed.get_rank()
 
     def own(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Of a list with a tensor for each member, those of members that are there."""
+        """Return the tensors of present members out of a list with one for each member."""
         return [parts[place] for place in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """As much of a tensor as the parts of the members that are there fill, and one of these parts."""
+        """Return the part of a tensor that present members fill, and one of their parts."""
         if self.members.is_whole:
             return whole, part
         return whole.view(-1)[: whole.numel() // self.members.size * len(self.members.present)], part.view(-1)
@@ -148,13 +144,13 @@ def _as_list(argument: Any) -> list[Any]:
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:
-    """The reduction that stands for a recorded one."""
+    """Return the reduction to use for a recorded one."""
     return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
 
 
 @cache
 def _gloo_refuses(reduction: str, dtype: str) -> str:
-    """Why gloo cannot exchange or reduce elements of a dtype, as it says of one of them in a group of this process."""
+    """Return gloo's error for elements of a dtype, tried in a group of only this process."""
     try:
         element = torch.empty(1, dtype=getattr(torch, dtype))
         store = distributed.HashStore()  # type: ignore[attr-defined]
@@ -282,14 +278,13 @@ class RankExchange:
 
     Parameters
     ----------
-    waits : by the place of a call, the collectives that have to be done before it
+    waits : by place of a call, the collectives that must be done before it
     synchronize : waits for the accelerator
-    on_device : whether there is one: there each collective is waited for at once, so that its time is its own
+    on_device : True with an accelerator: each collective is waited for at once, so that its time is its own
 
     Attributes
     ----------
-    arrived_ns, done_ns, held_ns : by the place of a collective, when it was started and done, and how long this thread
-        was held up by it
+    arrived_ns, done_ns, held_ns : by place of a collective, start, end, and time that this thread was blocked
     """
 
     def __init__(self, waits: Mapping[int, Sequence[int]], synchronize: Callable[[], object], on_device: bool) -> None:
@@ -313,12 +308,12 @@ class RankExchange:
     def start(
         self, place: int, starter: Callable[..., Started], arguments: Sequence[Any], is_async: bool
     ) -> list[torch.Tensor]:
-        """Start the collective at a place, and give its results, which may not be there yet.
+        """Start the collective at a place and return its results, which may not be ready.
 
         Raises
         ------
-        RankEndedError : where another rank has ended
-        Unsupported : where the group's backend cannot run it, which all its ranks find
+        RankEndedError : if another rank has ended
+        Unsupported : if the group's backend cannot run it, which all its ranks find
         """
         self._synchronize()
         start = perf_counter_ns()
@@ -338,12 +333,12 @@ class RankExchange:
         return results
 
     def finish(self) -> None:
-        """Wait for all that has been started."""
+        """Wait for everything that was started."""
         for place in list(self._works):
             self._wait(place)
 
     def _note_ends(self, place: int) -> None:
-        """Let the end be noted when it comes, as the program may come to wait for it later."""
+        """Record the end when it happens, since the program may wait for it later."""
         notes: list[int] = []
         # gloo's messages from rank to rank have none: they are done when they are waited for
         with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Runs a rank's calls again, pass by pass, together with the other ranks."""
+"""One rank's part of a step replay: dry run and timed passes, together with the other ranks."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ from opgrip.traces.schema.records import Signature
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """When a rank came to its collectives in a pass, when they were done, and how long they held it up.
+    """When a rank arrived at its collectives in a pass, when they were done, and how long they blocked it.
 
     Attributes
     ----------
-    places : of the collectives that ran, among the rank's calls between processes; the others are of these
+    places : of the collectives that ran, among the rank's exchanges; the other lists are parallel
     """
 
     places: list[int]
@@ -71,15 +71,14 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """What a rank's part of the step took.
+    """Results of a rank's part of the step.
 
     Attributes
     ----------
-    result : as of a sequence
     plan : which collectives ran with which of the other ranks
-    signatures : of each call between processes, in the order of the rank's calls
-    left_out : collectives that did not run, by the reason
-    stamps : of each pass that was kept
+    signatures : of each exchange, in the order of the rank's calls
+    left_out : number of collectives that did not run, by reason
+    stamps : of each kept pass
     """
 
     result: SequenceResult
@@ -92,16 +91,7 @@ class RankStep:
 def replay_step(
     part: Trace, settings: SequenceSettings, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> RankStep:
-    """Run the calls of this rank, while the others run theirs.
-
-    Parameters
-    ----------
-    part : of the trace, by `part_of`
-
-    Raises
-    ------
-    UserError : where a rank ends, or cannot run a collective that the others wait for
-    """
+    """Run the calls of this rank; raise `UserError` if a rank ends or lacks an awaited collective."""
     exchanges = _read(part)
     part = _with_tensors_alone(part, exchanges)
     whole, kept = make_flow(part), None
@@ -141,7 +131,7 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """By the numbers of signatures between processes, what they exchange; why that cannot be run, of others."""
+    """Return by signature number what exchanges do, or why they cannot run."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
@@ -172,7 +162,7 @@ def _agree(
     options: RankOptions,
     control: Control,
 ) -> RankPlan:
-    """What of the ranks' collectives runs: each tells its own, and all come to the same."""
+    """Return which collectives run: each rank states its own, and all reach the same result."""
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
     offers = [offer_of(exchanges[number], reasons.get(number, "")) for number in numbers]
@@ -182,7 +172,7 @@ def _agree(
 
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
-    """The groups that this rank is in; every rank makes all of them, in the same order."""
+    """Return the groups of this rank; every rank creates all groups, in the same order."""
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}
     try:
@@ -209,7 +199,7 @@ def _measure(
     places: Sequence[int],
     tell: Tell,
 ) -> tuple[Passes, list[Stamps]]:
-    """Timed passes, as many in each rank: the first decides, by its own."""
+    """Time passes, as many in each rank: rank 0 decides by its own."""
     if memory:
         pages.keep_freed_memory()
     control = dry_run.control
@@ -254,9 +244,9 @@ def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
 
 
 def _pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run all calls once; gives why the last that failed did, though it had not before.
+    """Run all calls once; return also why the last failing call failed although it ran before.
 
-    The others wait for this rank's collectives, so that it goes on after a call that failed.
+    It continues after a failure, since the other ranks wait for this rank's collectives.
     """
     synchronize, failure = synchronizer(device), ""
     with switching() as use:

@@ -1,4 +1,4 @@
-"""What differs between two traces, whatever numbers each gives its signatures."""
+"""Differences between traces, independent of how each numbers its signatures."""
 
 from opgrip.traces.analysis.differences.compare import (
     KINDS,

@@ -1,4 +1,4 @@
-"""Compare two traces: signatures, how often they are called, shares and values; write the differences as files."""
+"""Comparison of two traces: signatures, call counts, shares of time and values; and its files."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel, value_models
 
 SAMPLED = 4096
-"""Values that are drawn of a model: their mean is off by a sixtieth of their spread."""
+"""Values drawn of a model: their mean is off by a sixtieth of their spread."""
 SEED = 0
 
 Statistics = Mapping[str, float]
 
 
 def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
-    """Mean, spread, range and shares of values that a model draws, the same ones each time.
-
-    Of complex numbers those of both parts; of booleans the share that is true is the mean.
-    """
+    """Return mean, spread, range and shares of drawn values; of booleans, the mean is the share of True."""
     generator = torch.Generator().manual_seed(SEED)
     shape = spec.shape if prod(spec.shape) <= SAMPLED else (SAMPLED,)
     if 0 in shape:
@@ -56,7 +53,7 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 
 
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
-    """The statistics of which the two differ by more than a part of the values' spread, or, of shares, of all."""
+    """Return the statistics that differ by more than a part of the values' spread or, for shares, of all values."""
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
     scale = max(spread, 1e-6 * max(abs(before.get("mean", 0.0)), abs(after.get("mean", 0.0))))
@@ -76,7 +73,7 @@ CAME, WENT, COUNTS, SHARES, VALUES = "came", "went", "counts", "shares", "values
 KINDS = (CAME, WENT, COUNTS, SHARES, VALUES)
 """Ways in which signatures differ."""
 FACTS = ("opgrip", "torch", "python", "model", "run", "device", "devices", "seed", "steps", "command")
-"""Of headers."""
+"""Header fields that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +82,10 @@ class Tolerances:
 
     Attributes
     ----------
-    counts : as a part of the larger of two numbers of calls, in a step where steps are told
+    counts : relative to the larger of two numbers of calls, in a step if steps are known
     shares : of the whole time, 0 to 1
-    values : of the values' spread, or, of shares of zeros, nan and infinities, of all values
-    least : share of the time from which on a signature is told of that came, went, or is called more or less often
+    values : relative to the spread, or, for shares of zeros, nan and infinities, to all values
+    least : share of the time from which a signature counts that came, went, or is called more or less often
     """
 
     counts: float = 0.0
@@ -99,17 +96,17 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A signature that one of the traces has, or both.
+    """A signature of one or both traces.
 
     Attributes
     ----------
-    key : what it is called in any trace
-    call : in short, with its arguments
+    key : identity in any trace
+    call : outline with arguments
     counts : calls in each
     shares : of the time of each trace, 0 to 1
-    median_us : of a call in each; None where it has none
-    values : what changed of the values of its tensors: the tensor's place, what, before, after
-    kinds : in which ways it differs
+    median_us : of a call in each, or None
+    values : changed statistics: index of the tensor, statistic, before, after
+    kinds : ways in which it differs
     """
 
     key: str
@@ -124,12 +121,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator whose share moved, whatever the shapes were that it was called with.
+    """An operator whose share moved, over all shapes.
 
     Attributes
     ----------
-    shares : of the time of each side, 0 to 1
-    call_shares : of its calls
+    shares, call_shares : of the time and of the calls of each side, 0 to 1
     """
 
     op: str
@@ -139,14 +135,13 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
-    """What differs between two traces, or several on a side.
+    """Differences between two traces, or several on each side.
 
     Attributes
     ----------
-    names : of the two
-    facts : of their headers that differ: the name, and what each says
-    rows : all signatures, those first that changed by most of the time
-    unit, units : what calls are counted by, `step`, `trace` or `call`, and how many of these each side has
+    facts : header fields that differ: name, before, after
+    rows : all signatures, those with the largest change of time first
+    unit, units : what calls are counted by (`step`, `trace`, `call`), and how many each side has
     operators : those whose share moved
     """
 
@@ -158,16 +153,16 @@ class TraceDifference:
     operators: list[OperatorRow] = field(default_factory=list)
 
     def of_kind(self, kind: str) -> list[Row]:
-        """The rows that differ so."""
+        """Return the rows that differ in this way."""
         return [row for row in self.rows if kind in row.kinds]
 
     @property
     def changed(self) -> list[Row]:
-        """The rows that differ in any way."""
+        """Rows that differ in any way."""
         return [row for row in self.rows if row.kinds]
 
     def as_json(self) -> dict[str, Any]:
-        """What a file of a difference holds."""
+        """Return the form for a file."""
         return {
             "traces": list(self.names),
             "facts": [{"name": name, "a": one, "b": other} for name, one, other in self.facts],
@@ -202,7 +197,7 @@ def compare_traces(
     names: tuple[str, str],
     tolerances: Tolerances = Tolerances(),
 ) -> TraceDifference:
-    """What differs between two traces, or several on a side."""
+    """Return the differences between two traces, or several on each side."""
     sides = [_side_of([side] if isinstance(side, Trace) else side) for side in (before, after)]
     return compare_sides(sides[0], sides[1], names, tolerances)
 
@@ -210,7 +205,7 @@ def compare_traces(
 def compare_sides(
     before: Side, after: Side, names: tuple[str, str], tolerances: Tolerances = Tolerances()
 ) -> TraceDifference:
-    """What differs between the traces of two sides."""
+    """Return the differences between two sides."""
     unit = unit_of(before, after)
     keys = dict.fromkeys((*before.cases, *after.cases))
     rows = [_row(key, before, after, unit, tolerances) for key in keys]
@@ -234,7 +229,7 @@ def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:
-    """The operators whose share of the time, or of the calls, moved by more than is allowed."""
+    """Return the operators whose share of time or calls moved too far."""
     by_op: dict[str, list[Row]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -249,7 +244,6 @@ def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[Operator
 
 
 def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances) -> Row:
-    """A signature of both sides."""
     one, other = (side.cases.get(key, Cases()) for side in (before, after))
     shares = one.time_ns / max(before.time_ns, 1e-9), other.time_ns / max(after.time_ns, 1e-9)
     values: tuple[tuple[int, str, Any, Any], ...] = ()
@@ -296,19 +290,19 @@ def _name(model: ValueModel | None) -> str | None:
 
 
 def check_form(path: Path) -> None:
-    """Raise `UserError` where no difference is written to a file of that name."""
+    """Raise `UserError` for a file name of an unsupported form."""
     if path.suffix not in _FORMS:
         raise UserError(f"{path} is neither {' nor '.join(_FORMS)}", "name one of these")
 
 
 def write_difference(difference: TraceDifference, path: Path, force: bool) -> None:
-    """Write all rows as JSON, or those that differ as a table of Markdown."""
+    """Write all rows as JSON, or those that differ as Markdown."""
     with whole_file(path, force) as file:
         file.writelines(f"{line}\n".encode("utf-8", "replace") for line in _FORMS[path.suffix](difference))
 
 
 def values_text(row: Row) -> str:
-    """What changed of a row's values, in words."""
+    """Return what changed in a row's values, in words."""
     return ", ".join(
         f"tensor {place} {name} {_number(one)} → {_number(other)}" for place, name, one, other in row.values
     )
@@ -347,7 +341,7 @@ def _as_markdown(difference: TraceDifference) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    """Text that a trace holds, as a cell that it cannot leave."""
+    """Return text of a trace escaped for a Markdown cell."""
     text = printable(value if isinstance(value, str) else json.dumps(value, default=str))
     return text.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 

@@ -1,4 +1,4 @@
-"""One side of a comparison: what one or several traces call and how long it takes, kept in a small file by day."""
+"""One side of a comparison: the calls and times of one or several traces, also kept in a small file per day."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
 
 STEP, TRACE, CALL = "step", "trace", "call"
-"""What calls are counted by: steps where all traces tell them, else traces where there is one a side, else calls."""
+"""What calls are counted by: steps if all traces have them, else traces if there is one on each side, else calls."""
 
 
 @dataclass(slots=True)
 class Cases:
-    """Calls of one side that have the same key.
+    """Calls of one side with the same key.
 
     Attributes
     ----------
-    time_ns : of all, where each counts with the median of its signature
-    models : of the first signature, its tensors with their value models
+    time_ns : of all; each counts with the median of its signature
+    models : tensors of the first signature with their value models
     """
 
     op: str = ""
@@ -47,18 +47,18 @@ class Cases:
 
     @property
     def median_us(self) -> float | None:
-        """Of a call; of several signatures, that of the one with most calls."""
+        """Median time of a call, of the signature with most calls."""
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
 
 
 @dataclass(slots=True)
 class Side:
-    """What traces call, taken together one by one: none of them is kept.
+    """Sums over traces that are added one by one.
 
     Attributes
     ----------
-    header : of the first
-    steps : of all; None where one does not tell its own
+    header : of the first trace
+    steps : of all; None if a trace does not record its steps
     """
 
     cases: dict[str, Cases] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Side:
     steps: int | None = 0
 
     def add(self, trace: Trace) -> None:
-        """Count a trace in."""
+        """Add a trace."""
         calls = trace.own_distinct_calls
         counts = calls.groupby("signature")[COUNT].sum()
         medians = quantiles(calls["time_ns"], calls["signature"], calls[COUNT])
@@ -94,7 +94,7 @@ class Side:
         self.time_ns += float(totals.sum())
 
     def include(self, other: Side) -> None:
-        """Count in what another side has, without its models."""
+        """Add another side, without its models."""
         for key, cases in other.cases.items():
             own = self.cases.setdefault(key, Cases(cases.op, cases.call))
             own.count += cases.count
@@ -108,19 +108,19 @@ class Side:
         self.time_ns += other.time_ns
 
     def units(self, unit: str) -> float:
-        """How many steps, traces or calls there are."""
+        """Return the number of steps, traces or calls."""
         return max(1, {STEP: self.steps or 0, TRACE: self.traces, CALL: self.calls}[unit])
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """What calls of two sides are counted by."""
+    """Return what calls of two sides are counted by."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
 
 
 def _steps(trace: Trace) -> int:
-    """The steps that a trace says it has; 0 where it says nothing."""
+    """Return the number of recorded steps, 0 if unknown."""
     steps = trace.header.get("steps")
     if type(steps) is int:
         return max(steps, 0)
@@ -135,7 +135,7 @@ def _steps(trace: Trace) -> int:
 
 
 def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """By signature, the settings of its first call."""
+    """Return by signature the settings of its first call."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     first = trace.own_distinct_calls.drop_duplicates("signature")
     pairs = zip(first["signature"].tolist(), first["scope"].tolist(), strict=True)
@@ -150,11 +150,11 @@ def _models(signature: Signature, values: Mapping[int, ValueModel]) -> Iterator[
 SUFFIX = ".shapes.json"
 VERSION = 1
 MOST_BYTES = 32 << 20
-"""A hundred thousand signatures, of which each byte takes twenty in memory."""
+"""Bound of a day's file: a hundred thousand signatures; each byte takes twenty in memory."""
 
 
 def write_day(side: Side, path: Path) -> None:
-    """Write a side, in the place of what is there."""
+    """Write a side, replacing the file."""
     form = {
         "opgrip_shapes": VERSION,
         "header": side.header,
@@ -177,12 +177,7 @@ def write_day(side: Side, path: Path) -> None:
 
 
 def read_day(path: Path) -> Side:
-    """The side that `write_day` wrote.
-
-    Raises
-    ------
-    UserError : for another file, or one that somebody has damaged
-    """
+    """Read a side; raise `UserError` for another or a damaged file."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise FormatError("it is too large")
@@ -217,12 +212,7 @@ PATTERN = "*?["
 
 
 def paths_of(side: Path) -> list[Path]:
-    """The traces of a side, in the order of their names.
-
-    Raises
-    ------
-    UserError : for a folder or pattern of none
-    """
+    """Return the traces of a side by name; raise `UserError` if there are none."""
     # a folder can be what another tool wrote
     if side.is_dir() and format_of(side) is None:
         paths = sorted(path for path in side.iterdir() if path.name.endswith(SUFFIXES))
@@ -238,7 +228,7 @@ def paths_of(side: Path) -> list[Path]:
 
 
 def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
-    """What traces have together; they are read one after the other, and none is kept."""
+    """Return the sums over traces, which are read one after the other."""
     side = Side()
     for path in paths:
         if path.name.endswith(SUFFIX):
@@ -249,13 +239,13 @@ def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
 
 
 MOST = 400
-"""Characters of a call's arguments."""
+"""Bound of the characters of a call's arguments."""
 MOST_LEAVES = 60
-"""Arguments of a call that are written one by one."""
+"""Bound of the arguments that are written one by one."""
 
 
 def outline(value: Any) -> str:
-    """Arguments in short: `(float32[2,3], 1, [2, 2])`."""
+    """Return arguments in short: `(float32[2,3], 1, [2, 2])`."""
     many = sum(1 for _ in islice(leaves(value), MOST_LEAVES + 1)) > MOST_LEAVES
     return shortened(_short(value) if not many else _first_leaves(value), MOST)
 
@@ -285,6 +275,6 @@ def _short(value: Any) -> str:
 
 
 def call_outline(signature: Signature) -> str:
-    """A signature in short: `aten.mul.Tensor(float32[2,3], 2.5)`."""
+    """Return a signature in short: `aten.mul.Tensor(float32[2,3], 2.5)`."""
     words = [f"{name}={outline(value)}" for name, value in signature.kwargs.items()]
     return f"{signature.op}({shortened(', '.join([*map(outline, signature.args), *words]), MOST)})"

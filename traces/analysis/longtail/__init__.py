@@ -1,4 +1,4 @@
-"""Long-tail functions: Python functions that break into many small operators."""
+"""Long-tail functions: Python functions that consist of many small operators."""
 
 from opgrip.traces.analysis.longtail.function_times import CaptureCost
 from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction, find_longtail

@@ -1,4 +1,4 @@
-"""The command that grips a function: the program of its trace, run again."""
+"""Command that grips a function: the program of its trace, run again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 ALONE = ("-f", "--force", "--find-longtail")
 VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes")
-"""Options of the recorded command that are of its trace: without a value, and with one."""
+"""Options of the recorded command that concern its trace: without and with a value."""
 
 
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
-    """What `--grip` calls a function, by the file and the qualified name that a trace has: `module:qualname`."""
+    """Return the pattern `module:qualname` of a function for `--grip`."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
     if is_script(file, header):
         module = "__main__"
@@ -21,13 +21,13 @@ def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
 
 
 def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    """`opcapture` as it was run for a trace, or of the script that was, with `--grip` and the pattern."""
+    """Return the `opcapture` command of a trace, or for the script that recorded it, with `--grip` and the pattern."""
     own, program = _parts(header)
     return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
 
 
 def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The options of `opcapture` in a trace's command, and the script with its arguments."""
+    """Return the options of `opcapture` in a trace's command, and the script with its arguments."""
     command = header.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
     if not words or words[0] != "opcapture":
@@ -37,7 +37,7 @@ def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def is_script(file: str, header: Mapping[str, Any]) -> bool:
-    """Whether a file is what the trace's command runs, which Python knows as `__main__`."""
+    """Return True if a file is what the trace's command runs, which is `__main__` for Python."""
     own, program = _parts(header)
     match program:
         case ["-m", module, *_]:
@@ -49,7 +49,7 @@ def is_script(file: str, header: Mapping[str, Any]) -> bool:
 
 
 def _run_options(options: Sequence[str]) -> list[str]:
-    """The options that say what runs."""
+    """Return the options that say what to run."""
     run_options: list[str] = []
     pending = iter(options)
     for word in pending:

@@ -1,13 +1,14 @@
-"""The time of operators and between two of them, without what the capture and the system did there.
+"""Time of operators and between operators, without what the capture and the system did there.
 
-Recording a call that was met before costs some microseconds, which `CaptureCost` tells. Recording one that was not (its
-arguments are described, values fitted) takes many times as long, and falls into the time between two calls. So does
-looking again at the values of some later calls. What happens again and again is therefore taken to last as long as it
-typically does; calls that are marked as perturbed by such work, and what is before them, tell nothing of that where
-there are others.
+Recording a known call costs some microseconds, which `CaptureCost` holds. Recording a new one (describing arguments,
+fitting
+values) takes many times as long, in the time between two calls; so does looking again at the values of some later
+calls.
+Repeated steps are therefore assumed to take their typical time, and calls that are marked as perturbed, and gaps before
+them,
+do not count if there are others.
 
-A call that worked on an accelerator counts with the time that it kept that busy, and the time on the host beside it not
-at all: the host runs ahead there.
+A call on an accelerator counts with its device time only, since the host runs ahead.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ Gaps: TypeAlias = NDArray[np.int64 | np.uint32]
 LONGEST_NS = (1 << 32) - 1
 
 FEWEST = 20
-"""Gaps without a call that was new, from which on their typical one stands for those never seen without one."""
+"""Minimal number of clean gaps whose typical time is used for steps without any."""
 SETTLED = 8
-"""Calls of a signature after which the capture looks at its values but rarely."""
+"""Calls of a signature after which the capture rarely looks at its values."""
 LOW = 0.25
-"""Quantile of times that is typical: what the capture and the system did in some of them only makes those longer."""
+"""Quantile that counts as typical: capture and system only make times longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCost:
-    """What recording one call adds to its own time and to the time before the next call, in ns."""
+    """What recording adds to a call and to the gap before the next one, in ns."""
 
     operator_ns: float = 0.0
     between_ns: float = 0.0
@@ -49,15 +50,15 @@ class CaptureCost:
 
 @dataclass(slots=True)
 class FunctionTimes:
-    """What is known of the time that a trace's calls took, in ns.
+    """Times of a trace's calls, in ns.
 
     Attributes
     ----------
-    cost : of the capture, taken off
+    cost : of the capture, subtracted
     calls : by signature and scope, the typical time of a call on the host
     device_calls : the same on an accelerator
-    clean : by step, a typical gap in which the capture had nothing new to record
-    typical : stands for those gaps of which none is known
+    clean : by step, a typical gap in which the capture recorded nothing new
+    typical : for gaps without a clean one
     """
 
     cost: CaptureCost
@@ -67,21 +68,21 @@ class FunctionTimes:
     typical: int
 
     def between_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Time between two calls of a run that follow each other, of those that worked on the host."""
+        """Return the host time between consecutive calls of a run."""
         if before.device_ns is not None or after.device_ns is not None:
             return 0.0
         return self.gap_ns(before, after)
 
     def operator_ns(self, call: MadeCall) -> float:
-        """Time in a call, on the device where it has one there."""
+        """Return the time of a call, on the device if it has one there."""
         return self.host_ns(call) if call.device_ns is None else self._on_device(call)
 
     def host_ns(self, call: MadeCall) -> float:
-        """The host's time in a call, launches included."""
+        """Return the host time of a call, launch included."""
         return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
 
     def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """The host's time from a call to the next one of its run."""
+        """Return the host time from a call to the next one of its run."""
         typical_ns = self.clean.get(step_of(before, after), self.typical)
         return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
 
@@ -90,11 +91,11 @@ class FunctionTimes:
 
 
 def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:
-    """What all runs of a trace tell.
+    """Return the times of a trace.
 
     Parameters
     ----------
-    looked_at : signatures of which the capture looked at the values of later calls
+    looked_at : signatures with later calls whose values the capture looked at
     """
     distinct = calls.distinct()
     # those that were not perturbed; all, where all were
@@ -111,7 +112,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
 
 
 def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
-    """The calls of a thread that follow each other in a run."""
+    """Yield consecutive calls of a thread in one run."""
     before: MadeCall | None = None
     for _, call, begins in in_runs(calls):
         if before is not None and not begins:
@@ -120,11 +121,11 @@ def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCal
 
 
 class _Gaps:
-    """Gaps within runs, as far as they tell what the program itself took: sorted by what was done in them.
+    """Gaps within runs by what happened in them.
 
     Attributes
     ----------
-    clean : by step, the gaps in which the capture had nothing to do but to record a call that was met before
+    clean : by step, gaps in which the capture only recorded a known call
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
@@ -138,7 +139,7 @@ class _Gaps:
         self._clean_count = 0
 
     def note(self, before: MadeCall, after: MadeCall) -> None:
-        """Take note of two calls that follow each other in a run."""
+        """Add two consecutive calls of a run."""
         gap_ns = gap(before, after)
         pair = (before.signature, before.scope, after.signature, after.scope)
         new = pair not in self._earlier_pairs or any(
@@ -155,14 +156,14 @@ class _Gaps:
                 self._quiet.append(gap_ns)
 
     def typical(self) -> Gaps:
-        """The gaps that stand for those of which no clean one is known."""
+        """Return the gap for steps without a clean one."""
         if self._clean_count < FEWEST:
             return np.array(self._quiet or self._all)
         return np.concatenate([np.asarray(items) for items in self.clean.values()])
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """By signature and scope, the low quantile of a time of distinct calls."""
+    """Return by signature and scope the low quantile of a time of distinct calls."""
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
@@ -172,17 +173,16 @@ def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], flo
 
 
 def gap(before: MadeCall, after: MadeCall) -> int:
-    """Time from the end of a call to the start of the next, in ns."""
+    """Return the time from the end of a call to the start of the next, in ns."""
     return max(0, after.start_ns - before.start_ns - before.duration_ns)
 
 
 def step_of(before: MadeCall, after: MadeCall) -> Step:
-    """What a gap is between."""
     return (before.scope, before.operation.op, after.scope, after.operation.op)
 
 
 def _low(times: Gaps) -> float:
-    """The low quantile of times, whose order it changes: there are as many as calls."""
+    """Return the low quantile, reordering the times."""
     if not len(times):
         return 0
     place = int(LOW * len(times))

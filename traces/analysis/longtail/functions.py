@@ -1,4 +1,4 @@
-"""Long-tail functions of traces, how often they were called, and what one kernel in their place could save at most."""
+"""Long-tail functions of traces: how often they are called, and what one kernel for each could save at most."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from opgrip.traces.table.trace import Trace
 
 @dataclass(slots=True)
 class _Open:
-    """A call of a function that goes on.
+    """An unfinished call of a function.
 
     Attributes
     ----------
     line, op : of its first operator
-    moved : whether its last operator was on another line
+    moved : True if its last operator was on another line
     last : place of its last operator among those of the thread
     """
 
@@ -43,12 +43,15 @@ class _Open:
 
 
 class Invocations:
-    """By function, how often one thread called it.
+    """Counts how often one thread called each function.
 
-    A trace holds operators, not calls of Python functions. A new call of a function is taken to begin where its first
-    operator comes again: the same operator on the same line, after one on another line or after other functions' calls.
-    So does one where a line before the first comes, after other functions' calls. A loop around the whole body thus
-    counts its rounds. Backward passes begin no call; a function that has nothing else counts as called once.
+    A trace holds operators, not calls of Python functions. A new call is assumed to begin when its first operator
+    occurs again:
+    the same operator on the same line, after one on another line or after calls of other functions; or on an earlier
+    line, after
+    calls of other functions. So a loop around the whole body counts its iterations. Backward passes begin no call; a
+    function
+    that has nothing else counts as called once.
     """
 
     def __init__(self) -> None:
@@ -57,7 +60,7 @@ class Invocations:
         self._index = -1
 
     def note(self, call: MadeCall) -> None:
-        """Take note of the thread's next call."""
+        """Add the thread's next call."""
         self._index += 1
         if call.place is None:
             return
@@ -82,28 +85,28 @@ def _begins(open_call: _Open, call: MadeCall, index: int) -> bool:
 
 
 FEWEST_LAUNCHES = 3
-"""Operators a call, backward pass included, from which on a function counts as long tail."""
+"""Minimal operators for each call, backward pass included, of a long-tail function."""
 NOTHING = CaptureCost()
 DENSE_SHARE = 0.5
-"""Of a function's time in operators, in those with dense kernels, above which it does not."""
+"""Maximal share of a long-tail function's operator time in dense kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongTailFunction:
-    """A function that breaks into many small operators, over all traces.
+    """A function that consists of many small operators, over all traces.
 
     Attributes
     ----------
-    pattern : what `--grip` calls it
-    calls : how often it was called, as told by the lines of its operators: see `Invocations`
-    launches, backward_launches : operators that it and its backward pass called, in all
-    operator_ns : time in these, of the device for those that worked on one
-    between_ns : time between two of them that follow each other on the host, backward pass included
-    host_ns : the host's time in all of them, launches included, and between them
-    backward_ns : of both, what was in backward passes
+    pattern : for `--grip`
+    calls : estimated from the lines of its operators: see `Invocations`
+    launches, backward_launches : operators that it and its backward pass called, in total
+    operator_ns : time in these, by device for those that worked on one
+    between_ns : host time between consecutive ones, backward pass included
+    host_ns : host time in all of them, launches included, and between them
+    backward_ns : share of both in backward passes
     bytes : in and out of the function: see `Traffic`
-    fused_ns : time in which these bytes can be read and written
-    traces : how many traces have calls of it
+    fused_ns : time to read and write these bytes
+    traces : number of traces with calls of it
     command : runs the program again and grips it
     """
 
@@ -124,27 +127,27 @@ class LongTailFunction:
 
     @property
     def wall_ns(self) -> float:
-        """All the time from its first operators to its last, without that of functions that it calls."""
+        """Time from its operators' first to last, without functions that it calls."""
         return self.operator_ns + self.between_ns
 
     @property
     def saving_ns(self) -> float:
-        """What one kernel in its place saves at most."""
+        """Upper bound of what one kernel in its place saves."""
         return max(0.0, self.wall_ns - self.fused_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class LongTail:
-    """What traces tell of long-tail functions.
+    """Long-tail functions of traces.
 
     Attributes
     ----------
-    functions : those that are, by falling saving
-    traces, launches : how many
+    functions : by falling saving
+    traces, launches : numbers of them
     wall_ns : time of all functions that made calls, long tail or not
-    bandwidths : bytes a second that `fused_ns` was worked out from, those of all traces
-    device_launches : of the launches, those with a time on a device
-    omitted : functions that are not worth gripping, by their patterns, and why; they are not among the others
+    bandwidths : bytes per second from which `fused_ns` was computed, over all traces
+    device_launches : launches with a time on a device
+    omitted : pattern and reason of functions that are not worth gripping
     """
 
     functions: list[LongTailFunction]
@@ -158,7 +161,7 @@ class LongTail:
 
 @dataclass(slots=True)
 class _Sum:
-    """What adds up of one function."""
+    """Sums of one function."""
 
     calls: int = 0
     launches: int = 0
@@ -183,13 +186,13 @@ class _Sum:
 def find_longtail(
     traces: Iterable[Trace], bandwidth: Callable[[Trace], float], cost: CaptureCost = NOTHING
 ) -> LongTail:
-    """The functions whose operators are at least three a call, and spend no more than half of their time in dense ones.
+    """Return functions with at least three operators for each call that spend at most half of their time in dense ones.
 
     Parameters
     ----------
-    traces : looked at one after the other; the numbers of a function add up over all
-    bandwidth : of the memory that a trace was made on, in bytes a second read and written
-    cost : of the capture, which is taken off
+    traces : read one after the other
+    bandwidth : of the memory that a trace was made on, in bytes per second
+    cost : of the capture, which is subtracted
     """
     sums: dict[Function, _Sum] = {}
     launches: list[int] = []
@@ -211,7 +214,7 @@ def find_longtail(
 
 @dataclass(slots=True)
 class _Counts:
-    """How many calls a trace has, and how many of them have a time on a device."""
+    """Calls of a trace, and those with a time on a device."""
 
     calls: int = 0
     device_calls: int = 0
@@ -219,7 +222,7 @@ class _Counts:
 
 @dataclass(slots=True)
 class _Run:
-    """What adds up of one run of calls."""
+    """Sums of one run of calls."""
 
     function: Function
     is_backward: bool
@@ -232,7 +235,7 @@ class _Run:
     borders: Borders = field(default_factory=Borders)
 
     def add(self, call: MadeCall, before: MadeCall | None, times: FunctionTimes) -> None:
-        """Add a call, which follows another one."""
+        """Add a call that follows another one."""
         self.launches += 1
         operator_ns = times.operator_ns(call)
         self.operator_ns += operator_ns
@@ -244,7 +247,7 @@ class _Run:
 
 
 def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> _Counts:
-    """Add a trace's calls to what is known of each function."""
+    """Add a trace's calls to the sums of each function."""
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     calls = MadeCalls(trace, operations)
     traffic = Traffic()
@@ -275,7 +278,7 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
 
 
 def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocations, spans: Spans) -> Iterator[MadeCall]:
-    """The calls of a thread, while they are counted."""
+    """Yield the calls of a thread while counting them."""
     for call in calls:
         counts.calls += 1
         counts.device_calls += call.device_ns is not None
@@ -285,7 +288,7 @@ def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocation
 
 
 def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> Iterator[_Run]:
-    """The runs of a thread's calls, each without its calls, of which it can have millions."""
+    """Yield the sums of a thread's runs; a run can have millions of calls."""
     run: _Run | None = None
     before: MadeCall | None = None
     for place, call, begins in in_runs(calls):

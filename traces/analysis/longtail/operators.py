@@ -1,4 +1,4 @@
-"""What is asked of a signature: its tensors and their bytes, whether it moves any, whether its kernel is dense."""
+"""Facts of a signature for long-tail analysis: bytes of its tensors, whether it moves data, whether it is dense."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DENSE_PARTS = (
     *("batch_norm", "layer_norm", "group_norm", "rms_norm"),
     *("max_pool", "avg_pool", "upsample_", "grid_sampler"),
 )
-"""What stands in the names of other operators with kernels for much work, those of their backward passes included."""
+"""Parts of the names of other operators with kernels for much work, backward ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,13 @@ class Operation:
 
     Attributes
     ----------
-    argument_bytes, result_bytes : of each tensor among arguments or results; elements that a stride of 0 repeats count
-        once
-    writes : whether it may write into each of the arguments
-    shapes : what tells apart two arguments in the same memory
+    argument_bytes, result_bytes : of each tensor; elements that a stride of 0 repeats count once
+    writes : for each argument, whether it may be written
+    shapes : distinguishes arguments in the same memory
     extents : bytes of each argument from the start of its memory to its end
-    moves : whether it reads or writes elements; a view does not
-    dense : whether it has a kernel of its own for much work: see `is_dense`
-    exchanges : whether it works with other processes, or waits for them, in whose time no kernel can do anything
+    moves : True if it reads or writes elements; a view does not
+    dense : see `is_dense`
+    exchanges : True if it works with other processes or waits for them, which no kernel can speed up
     """
 
     op: str
@@ -51,7 +50,7 @@ class Operation:
 
 
 def operation_of(signature: Signature) -> Operation:
-    """What follows from a signature."""
+    """Return the facts of a signature."""
     interface = interface_of(signature)
     takes = interface.takes
     return Operation(
@@ -69,8 +68,11 @@ def operation_of(signature: Signature) -> Operation:
 
 
 def is_dense(signature: Signature) -> bool:
-    """Whether a call is one kernel that does much work: a convolution, a matrix product, attention, a recurrent layer,
-    normalization, pooling, resampling, a lookup in an embedding, a function of an extension, a compiled region.
+    """Return True for one kernel that does much work.
+
+    Convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling, embedding lookups,
+    functions
+    of extensions and compiled regions.
     """
     if signature.kind != OPERATOR:
         return True
@@ -79,7 +81,7 @@ def is_dense(signature: Signature) -> bool:
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Bytes of a tensor's elements."""
+    """Return the bytes of a tensor's elements."""
     if spec.stride is None:
         return sum(map(bytes_of, spec.parts))
     sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if step or not size)
@@ -87,7 +89,7 @@ def bytes_of(spec: TensorSpec) -> int:
 
 
 def _is_view(signature: Signature) -> bool:
-    """Whether a call gives its argument's memory under another shape, or the argument itself, and writes nothing."""
+    """Return True if a call returns its argument or a view of it, and writes nothing."""
     schema = schema_of(signature)
     if schema is None or any(written(signature)):
         return False

@@ -1,4 +1,4 @@
-"""The calls of a trace by thread with the function that made each, and functions that are not worth gripping."""
+"""Calls of a trace by thread with the function that made each, and functions that are not worth gripping."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LOCALS = ".<locals>."
 BACKWARD = "backward"
 
 KEPT_CALLS = 1 << 19
-"""Calls of a trace that are kept, some 500 bytes each; those of a longer one are made as often as they are needed."""
+"""Calls of a trace that are kept, some 500 bytes each; those of a longer one are created when needed."""
 
 Thread: TypeAlias = tuple[int, int]
-"""Codes of the process and the thread in a trace's table."""
+"""Codes of process and thread in a trace's table."""
 Function: TypeAlias = tuple[str, str]
-"""File and name of a function; empty for what no function of the program did."""
+"""File and name of a function; empty outside the program's functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,12 @@ class MadeCall:
     Attributes
     ----------
     number : in the trace's table
-    place : the function; None for calls that no function of the program made, and for those with other processes
+    place : the function; None outside functions of the program, and for exchanges with other processes
     module : path of the module that it worked for
-    duration_ns : on the host
-    host_ns : the same, of a call that the capture perturbed as the trace has it
-    perturbed : whether the capture's own work ran right before it, or within it
-    device_ns : how long it kept an accelerator busy; None for a call on the host alone
-    takes, gives : memory of each tensor among its arguments and results
+    duration_ns, host_ns : on the host; `host_ns` of a perturbed call is as the trace has it
+    perturbed : True if the capture's own work ran right before or within it
+    device_ns : time that it kept an accelerator busy; None on the host only
+    takes, gives : memory of each argument and result
     """
 
     number: int
@@ -63,7 +62,7 @@ class MadeCall:
 
 
 class MadeCalls:
-    """The calls that a trace's program made itself; those of a long trace are made whenever they are gone through."""
+    """The calls that a trace's program made itself; those of a long trace are created at each iteration."""
 
     def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
         self._trace = trace
@@ -74,17 +73,17 @@ class MadeCalls:
         self.threads: list[Thread] = list(dict.fromkeys(thread for thread, _ in self._made()))
 
     def __iter__(self) -> Iterator[MadeCall]:
-        """All, in the order in which they started."""
+        """Yield all calls in start order."""
         return (call for _, call in self._made())
 
     def of(self, thread: Thread) -> Iterator[MadeCall]:
-        """Those of a thread, in their order."""
+        """Yield the calls of a thread in order."""
         if self._kept is not None:
             return iter(self._kept_of.get(thread, ()))
         return (call for own, call in self._made(thread) if own == thread)
 
     def distinct(self) -> pd.DataFrame:
-        """Those of `Trace.distinct_calls` that are made at a place."""
+        """Return `Trace.distinct_calls` inside functions."""
         calls = _own(self._trace.distinct_calls)
         return calls[calls["signature"].isin(list(self._operations)) & calls["scope"].isin(list(self._places))]
 
@@ -137,14 +136,14 @@ def _own(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(trace: Trace) -> dict[int, TimelinePlace]:
-    """By number of a scope, the function; of a backward pass, that whose calls caused it."""
+    """Return the function of each scope; of a backward pass, that of the forward calls."""
     origin = origins(trace)
     place_by_scope = {scope.number: _function(origin[scope.number], scope.phase) for scope in trace.scopes}
     return {number: place for number, place in place_by_scope.items() if place is not None}
 
 
 def _function(scope: Scope, phase: str) -> TimelinePlace | None:
-    """The function that made a scope's calls. Comprehensions and lambdas are part of the function that they are in."""
+    """Return the function of a scope; comprehensions and lambdas belong to the one around them."""
     file, name = scope.file, scope.function
     within = 0
     while name.endswith(">") and LOCALS in name:
@@ -156,26 +155,26 @@ def _function(scope: Scope, phase: str) -> TimelinePlace | None:
 
 
 def function_of(call: MadeCall) -> Function:
-    """The function that made a call."""
     return (call.place.file, call.place.name) if call.place is not None else ("", "")
 
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 INITIALIZERS = ("reset_parameters", "init_weights", "_init_weights")
 LOADING = re.compile(r"(Dataset|Loader)\w*\.|collate", re.IGNORECASE)
-"""Names of functions that load data."""
+"""Functions that load data."""
 WHOLE, OWN = 0.8, 0.5
 """A function that is called once contains the program if it lasts for this share of it, and makes at most this share of
-its calls itself."""
+its calls itself.
+"""
 
 
 @dataclass(slots=True)
 class _Span:
-    """When a function's calls began and ended, and how many there were.
+    """First start, last end and number of a function's calls.
 
     Attributes
     ----------
-    last_forward_ns : start of its last call outside of a backward pass, -1 if there is none
+    last_forward_ns : start of its last call outside a backward pass, or -1
     """
 
     first_ns: int
@@ -185,14 +184,14 @@ class _Span:
 
 
 class Spans:
-    """When the functions of a thread ran, from the first of their operators to the last."""
+    """When the functions of a thread ran, from their first operator to the last."""
 
     def __init__(self) -> None:
         self._spans: dict[Function, _Span] = {}
         self._first_backward_ns: int | None = None
 
     def note(self, call: MadeCall) -> None:
-        """Take note of the thread's next call."""
+        """Add the thread's next call."""
         end = call.start_ns + call.duration_ns
         span = self._spans.setdefault(function_of(call), _Span(call.start_ns, end))
         span.first_ns, span.last_ns = min(span.first_ns, call.start_ns), max(span.last_ns, end)

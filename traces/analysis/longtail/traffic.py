@@ -1,4 +1,4 @@
-"""The bytes that one kernel in place of a function's operators would still have to read and write."""
+"""Memory traffic that one kernel in place of a function's operators would still cause."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from opgrip.traces.analysis.longtail.thread_calls import Function, MadeCall, fun
 from opgrip.traces.schema.records import NO_STORAGE
 
 IS_USED_ELSEWHERE, IS_READ = 1, 2
-"""Whether another function takes memory, and whether anything reads it."""
+"""Flags of memory: another function takes it; something reads it."""
 USES = 4
-"""What is known of memory is one number: that of the function that made it, times this, and its uses."""
+"""Memory has one number: that of the function that made it, times this, plus its flags."""
 
 
 class Traffic:
-    """Where memory comes from and goes to in a whole trace."""
+    """Where the memory of a whole trace comes from and goes to."""
 
     def __init__(self) -> None:
         self._numbers: dict[Function, int] = {}
         self._memory = MemoryNumbers()
 
     def note(self, calls: Iterable[MadeCall]) -> None:
-        """Take note of a trace's calls, in the order in which they started."""
+        """Add a trace's calls in start order."""
         for call in calls:
             function = self._number_of(call)
             for storage, writes in zip(call.takes, call.operation.writes, strict=False):
@@ -43,10 +43,11 @@ class Traffic:
         return self._numbers.setdefault(function_of(call), len(self._numbers))
 
     def cross(self, call: MadeCall, borders: Borders) -> None:
-        """Add what a call of a run brings into it and takes out of it.
+        """Add the bytes that a call of a run moves into and out of it.
 
-        What the function itself made, in whichever phase, can stay in a kernel. What others made is read once; what
-        others take later, or nothing that was recorded reads, is written once; so is what was there before.
+        What the function itself made, in any phase, can stay in a kernel. What others made is read once; what others
+        take later, or
+        nothing recorded reads, is written once; and so is what existed before.
         """
         borders.pass_by(call)
         operation = call.operation
@@ -70,12 +71,12 @@ class Traffic:
 
 @dataclass(slots=True)
 class Borders:
-    """What crosses the border of a run: by memory, bytes of each tensor read, how far these reach, bytes written.
+    """Bytes that enter and leave a run: by memory, bytes read of each tensor, their extent, bytes written.
 
     Attributes
     ----------
-    has_dataflow : whether any call of the run tells of its memory
-    first, last : of the calls that move data, the bytes that the first takes and that the last gives
+    has_dataflow : True if a call of the run records its memory
+    first, last : bytes that the first call with data takes, and that the last one gives
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class Borders:
     last: int = 0
 
     def pass_by(self, call: MadeCall) -> None:
-        """Take note of the run's next call."""
+        """Add the run's next call."""
         if any(storage != NO_STORAGE for storage in (*call.takes, *call.gives)):
             self.has_dataflow = True
         if call.operation.moves:
@@ -95,17 +96,17 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Bytes of a tensor come in; those of others in the same memory may be the same."""
+        """Add bytes read; those of other tensors in the same memory may be the same ones."""
         self.reads.setdefault(storage, {})[shape] = size
         self.extents[storage] = max(self.extents.get(storage, 0), extent)
 
     def write(self, storage: int, size: int) -> None:
-        """Bytes go out."""
+        """Add bytes written."""
         self.writes[storage] = max(self.writes.get(storage, 0), size)
 
     @property
     def bytes(self) -> int:
-        """Of all; two views of the same memory may overlap. Without dataflow, the two ends are all that is sure."""
+        """All bytes; views of the same memory may overlap. Without dataflow, only those at both ends."""
         if not self.has_dataflow:
             return (self.first or 0) + self.last
         inwards = sum(min(sum(sizes.values()), self.extents[storage]) for storage, sizes in self.reads.items())

@@ -1,9 +1,10 @@
-"""Align the clocks of ranks by the collectives in their traces.
+"""Clocks of ranks aligned by their collectives, which are matched between traces.
 
-Nobody leaves a collective before all have come. So each collective says of two clocks that what ended on one ended
-after what began on the other, and the other way round, and all of them together leave a span of offsets that are
-possible. Within it, the offset is the one by which most ends agree, since a collective ends for all at about the same
-time.
+Nobody leaves a collective before all have come. So each one bounds the offset of two clocks from both sides, and all
+together
+leave a range of possible offsets. Within it, the offset is chosen by which most ends agree, since a collective ends for
+all at
+about the same time.
 """
 
 from __future__ import annotations
@@ -26,20 +27,19 @@ from opgrip.traces.schema.records import Signature
 
 Integers = NDArray[np.int64]
 FEWEST = 3
-"""Collectives that two clocks are compared by."""
+"""Collectives needed to compare two clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How one process's clock stands to that of the whole.
+    """Clock of one process relative to the merged trace.
 
     Attributes
     ----------
-    offset_ns : what is added to its times beyond what the starts of the captures tell; 0 where clocks agree within the
-        noise
-    measured_ns : what the ends of collectives tell, before that is decided; None where they tell nothing
-    spread_ns : between the tenth and the ninetieth percentile of what single collectives tell
-    collectives : by how many it was compared
+    offset_ns : correction beyond the start times of the captures; 0 if clocks agree within the noise
+    measured_ns : what the ends of collectives suggest, or None
+    spread_ns : between the 10th and 90th percentile of single collectives
+    collectives : number of compared ones
     """
 
     offset_ns: int = 0
@@ -48,12 +48,12 @@ class Clock:
     collectives: int = 0
 
     def as_json(self) -> dict[str, int | None]:
-        """What the header of a merged trace says."""
+        """Return the form for the header of a merged trace."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
-    """The clock of each process, by that of the first that meets others; a chain of pairs where not all meet."""
+    """Return the clock of each process relative to the first that it meets, by a chain of pairs if not all meet."""
     clocks = [Clock() for _ in range(processes)]
     pairs = _Pairs(meetings)
     seen: set[int] = set()
@@ -75,7 +75,7 @@ def align(meetings: Meetings, processes: int) -> list[Clock]:
 
 
 def _chained(before: Clock, clock: Clock) -> Clock:
-    """A clock that was compared with one which has an offset itself."""
+    """Return a clock that was compared with one which has an offset itself."""
     assert clock.measured_ns is not None
     return Clock(
         before.offset_ns + clock.offset_ns, before.offset_ns + clock.measured_ns, clock.spread_ns, clock.collectives
@@ -83,7 +83,7 @@ def _chained(before: Clock, clock: Clock) -> Clock:
 
 
 class _Pairs:
-    """Compares clocks by the collectives that two processes have in common."""
+    """Compares clocks by collectives that two processes share."""
 
     def __init__(self, meetings: Meetings) -> None:
         symmetric = [kind not in (*FROM_ROOT, *TO_ROOT) for kind in meetings.kinds]
@@ -98,7 +98,7 @@ class _Pairs:
         self._members: Mapping[int, set[int]] = self._together(meetings, chosen)
 
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
-        """By process, those that it met: by the first collective of each group, which all its members take part in."""
+        """Return by process those that it met, from the first collective of each group."""
         members: dict[int, set[int]] = {process: set() for process in self._rows}
         pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
         for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
@@ -108,11 +108,10 @@ class _Pairs:
         return members
 
     def met_by(self, process: int) -> set[int]:
-        """The processes that one met in collectives."""
         return set(self._members.get(process, ()))
 
     def compare(self, process: int, other: int) -> Clock | None:
-        """What to add to the times of another process; None where they met too seldom."""
+        """Return the clock of another process; None if they met too rarely."""
         number, start, end, at_once = self._rows[process]
         number_2, start_2, end_2, at_once_2 = self._rows[other]
         common, place, place_2 = np.intersect1d(number, number_2, assume_unique=True, return_indices=True)
@@ -135,18 +134,18 @@ class _Pairs:
 
 
 MOST = 1 << 12
-"""Collectives of a group that clocks are compared by."""
+"""Collectives of a group that are compared."""
 
 
 def rank_of(header: Mapping[str, Any]) -> int | None:
-    """The rank of a process by its header; None where it had none, and for one that a rank forked."""
+    """Return the rank in a header; None without one, and for a process that a rank forked."""
     rank = header.get("rank")
     is_rank = type(rank) is int and 0 <= rank < 1 << 31 and "parent_pid" not in header
     return rank if is_rank else None
 
 
 def is_ambiguous(ranks: Sequence[int | None]) -> bool:
-    """Whether two processes are of one rank: their collectives are those of several programs."""
+    """Return True if two processes have one rank, and so belong to several programs."""
     numbers = [rank for rank in ranks if rank is not None]
     return len(set(numbers)) < len(numbers)
 
@@ -154,11 +153,11 @@ def is_ambiguous(ranks: Sequence[int | None]) -> bool:
 def measure_clocks(
     paths: Sequence[Path], headers: Sequence[Mapping[str, Any]], shifts: Sequence[int], unbounded: bool = False
 ) -> list[Clock]:
-    """The clock of each process, beyond what its shift puts right, in one pass over each trace.
+    """Return the clock of each process beyond its shift, reading each trace once.
 
     Parameters
     ----------
-    shifts : of each process, what is added to its times by the start of its capture, in ns
+    shifts : correction of each process by the start of its capture, in ns
     """
     events: dict[int, Events] = {}
     kinds = [SignatureKinds() for _ in paths]
@@ -183,7 +182,7 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """At most so many collectives of each group: every second one, or fourth and so on, so that ranks keep the same."""
+    """Return at most this many collectives of each group: every 2nd, 4th and so on, the same ones in all ranks."""
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)
@@ -194,7 +193,7 @@ def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
 
 
 def match_record(record: object, kinds: SignatureKinds, scan: Scan) -> None:
-    """Give a record of one rank's trace to a scan."""
+    """Add a record of one rank's trace to a scan."""
     if isinstance(record, Signature):
         kinds.add(record)
     elif isinstance(record, CallBlock):
@@ -202,7 +201,7 @@ def match_record(record: object, kinds: SignatureKinds, scan: Scan) -> None:
 
 
 def shifted(events: Events, shift_ns: int) -> Events:
-    """The same on another clock."""
+    """Return events on another clock."""
     names = ("start_ns", "launched_ns", "wait_ns", "end_ns")
     moved = {name: getattr(events, name) + shift_ns for name in names}
     for name in ("wait_ns", "end_ns"):
@@ -212,16 +211,15 @@ def shifted(events: Events, shift_ns: int) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """Takings part in collectives, a row each, sorted by collective; (N,) all.
+    """Participations in collectives, sorted by collective; (N,) arrays.
 
     Attributes
     ----------
-    first : where the rows of each collective begin, (M,)
-    process : whose row it is
+    first : first row of each collective, (M,)
     kind, group : numbers of names in `kinds` and `groups`
-    root : the process that is the root; -1 without one
-    signature, start_ns, launched_ns, wait_ns, end_ns : as `Events` has them
-    unmatched : takings part that no other rank's trace has
+    root : process that is the root, or -1
+    signature, start_ns, launched_ns, wait_ns, end_ns : as in `Events`
+    unmatched : participations that no other trace has
     """
 
     kinds: tuple[str, ...]
@@ -243,26 +241,27 @@ class Meetings:
 
     @property
     def number(self) -> Integers:
-        """Of each row, its collective's."""
+        """Number of each row's collective."""
         return np.repeat(np.arange(len(self.first)), self.sizes)
 
     @property
     def sizes(self) -> Integers:
-        """How many rows each collective has."""
+        """Number of rows of each collective."""
         return np.diff(np.append(self.first, len(self.process)))
 
 
 def match(
     events: Mapping[int, Events], collectives: Mapping[int, Mapping[int, Collective]], ranks: Sequence[int | None]
 ) -> Meetings:
-    """The collectives that at least two processes took part in.
+    """Return the collectives that at least two processes took part in.
 
-    They are matched by their group and their place among its collectives, which all members call in one order; those
-    whose kinds differ there are unmatched, with all that follow in that group.
+    They match by group and order in it, which is the same in all members; from the first one on whose kinds differ, a
+    group is
+    unmatched.
 
     Parameters
     ----------
-    events : of each process, in the clock of all
+    events : of each process, on a common clock
     collectives : of each process, by signature
     ranks : of each process in the whole program
     """
@@ -305,7 +304,7 @@ def match(
 
 
 def _agreeing(rows: Integers) -> NDArray[np.bool_]:
-    """Of rows by group and ordinal, those of collectives of several processes, up to where a group's kinds differ."""
+    """Return flags of the rows of shared collectives, up to where a group's kinds differ."""
     if not len(rows):
         return np.empty(0, dtype=np.bool_)
     kind, group, ordinal = rows[:, 1], rows[:, 2], rows[:, 4]
@@ -319,7 +318,7 @@ def _agreeing(rows: Integers) -> NDArray[np.bool_]:
 
 
 class _Numbers:
-    """Numbers for names, in the order in which they come."""
+    """Numbers for names in order of occurrence."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}

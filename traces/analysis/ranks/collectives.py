@@ -1,4 +1,4 @@
-"""The operators by which processes exchange tensors, and what their arguments and signatures say."""
+"""Operators by which processes exchange tensors: what their signatures say, and bandwidth as nccl-tests define it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL = "all_reduce", "reduce_scatt
 BROADCAST, REDUCE, GATHER, SCATTER = "broadcast", "reduce", "gather", "scatter"
 SEND, RECV, BARRIER = "send", "recv", "barrier"
 FROM_ROOT = (BROADCAST, SCATTER)
-"""Kinds in which the others wait for the root alone."""
+"""Kinds in which the others wait only for the root."""
 TO_ROOT = (REDUCE, GATHER)
-"""Kinds in which the root alone waits, for the others."""
+"""Kinds in which only the root waits."""
 MESSAGES = (SEND, RECV)
-"""Kinds that have two sides, and are no collectives of a group."""
+"""Kinds with two sides instead of a group."""
 
 FLAT, LISTS, OTHER = "flat", "lists", "other"
-"""How tensors stand for the members' parts: one tensor that all lie in, in their order; a list with a tensor for each
-member; in some way that is not replayed. Empty where they are no parts."""
+"""How tensors hold the members' parts: one tensor with all in order; a list with one for each; another way that is not
+replayed; empty for no parts.
+"""
 WAIT = "wait_tensor"
-"""The functional operator that waits for a collective's result."""
+"""The functional operator that waits for a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOp:
-    """How an operator says what it exchanges.
+    """How an operator states what it exchanges.
 
     Attributes
     ----------
-    count : of its first arguments hold tensors
-    form : how these stand for the members' parts
-    has_peer : whether an argument is the root, or the other side of a message
+    count : number of leading arguments that hold tensors
+    form : how these hold the members' parts
+    has_peer : True if an argument is the root, or the other side of a message
     """
 
     kind: str
@@ -81,52 +82,52 @@ _EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
     # as older versions of torch had it
     "c10d_functional": _FUNCTIONAL,
 }
-"""By the namespace and name of an operator."""
+"""By namespace and name of an operator."""
 
 
 def namespace_of(signature: Signature) -> str | None:
-    """The namespace of an operator on process groups; None for any other."""
+    """Return the namespace of an operator on process groups, or None."""
     namespace = signature.op.partition(".")[0]
     return namespace if namespace in _EXCHANGES else None
 
 
 def name_of(signature: Signature) -> str:
-    """The name of an operator, without namespace and overload."""
+    """Return the name without namespace and overload."""
     return signature.op.split(".")[1] if "." in signature.op else ""
 
 
 def exchange_of(signature: Signature) -> ExchangeOp | None:
-    """What a signature's operator exchanges; None for one that is not known to."""
+    """Return what a signature's operator exchanges, or None."""
     namespace = namespace_of(signature)
     return None if namespace is None else _EXCHANGES[namespace].get(name_of(signature))
 
 
 def is_functional(signature: Signature) -> bool:
-    """Whether an operator on process groups gives its result at once, and `wait_tensor` waits for it."""
+    """Return True if the operator returns at once and `wait_tensor` waits for its result."""
     return namespace_of(signature) != "c10d"
 
 
 def is_wait(signature: Signature) -> bool:
-    """Whether a call waits for a collective's result."""
+    """Return True for a call that waits for a collective."""
     return namespace_of(signature) is not None and name_of(signature) == WAIT
 
 
 def group_of(signature: Signature) -> GroupSpec | None:
-    """The group of a collective, where the trace tells it."""
+    """Return the group of a collective, or None if it was not recorded."""
     return next((leaf for leaf in leaves([signature.args, signature.kwargs]) if isinstance(leaf, GroupSpec)), None)
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """The root or the other side by its place in the group; None where there is none, or the trace does not tell."""
+    """Return the root or the other side by its place in the group, or None."""
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)
 
 
 def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
-    """Whether the program went on before a collective was done.
+    """Return True if the program went on before a collective was done.
 
-    A signature lacks arguments at their default, and older torch the argument: where nothing says it, it is so.
+    Signatures omit default arguments, and older torch lacks this one: the default is True.
     """
     others = (*signature.args[exchange.count :], *signature.kwargs.values())
     return next((leaf for leaf in others if type(leaf) is bool), True)
@@ -134,17 +135,15 @@ def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective, as one rank calls it.
+    """A collective as one rank calls it.
 
     Attributes
     ----------
     kind : `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `barrier`, `broadcast`, ...
-    group : name of the group
-    ranks : of its members in the whole program; empty where the trace does not tell
-    rank : the caller's among these; None where the trace does not tell
-    root : of those with one, in the whole program
-    waits : whether the program waits for the end right after the call
-    size_bytes : of the largest tensor list that it takes or gives
+    ranks : of its members in the whole program; empty if unknown
+    rank, root : in the whole program, or None
+    waits : True if the program waits for the end right after the call
+    size_bytes : of the largest list of tensors that it takes or gives
     """
 
     kind: str
@@ -157,7 +156,7 @@ class Collective:
 
 
 def collective_of(signature: Signature) -> Collective | None:
-    """The collective that a call of a signature takes part in; None for any other operator."""
+    """Return the collective of a signature, or None."""
     exchange = exchange_of(signature)
     if exchange is None or exchange.kind in MESSAGES:
         return None
@@ -180,7 +179,7 @@ def _size(signature: Signature) -> int:
 
 
 SEND_RECV = "send_recv"
-"""The two sides of a message from rank to rank, in a table of collectives."""
+"""Both sides of a message, in a table of collectives."""
 
 
 def _others(ranks: int) -> float:
@@ -203,16 +202,20 @@ WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """What algorithm bandwidth is multiplied by; 0 for a barrier, which moves nothing."""
+    """Return the ratio of bus to algorithm bandwidth; 0 for a barrier, which moves nothing.
+
+    Algorithm bandwidth is size over time; bus bandwidth compares with what a link can carry, for any number of ranks.
+    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
+    """
     factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)
     return 0.0 if factor is None else factor(ranks)
 
 
 def size_of(kind: str, member_bytes: int, ranks: int) -> int:
-    """The size that bandwidths refer to in bytes.
+    """Return the size in bytes that bandwidths refer to.
 
     Parameters
     ----------
-    member_bytes : of the part that each member gives or gets; of an all-to-all, of all that this rank sends
+    member_bytes : of the part of each member; of an all-to-all, of all that this rank sends
     """
     return member_bytes * ranks if kind in WHOLE - {ALL_TO_ALL} else member_bytes

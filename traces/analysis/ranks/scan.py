@@ -1,8 +1,10 @@
-"""Reads when a rank was in which collective, in memory that grows with its collectives and not with its calls.
+"""Collectives of one rank, read in memory that grows with its collectives and not with its calls.
 
-A collective begins with its call. When it ended, a trace tells in one of three ways: a program that waits at once goes
-on with its next call after it; `wait_tensor` says so; and else the first call that takes what the collective gave began
-after it, so that at most the time right before that call was spent waiting.
+A collective begins with its call. A trace shows its end in one of three ways: a program that waits at once continues
+with its
+next call; `wait_tensor` marks it; else the first call that takes its results starts after it, so that at most the idle
+time
+right before that call was spent waiting.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from opgrip.traces.table.call_source import NumberSet
 Integers = NDArray[np.int64]
 COLUMNS = ("signature", "start_ns", "launched_ns", "wait_ns", "end_ns")
 UNKNOWN = int(np.iinfo(np.int64).min)
-"""Where a time should stand that the trace does not tell: others may be below 0."""
+"""Placeholder for an unknown time; known ones may be negative."""
 MOST_PENDING = 1 << 12
-"""Collectives whose results nothing has taken yet."""
+"""Bound of results that nothing has taken yet."""
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -33,20 +35,18 @@ _VIEWS = frozenset(
         *("_reshape_alias", "set_", "resize_"),
     )
 )
-"""Operators that take a tensor and touch none of its values: they need not wait for it."""
+"""Operators that take a tensor without touching its values, and so need not wait for it."""
 
 
 @dataclass(slots=True)
 class Events:
-    """The collectives of one rank, in the order of their calls.
+    """The collectives of one rank in call order.
 
     Attributes
     ----------
-    signature : the number of each
     ordinal : how many of its group came before it
-    start_ns, launched_ns : when its call began and returned
-    wait_ns, end_ns : when the program began to wait for it, and went on; the latter `UNKNOWN` where the trace does not
-        tell
+    start_ns, launched_ns : start and end of its call
+    wait_ns, end_ns : when the program began to wait for it, and continued; `UNKNOWN` if the trace does not show it
     """
 
     signature: Integers
@@ -62,26 +62,26 @@ class Events:
 
 @dataclass(slots=True)
 class _Thread:
-    """A thread of a rank, as far as the blocks that came tell."""
+    """State of a thread of a rank."""
 
     last_end_ns: int = UNKNOWN
-    """Of the last call that is no view."""
+    """End of the last call that is no view."""
     open_event: int | None = None
-    """The collective that the program waits for, until the thread's next call."""
+    """Collective that the program waits for until the thread's next call."""
 
 
 @dataclass(slots=True)
 class SignatureKinds:
-    """What the signatures of a trace are to a scan."""
+    """What the signatures of a trace mean to a scan."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     numbers: NumberSet = field(default_factory=NumberSet)
-    """Those of the collectives."""
+    """Of collectives."""
     waits: NumberSet = field(default_factory=NumberSet)
     views: NumberSet = field(default_factory=NumberSet)
 
     def add(self, record: Signature) -> None:
-        """Note a signature."""
+        """Add a signature."""
         collective = collective_of(record)
         if collective is not None:
             self.collectives[record.number] = collective
@@ -93,7 +93,7 @@ class SignatureKinds:
 
 
 class Scan:
-    """Takes the blocks of one rank and keeps its collectives."""
+    """Collects the collectives in the blocks of one rank."""
 
     def __init__(self, kinds: SignatureKinds) -> None:
         self._kinds = kinds
@@ -104,7 +104,7 @@ class Scan:
         self._storages_of: dict[int, list[int]] = {}
 
     def add(self, block: CallBlock) -> None:
-        """Add calls of one thread, in the order of the trace."""
+        """Add calls of one thread in trace order."""
         if not len(block):
             return
         thread = self._threads.setdefault(block.thread, _Thread())
@@ -122,7 +122,7 @@ class Scan:
         thread.last_end_ns = self._idle_since(block, len(block), thread, UNKNOWN)
 
     def events(self) -> Events:
-        """What was kept, by start: threads of a rank take turns at a group."""
+        """Return the collectives by start: threads of a rank take turns in a group."""
         columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
         order = np.argsort(columns["start_ns"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
@@ -161,7 +161,7 @@ class Scan:
             self._columns[name].append(value)
 
     def _settle(self, block: CallBlock, before: int, stop: int, firsts: Integers | None, thread: _Thread) -> None:
-        """Tell when collectives ended whose results the calls of a part of a block take."""
+        """Set the end of collectives whose results are taken by calls in a part of a block."""
         if not self._pending or firsts is None or before >= stop:
             return
         first = int(firsts[before])
@@ -184,7 +184,7 @@ class Scan:
             self._forget(event)
 
     def _hits(self, storages: Integers) -> Integers:
-        """The places of results that are pending among storages; collectives may stand close, and many be pending."""
+        """Return the positions of pending results among storages."""
         if len(storages) < len(self._pending):
             return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
         return np.flatnonzero(np.isin(storages, list(self._pending)))
@@ -192,14 +192,14 @@ class Scan:
     def _takers(
         self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
     ) -> Iterator[tuple[int, int]]:
-        """The calls that take memory of collectives' results, views aside, and which."""
+        """Yield the calls that take results of collectives, except views, and which."""
         calls = np.searchsorted(firsts[before:stop], hits + first, side="right") - 1 + before
         for place, hit in zip(calls.tolist(), hits.tolist(), strict=True):
             if int(block.signature[place]) not in self._kinds.views:
                 yield place, int(block.storages[first + hit])
 
     def _idle_since(self, block: CallBlock, place: int, thread: _Thread, start_ns: int) -> int:
-        """When the calls before one ended, views aside: DDP waits, makes views of what came, and copies these."""
+        """Return when the calls before one ended, except views: DDP waits, makes views of results and copies these."""
         for before in range(place - 1, -1, -1):
             if int(block.signature[before]) not in self._kinds.views:
                 return int(block.start_ns[before] + block.duration_ns[before])
@@ -213,6 +213,6 @@ class Scan:
 
 
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
-    """When a thread went on after a call, by the next one that ended: its start, or its end where it began before."""
+    """Return when a thread continued after a call: the next one's start, or its end if it began before."""
     start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
     return start if start >= launched_ns else max(start + duration, launched_ns)

@@ -1,7 +1,8 @@
-"""Who waits for whom: what each rank computed, what it spent in collectives, and how long it waited for the last one.
+"""Waits of ranks: what each computed, spent in collectives, and waited for the last one to come.
 
-In a collective nobody gets on before the last has come. From when a rank was ready to go on until the last one began,
-it waited for that one; what the collective took from there on is its own time.
+Nobody leaves a collective before the last has come. From when a rank was ready until the last one began, it waited for
+that
+one; the time from there on is the collective's own.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ class RankWaits:
 
     Attributes
     ----------
-    ranks : one row a rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms, share
-        (of the span that it waited), last (collectives that it came to last), caused_ms (what others waited for it),
-        unknown (collectives whose end the trace does not tell)
-    pairs : one row a pair, by falling time: rank, waits_for, collectives, waiting_ms
-    places : one row an operation, group, size, function and line, by falling time: kind, group, ranks, size_bytes,
-        function, file, line, collectives, waiting_ms (of all ranks), longest_ms, slowest (the rank that was most often
-        the last; -1 where none was), last (how often it was)
-    unmatched : calls of collectives that no other rank's trace has
+    ranks : for each rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms, share (of
+        the span),
+        last (collectives that it came to last), caused_ms (waiting of others for it), unknown (collectives without
+    known end)
+    pairs : by falling time: rank, waits_for, collectives, waiting_ms
+    places : for each operation, group, size and line, by falling time: kind, group, ranks, size_bytes, function, file,
+        line,
+        collectives, waiting_ms (of all ranks), longest_ms, slowest (rank that was last most often, or -1), last (how
+    often)
+    unmatched : calls of collectives that no other trace has
     """
 
     ranks: pd.DataFrame
@@ -50,17 +53,17 @@ class RankWaits:
     unmatched: int
 
     def as_json(self) -> dict[str, Any]:
-        """The tables as lists of rows."""
+        """Return the tables as lists of rows."""
         tables = {name: getattr(self, name).to_dict("records") for name in ("ranks", "pairs", "places")}
         return {**tables, "unmatched": self.unmatched}
 
 
 def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> RankWaits:
-    """What the ranks of a merged trace waited for, in one pass.
+    """Return what the ranks of a merged trace waited for, reading it once.
 
     Raises
     ------
-    UserError : for a trace of one process, one without collectives that several ranks have, or a cut one
+    UserError : for a trace of one process, without shared collectives, or a cut one
     """
     reader = TraceReader(path, unbounded)
     ranks = _read(reader)
@@ -78,7 +81,7 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
 
 @dataclass(slots=True)
 class _Process:
-    """What is kept of a process while its calls go by."""
+    """Sums of a process."""
 
     scan: Scan
     calls: int = 0
@@ -96,13 +99,13 @@ class _Ranks:
     headers: list[Mapping[str, Any]] = field(default_factory=list)
     process_of: dict[int, int] = field(default_factory=dict)
     idle: NumberSet = field(default_factory=NumberSet)
-    """Signatures whose calls compute nothing: collectives, waits, marks, and functions that others are inside of."""
+    """Signatures that compute nothing: collectives, waits, marks, functions with calls inside."""
     inner: NumberSet = field(default_factory=NumberSet)
-    """Scopes of calls that a function made, which counts itself."""
+    """Scopes of calls inside a function that counts itself."""
     scopes: dict[int, Scope] = field(default_factory=dict)
 
     def names(self) -> list[int]:
-        """The rank of each process; their numbers where no launcher gave ranks."""
+        """Return the rank of each process; its number if no launcher gave ranks."""
         ranks = [rank_of(header) for header in self.headers]
         return [process if rank is None else rank for process, rank in enumerate(ranks)]
 
@@ -174,7 +177,7 @@ def _read(reader: TraceReader) -> _Ranks:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of each row of the meetings: what it waited for whom; (N,) all."""
+    """Waiting of each row of the meetings; (N,) arrays."""
 
     rank: Integers
     waiting_ns: Integers
@@ -266,7 +269,7 @@ PLACE = ["kind", "group", "ranks", "size_bytes", "function", "file", "line"]
 
 
 def _by_place(ranks: _Ranks, meetings: Meetings, frame: pd.DataFrame) -> pd.DataFrame:
-    """What the collectives of each place in the program made all ranks wait; the place is that of the last to come."""
+    """Return what the collectives of each place in the program cost; the place is that of the last rank."""
     whole = frame.groupby("number").agg(waiting_ns=("waiting_ns", "sum"), longest_ns=("waiting_ns", "max"))
     last = frame[frame["is_last"]].drop_duplicates("number").set_index("number")["rank"]
     facts = [_facts(ranks, int(meetings.process[row]), int(meetings.signature[row])) for row in meetings.first.tolist()]

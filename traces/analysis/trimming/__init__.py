@@ -1,4 +1,4 @@
-"""Parts of a trace as traces of their own: some steps, phases, modules, operators, a span of time."""
+"""Trimming: a part of a trace as a trace of its own, by steps, phases, modules, operators or time."""
 
 from opgrip.traces.analysis.trimming.outline import TracePart
 from opgrip.traces.analysis.trimming.trim import Trimmed, trim

@@ -1,4 +1,4 @@
-"""Select the calls of a part of a trace, and collect what must be known of all calls before it is written."""
+"""Selection of the calls of a part of a trace, and what must be known of all calls for that."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors")
 
 @dataclass(frozen=True, slots=True)
 class SignatureOutline:
-    """Of a signature, what decides about its calls.
+    """What matters of a signature.
 
     Attributes
     ----------
-    values : numbers of the value models that it refers to
-    written : whether a call may write into each of the tensors among its arguments
+    values : numbers of its value models
+    written : for each tensor argument, whether a call may write it
     """
 
     kind: str
@@ -52,15 +52,14 @@ class SignatureOutline:
 
 @dataclass(slots=True)
 class Outline:
-    """The calls of a trace in the order of the file, and what they refer to.
+    """Calls of a trace in file order, and what they refer to.
 
     Attributes
     ----------
     thread, signature, scope, start_ns, tensors : (calls,)
     storages : of all calls, `tensors` numbers of each
-    first_storage : (calls,), where those of each begin
-    observed : of each record, what it stands for
-    step_starts_ns : (steps,), as the trace's end has it
+    observed : for each such record, the call that it describes
+    step_starts_ns : (steps,), from the trace's end
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -78,22 +77,21 @@ class Outline:
 
     @property
     def first_storage(self) -> NDArray[np.int64]:
-        """Where the storages of each call begin."""
+        """(calls,), index of each call's first storage."""
         first: NDArray[np.int64] = np.cumsum(self.tensors) - self.tensors
         return first
 
     def op_of(self, signature: int) -> str:
-        """The operator of a signature; empty where the trace does not hold it."""
+        """Return the operator of a signature; empty if it is missing."""
         item = self.signatures.get(signature)
         return "" if item is None else item.op
 
     def phase_of(self, scope: int) -> str:
-        """The phase of a scope."""
         record = self.scopes.get(scope)
         return "" if record is None else record.phase
 
     def module_of(self, scope: int) -> str:
-        """The module of a scope; of one in a backward pass, that of the forward calls that caused it."""
+        """Return the module of a scope; in a backward pass, that of the forward calls."""
         record = self.scopes.get(scope)
         if record is None:
             return ""
@@ -101,12 +99,7 @@ class Outline:
 
 
 def read_outline(reader: TraceReader, partial: bool) -> Outline:
-    """One pass over a trace.
-
-    Raises
-    ------
-    UserError : where it is cut or damaged and `partial` is false, or holds no calls
-    """
+    """Read a trace once; raise `UserError` if it holds no calls, or is cut and `partial` is false."""
     outline = Outline()
     end: End | None = None
     columns = {name: array("q") for name in (*COLUMNS, "storages")}
@@ -163,14 +156,14 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TracePart:
-    """What calls must have, all of it, to belong to a part.
+    """Conditions that the calls of a part must all meet.
 
     Attributes
     ----------
-    steps : the first and the one behind the last, counted from 0; None for the end
+    steps : first, and one behind the last, counted from 0; None for the end
     phases : `forward`, `backward`, `optimizer`
-    modules, ops : patterns as shells match file names, of which one must match
-    time_ns : from when, and until before when, a call begins, since the start of the capture; None for the end
+    modules, ops : shell patterns, of which one must match
+    time_ns : earliest start, and end of the starts, since the capture began; None for the end
     """
 
     steps: tuple[int, int | None] | None = None
@@ -180,17 +173,17 @@ class TracePart:
     time_ns: tuple[int, int | None] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What the header of a trimmed trace says of it."""
+        """Return the form for the header of a trimmed trace."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: list(value) for name, value in values.items() if value}
 
 
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
-    """Of each call, whether it belongs to a part: it has what is asked for, or ran inside of a function that has.
+    """Return a flag for each call: it meets the conditions, or ran inside a function that does.
 
     Raises
     ------
-    UserError : where no call does, and for steps of a trace that does not tell them
+    UserError : if no call is selected, and for steps of a trace that does not record them
     """
     flags = np.ones(len(outline.start_ns), dtype=np.bool_)
     if part.ops:
@@ -209,7 +202,7 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
 
 
 def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
-    """The same calls, and those that the functions among them made."""
+    """Return the calls together with those made inside of them."""
     around = flags & np.isin(outline.signature, [n for n, item in outline.signatures.items() if item.kind != OPERATOR])
     if not around.any():
         return flags
@@ -227,7 +220,7 @@ def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
 
 
 def within(starts: NDArray[np.int64], span: tuple[int, int | None]) -> Flags:
-    """Of each call, whether it begins in a span."""
+    """Return flags of the calls that start in a span."""
     first, end = span
     return (starts >= first) & (True if end is None else starts < end)
 
@@ -260,7 +253,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
 
 
 def _beginnings(outline: Outline, count: int) -> list[int]:
-    """When each of so many steps began."""
+    """Return the starts of this many steps."""
     begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
     if None not in begins:
         raise UserError("its steps cannot be told apart: no call was made once in each", "name a span of --time")
@@ -269,10 +262,10 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """The calls that made or last wrote what each call reads, as `opgrip trace graph` follows them.
+    """The calls that made or last wrote what each call reads, as in `opgrip trace graph`.
 
-    Calls inside of an extension function, and gripped functions around their calls, are left out: they read and write
-    what those read and write.
+    Calls inside extension functions, and gripped functions around their calls, are left out: they access the same
+    memory.
     """
 
     def __init__(self, outline: Outline) -> None:
@@ -300,7 +293,7 @@ class KeptFlow:
         self._producers = np.frombuffer(producers, dtype=np.int64) if producers else np.empty(0, dtype=np.int64)
 
     def with_producers(self, flags: Flags) -> Flags:
-        """The same calls, and those that made what they read, and what these read, and so on."""
+        """Return the calls together with those that made what they read, recursively."""
         flags = flags.copy()
         # edges are in the order in which readers began, and what is read was made before
         for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):
@@ -309,12 +302,12 @@ class KeptFlow:
         return flags
 
     def cut_edges(self, flags: Flags) -> int:
-        """How many times a call reads what one made that is left out."""
+        """Return how often a call reads what an omitted one made."""
         return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
 
 
 def _own_calls(outline: Outline) -> list[int]:
-    """The calls that stand for themselves, in the order in which they began."""
+    """Return the calls that count by themselves, in start order."""
     passed = [n for n, item in outline.signatures.items() if item.kind == FUNCTION or is_mark(item.op)]
     inside = [n for n, scope in outline.scopes.items() if scope.inside is not None and not scope.gripped]
     own: NDArray[np.bool_] = ~np.isin(outline.signature, passed) & ~np.isin(outline.scope, inside)

@@ -1,6 +1,6 @@
-"""Writes a part of a trace: the calls that are selected, and the records that they refer to, as they are.
+"""Writing a part of a trace: the selected calls, and the records that they refer to, unchanged.
 
-Records keep their numbers, so that a signature is called alike in the whole and in the part.
+Records keep their numbers, so that a signature has the same number in the whole and in the part.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Trimmed:
 
     Attributes
     ----------
-    calls, of_calls : of the part, of the whole, without gripped functions and marks, as opgrip trace info counts them
+    calls, of_calls : of the part and the whole, as `opgrip trace info` counts them
     signatures, of_signatures : likewise
-    producers : calls that were added since others read what they made
-    cut_edges : how many times a call reads what one made that is left out
-    losses : what another tool's file had that a trace has not
+    producers : calls that were added since others read their results
+    cut_edges : how often a call reads what an omitted one made
+    losses : what the file of another tool lacks
     """
 
     calls: int
@@ -82,18 +82,18 @@ def trim(
     partial: bool = False,
     unbounded: bool = False,
 ) -> Trimmed:
-    """Write the part of a trace; the file is read twice, and its calls are kept in memory in a few numbers each.
+    """Write a part of a trace, which is read twice; its calls are kept in memory as a few numbers each.
 
     Parameters
     ----------
-    with_producers : add the calls that made what the selected ones read, and what these read, and so on
+    with_producers : add the calls that made what the selected ones read, recursively
     force : replace an existing file
-    partial : take what there is of a cut or damaged trace
-    unbounded : as `TraceReader` has it
+    partial : accept a cut or damaged trace
+    unbounded : as in `TraceReader`
 
     Raises
     ------
-    UserError : where no call is selected, or the trace cannot be read; nothing is written then
+    UserError : if no call is selected, or the trace cannot be read; nothing is written then
     """
     outline = read_outline(TraceReader(path, unbounded), partial)
     flags = selected_calls(outline, part)
@@ -150,7 +150,7 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, beside: bool) -
 
 
 class _Writing:
-    """What becomes of each record."""
+    """Decides what is written of each record."""
 
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
@@ -171,7 +171,7 @@ class _Writing:
 
     @property
     def end(self) -> End:
-        """The closing record: totals of the part; what was dropped is that of the whole."""
+        """Return the closing record: totals of the part, losses of the whole."""
         duration = self._end.duration_ns or self._last_ns
         return replace(
             self._end,
@@ -191,7 +191,7 @@ class _Writing:
         return kept
 
     def of(self, record: Record) -> Record | None:
-        """A record as the part has it; None where it has none."""
+        """Return a record as the part has it, or None."""
         match record:
             case Signature() | Scope() | Context() | Thread() | Values():
                 numbers = self._numbers_of(type(record))
@@ -277,7 +277,7 @@ class _Writing:
         return DeviceTimes(thread, first, times) if times else None
 
     def _kernels(self, record: Kernels) -> Kernels | None:
-        """The kernels of a signature, of which a record tells the sum over all calls, in proportion."""
+        """Return the kernels of a signature, scaled to the selected calls."""
         selected, total = self._selected[record.signature], self._all[record.signature]
         if record.signature not in self.signatures:
             return None
@@ -291,7 +291,7 @@ class _Writing:
 
 
 def _scopes(outline: Outline, used: set[int]) -> set[int]:
-    """Scopes that are used, and those that caused them."""
+    """Return scopes that are used, and those that caused them."""
     level = used & outline.scopes.keys()
     scopes = set(level)
     while level:
@@ -302,7 +302,7 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
 
 
 def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
-    """Which records of later calls stay: those of a place stay with the call that they were made of."""
+    """Return which records of later calls stay: those of a call site stay with their call."""
     memory = _first_memory(outline)
     places = set()
     for place, record in enumerate(outline.observed):
@@ -331,7 +331,7 @@ def _by_call(block: Calls) -> list[list[int]]:
 
 
 def _runs(places: list[int]) -> list[tuple[int, int]]:
-    """Places as pairs of the first of a run and its length."""
+    """Return places as pairs of first and length."""
     runs: list[tuple[int, int]] = []
     for place in sorted(set(places)):
         if runs and sum(runs[-1]) == place:

@@ -1,4 +1,4 @@
-"""What is wrong in a trace: its form, numbers that refer to nothing, times that cross, totals."""
+"""Validation: problems of a trace's form, references, times and totals."""
 
 from opgrip.traces.analysis.validation.validate import Finding, Validation, validate
 

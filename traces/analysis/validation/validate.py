@@ -1,4 +1,4 @@
-"""Check a trace to its end: its schema, the numbers that records refer to, and the times of calls."""
+"""Check of a whole trace: its schema, the numbers that records refer to, the times of calls, and totals."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from opgrip.traces.schema.records import (
 )
 
 SHOWN = 5
-"""Numbers of a record that refer to nothing which its finding lists."""
+"""Dangling numbers of a record that its finding lists."""
 
 
 class References:
-    """Checks the numbers of records in their order."""
+    """Checks the numbers of records, in order."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -101,7 +101,7 @@ class References:
                     self._opened(place, record.signature, record.opened)
 
     def end(self) -> None:
-        """Check what later records could have had."""
+        """Check references that later records could have satisfied."""
         for number, place in self._awaited_values.items():
             if number not in self._values:
                 self._validation.add(place, REFERENCE, f"no record has the values {number}")
@@ -167,9 +167,9 @@ def _listed(numbers: Iterable[int]) -> str:
 
 NOT_INSTALLED = "not held against the JSON Schema, for which jsonschema is needed: pip install 'opgrip[schema]'"
 COLUMN = 32
-"""Numbers of a column of calls that are held against the schema: those of all are checked where they are read."""
+"""Numbers of a column that are checked by the schema; the reader checks all of them."""
 MOST_ERRORS = 3
-"""Of one record."""
+"""Errors listed for a record."""
 
 
 class SchemaCheck:
@@ -188,7 +188,7 @@ class SchemaCheck:
             }
 
     def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
-        """What is wrong with a record, the place in it first; nothing for types that the schema does not know."""
+        """Yield the errors of a record with their place in it; none for unknown types."""
         validator = self._validators.get(form["type"])
         if validator is None:
             return
@@ -203,11 +203,11 @@ def _in_short(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MOST_OPEN = 1 << 16
-"""Calls of a thread beside each other that a later one is held against."""
+"""Open calls of a thread that later ones are compared with."""
 
 
 class TimeCheck:
-    """Checks the times of blocks of calls in their order."""
+    """Checks the times of blocks of calls, in order."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -215,7 +215,7 @@ class TimeCheck:
         self._beside: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
-        """Check a block; one finding for each way in which its times are wrong."""
+        """Check a block, with one finding for each kind of error."""
         beside = self._beside.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []
         disordered: list[int] = []
@@ -241,11 +241,11 @@ class TimeCheck:
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:
-    """What is wrong in a file; of one of another tool, in the trace that it is read as.
+    """Return what is wrong in a file; for one of another tool, in the trace that it is read as.
 
     Raises
     ------
-    UserError : where the file is not there, is no trace, of a newer major version, or beyond a bound
+    UserError : if the file is missing, no trace, of a newer major version, or beyond a limit
     """
     reader = TraceReader(path, unbounded)
     validation = Validation(reader.path)
@@ -268,7 +268,7 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
 
 
 def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int, Record]]:
-    """The records of a trace of ours that are whole, with their numbers."""
+    """Yield the intact records of an opgrip trace with their numbers."""
     schema = SchemaCheck()
     if not schema.is_available:
         validation.notes.append(NOT_INSTALLED)
@@ -312,7 +312,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Totals:
-    """Checks that there is one header, and that the end tells what stands before it."""
+    """Checks that there is one header and that the totals match."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -347,20 +347,21 @@ class _Totals:
 
 
 MOST = 10_000
-"""Findings that are kept; others are counted."""
+"""Findings that are listed; further ones are counted."""
 
 FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "reference", "time", "total"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong.
+    """A problem.
 
     Attributes
     ----------
-    record : number of the record, counted from 1; of what is wrong with the whole file, the last one
-    kind : `form` of a line that is no whole record, `schema` of one that the JSON Schema refuses, `number` of one that
-        stands twice, `reference` of one that nothing has, `time` of calls that cross, `total` of counts that differ
+    record : number of the record from 1; of the last one for the whole file
+    kind : `form` of an unreadable line, `schema`, `number` that occurs twice, `reference` to nothing, `time` of calls
+        that
+        cross, `total` that differs
     """
 
     record: int
@@ -370,14 +371,14 @@ class Finding:
 
 @dataclass(slots=True)
 class Validation:
-    """What is wrong in a file.
+    """The problems of a file.
 
     Attributes
     ----------
-    records : how many were read
-    findings : in the order of the records, the first `MOST` of them
+    records : number of records read
+    findings : the first `MOST`, in record order
     counts : of all findings, by kind
-    notes : what is not wrong and should be known
+    notes : what is not wrong but worth knowing
     """
 
     path: Path
@@ -387,13 +388,13 @@ class Validation:
     notes: list[str] = field(default_factory=list)
 
     def add(self, record: int, kind: str, message: str) -> None:
-        """Note a finding."""
+        """Add a finding."""
         self.counts[kind] += 1
         if len(self.findings) < MOST:
             self.findings.append(Finding(record, kind, message))
 
     def as_json(self) -> dict[str, Any]:
-        """What a file of findings holds."""
+        """Return the form for a file."""
         return {
             "trace": str(self.path),
             "records": self.records,
