@@ -1,8 +1,9 @@
-"""Exceptions that interrupt a captured program at any moment: each must reach it exactly once.
+"""Check that exceptions which interrupt a captured program at any moment reach it exactly once.
 
 Signal handlers, `PyThreadState_SetAsyncExc`, Ctrl-C and a timeout decorator raise in the middle of operators, training
-steps and loops over a DataLoader. Whatever code of the capture runs at that moment, the exception reaches the program,
-the trace validates, and each call is in it or counted as lost.
+steps and loops over a DataLoader. Whatever code of the capture runs at that moment, the exception must reach the
+program,
+the trace must be valid, and each call must be in it or counted as lost.
 
     python benchmarks/async_exceptions.py [--exceptions 1000] [--seed 0]
 """
@@ -36,9 +37,9 @@ from opgrip.traces import load
 from opgrip.traces.analysis.validation import validate
 
 DELAY_S = 4e-3
-"""The longest time from the beginning of a loop to the exception."""
+"""longest time from the start of a loop to the exception"""
 SWALLOWED_S = 20.0
-"""A loop that goes on for so long was not left by its exception."""
+"""time after which an exception counts as swallowed"""
 
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -51,11 +52,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Late(Exception):
-    """An exception that only the program knows."""
+    """Exception that only the program knows."""
 
 
 class TakesText(Exception):
-    """One whose constructor sets its arguments."""
+    """Exception whose constructor formats its arguments."""
 
     def __init__(self, text: str = "timed out") -> None:
         super().__init__(text)
@@ -65,7 +66,7 @@ KINDS: tuple[type[Exception], ...] = (Late, TakesText, TimeoutError, RuntimeErro
 
 
 class Counting(TorchDispatchMode):
-    """Counts operators independently of the capture."""
+    """Count operators independently of the capture."""
 
     calls = 0
 
@@ -83,7 +84,7 @@ def operators() -> None:
 
 
 class Trainer:
-    """Takes steps of a small model."""
+    """Training of a small model."""
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 4)))
@@ -98,7 +99,7 @@ class Trainer:
 
 
 class Loading:
-    """Reads batches."""
+    """Loop over batches."""
 
     def __init__(self) -> None:
         self.loader = DataLoader(TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=4)
@@ -134,7 +135,7 @@ def by_quiet_handler(kind: type[BaseException], run: Callable[[], None], delay_s
 
 
 def by_decorator(kind: type[BaseException], run: Callable[[], None], delay_s: float) -> None:
-    """Use a decorator as libraries of timeouts have it."""
+    """Raise through a decorator, as timeout libraries do."""
 
     def timeout(seconds: float) -> Callable[[Callable[[], None]], Callable[[], None]]:
         def decorate(function: Callable[[], None]) -> Callable[[], None]:
@@ -197,14 +198,14 @@ def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], 
         traceback.print_exc()
     finally:
         sys.unraisablehook = before
-        # what interrupts torch's own `no_grad` leaves gradients off, also without a capture
+        # torch's own `no_grad` leaves gradients off when it is interrupted, also without a capture
         torch.set_grad_enabled(True)
-    # Python reports it where it interrupts a finalizer or the callback of a weak reference
+    # Python only reports an exception in a finalizer or in the callback of a weak reference
     return unraisable == [kind]
 
 
 def check(mode: str, exceptions: int, seed: int, folder: Path) -> list[str]:
-    """Interrupt loops under a capture; return what went wrong."""
+    """Interrupt loops under a capture; return the errors."""
     draw = random.Random(seed)
     path = folder / f"{mode.replace(' ', '-')}.jsonl"
     counting, arrived, lost = Counting(), 0, Counter[str]()

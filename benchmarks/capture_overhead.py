@@ -1,10 +1,12 @@
-"""What one captured call costs, beside what other observers of a PyTorch program cost.
+"""Measure the cost of a captured call, compared with other observers of a PyTorch program.
 
-Every observer watches the same workloads in the same run, in turns; a figure is the median over the rounds. What an
-observer adds to the first watched step, to steps 2 to 6, to steps 12 to 20, and what it takes afterwards to close and
-write its file, stand apart, each beside what ExecutionTraceObserver adds to a later step. Peak memory is of a process
-of its own, above that of the program alone. A watch in which others took the processors is made again, at most twice;
-the table says how many they disturbed all the same, which are left out, and has no figures where these are most.
+Observers alternate on the same workloads in one run; a figure is the median over the rounds. It is measured separately
+for the first observed step, for steps 2 to 6, for steps 12 to 20, and for closing and writing the file, and compared
+with what ExecutionTraceObserver adds to a later step. Peak memory is that of a separate process, minus that of the
+program
+without an observer. A run in which other programs took the processors is repeated at most twice; the table reports how
+many
+stayed disturbed. These are left out, and there is no figure if they are the majority.
 
     python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--million]
 """
@@ -43,22 +45,22 @@ from opgrip.capture import Capture
 
 Observer = Callable[[Path], Any]
 Watches: TypeAlias = "dict[str, list[Watch | None]]"
-"""By observer, one a round; None where others disturbed it."""
+"""watches by observer, one per round; None if other programs disturbed it"""
 STEPS = 20
 FIRST, NEXT, LATER = slice(0, 1), slice(1, 6), slice(11, 20)
-"""Steps of a watch: in the first all is new; the next ones teach; in the later ones all is known."""
+"""steps of a watch: everything is new in the first, the next ones learn, everything is known in the later ones"""
 NATIVE, EMPTY, OPGRIP, EXECUTION_TRACE = "native", "empty dispatch mode", "opgrip", "ExecutionTraceObserver"
 
 
 class EmptyMode(TorchDispatchMode):
-    """The least that any dispatch mode does."""
+    """Dispatch mode that only calls the operator."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 class CountingMode(TorchDispatchMode):
-    """How many calls a workload makes."""
+    """Count the calls of a workload."""
 
     calls = 0
 
@@ -126,12 +128,12 @@ OBSERVERS: dict[str, Observer] = {
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What an observer cost in one round.
+    """Cost of an observer in one round.
 
     Attributes
     ----------
-    step_s : of each watched step, the first one first
-    closing_s : from the last step's end until the observer had written its file
+    step_s : duration of each observed step in s, in order
+    closing_s : time in s from the end of the last step until the observer had written its file
     """
 
     step_s: tuple[float, ...]
@@ -139,7 +141,7 @@ class Watch:
 
 
 def main() -> int:
-    """Measure, and print one table a workload."""
+    """Measure, and print one table per workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="default: all")
@@ -161,7 +163,7 @@ def main() -> int:
 
 
 def measure(name: str, workload: Workload, rounds: int) -> Table:
-    """The table of all observers on one workload."""
+    """Return the table of all observers for one workload."""
     calls = count_calls(workload)
     watches: Watches = {observer: [] for observer in OBSERVERS}
     sizes = {}
@@ -177,7 +179,7 @@ def measure(name: str, workload: Workload, rounds: int) -> Table:
 
 
 def count_calls(workload: Workload) -> int:
-    """The calls of a step that is not the program's first."""
+    """Return the number of calls of a step other than the program's first."""
     restart(workload)
     workload()
     with CountingMode() as counting:
@@ -186,10 +188,10 @@ def count_calls(workload: Workload) -> int:
 
 
 def watch_steps(watch: Observer, workload: Workload, steps: int, path: Path) -> Watch:
-    """Run steps of a workload under an observer of its own, and leave at `path` what that writes, if anything."""
+    """Run steps of a workload under an observer, which may write its file to `path`."""
     path.unlink(missing_ok=True)
     restart(workload)
-    # what the observer before has left is not this one's to clear away
+    # do not collect garbage of the previous observer in this one's time
     gc.collect()
     step_s = []
     with watch(path):
@@ -202,8 +204,8 @@ def watch_steps(watch: Observer, workload: Workload, steps: int, path: Path) -> 
 
 
 def added_s(watches: Sequence[Watch], alone: Sequence[Watch], part: slice) -> list[float]:
-    """What an observer added to a step of a part, of each round, in s."""
-    # step by step: those of a program whose input grows differ
+    """Return what an observer added to a step of one part, for each round, in s."""
+    # per step: the steps of a program with a growing input differ
     return [
         statistics.fmean(one - other for one, other in zip(watch.step_s[part], native.step_s[part], strict=True))
         for watch, native in zip(watches, alone, strict=True)
@@ -211,8 +213,8 @@ def added_s(watches: Sequence[Watch], alone: Sequence[Watch], part: slice) -> li
 
 
 def sizes_of(path: Path) -> tuple[int, int]:
-    """Bytes of a file, plain and compressed; 0 where there is none."""
-    # not installed everywhere, and what else this module holds needs no compression
+    """Return the sizes of a file, plain and compressed, in bytes; 0 if it does not exist."""
+    # zstandard may not be installed, and the rest of this module does not need it
     import zstandard
 
     data = path.read_bytes() if path.exists() else b""
@@ -220,7 +222,7 @@ def sizes_of(path: Path) -> tuple[int, int]:
 
 
 def peak_of(watch: Observer, workload: Workload, path: Path) -> float:
-    """Peak of resident memory in MB, in a process of its own."""
+    """Return the peak resident memory of a separate process in MB."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -241,7 +243,7 @@ def table(
     peaks: dict[str, float],
     calls: int,
 ) -> Table:
-    """Microseconds, bytes and memory, of each observer."""
+    """Return a table of times, sizes and memory for each observer."""
     reference = added_us(watches, EXECUTION_TRACE, NEXT, calls)
     empty = added_us(watches, EMPTY, LATER, calls)
     columns = ("first", "x", "2 to 6", "x", "12 to 20", "x", "x empty", "closing", "bytes", ".zst", "peak MB")
@@ -260,7 +262,7 @@ def table(
 
 
 def added_us(watches: Watches, observer: str, part: slice, calls: int) -> float | None:
-    """What an observer added to a call of a part, the median of the rounds; None where most are disturbed."""
+    """Return what an observer added to a call, the median over the rounds in us; None if most are disturbed."""
     rounds = list(zip(watches[observer], watches[NATIVE], strict=True))
     quiet = [(watch, alone) for watch, alone in rounds if watch is not None and alone is not None]
     if are_too_few(quiet, len(rounds)):
@@ -270,30 +272,29 @@ def added_us(watches: Watches, observer: str, part: slice, calls: int) -> float 
 
 
 def closing_us(watches: Sequence[Watch | None], calls: int) -> float | None:
-    """What an observer took to close by call, the median of the rounds; None where others disturbed most of them."""
+    """Return the closing time per call, the median over the rounds in us; None if most are disturbed."""
     quiet = [watch.closing_s for watch in watches if watch is not None]
     return None if are_too_few(quiet, len(watches)) else statistics.median(quiet) / (calls * STEPS) * 1e6
 
 
 def in_us(figure: float | None) -> str:
-    """A cell of the table."""
     return DISTURBED if figure is None else f"{figure:.1f}"
 
 
 def ratio(figure: float | None, reference: float | None) -> str:
-    """A cell of the table that compares two observers."""
+    """Return a table cell with the ratio of two figures."""
     return "-" if figure is None or reference is None else f"{figure / reference:.2f}"
 
 
 def disturbances(watches: Watches) -> str | None:
-    """How much is missing from a table."""
+    """Return a note about disturbed rounds, or None."""
     every = [watch for rounds in watches.values() for watch in rounds]
     count = every.count(None)
     return f"others took processors in {count} of {len(every)} watches, which are left out" if count else None
 
 
 def million() -> Table:
-    """Resident memory of a capture over a million calls, and the bytes that it wrote."""
+    """Measure resident memory and file size of a capture over a million calls."""
     workload = WORKLOADS["tiny operators"]()
     assert workload is not None
     rows = Table("calls", "resident MB", "bytes/call", title="opgrip over a million calls", min_width=40)
@@ -312,13 +313,13 @@ def million() -> Table:
 
 
 def resident_mb() -> float:
-    """Memory of this process."""
+    """Return the resident memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 
 def cpu() -> str:
-    """Name and number of the processor's cores."""
+    """Return the processor's name and number of cores."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return f"{name}, {os.cpu_count()} cores"

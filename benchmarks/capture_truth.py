@@ -1,14 +1,14 @@
-"""Whether recorded times are those of the program: of each operator, beside torch.profiler's own for the same steps.
+"""Compare recorded times of operators with those of torch.profiler for the same steps.
 
-A capture and torch.profiler watch steps of a program in turns, in one process. An operator's time in a step is the sum
-over its calls there, each by its median over steps and rounds: calls of one operator have several sizes, between which
-a median of them all would jump. One half of the rounds is compared with the other: the captures with the profiler, and
-the profiler with itself, which is the noise floor. The error is the sum over operators of |one - other| over the sum of
-times. Operators whose calls take less than 50 us are left out, since the profiler's
-own work is a part of these, and so are those of which the profiler counts others, as it sees what operators are made
-of.
+A capture and torch.profiler alternate on steps of a program in one process. An operator's time in a step is the sum
+over
+its calls, each by its median over steps and rounds, because a median over calls of several sizes would jump between
+them. Half of the rounds is compared with the other half: captures with the profiler, and the profiler with itself,
+which is the noise floor. The error is the sum over operators of |one - other| divided by the sum of times. Operators
+whose calls take less than 50 us are left out, because the profiler's own work is a part of these times, and so are
+operators that the profiler counts differently, because it also reports composite operators.
 
-A round in which others took the processors is measured again, at most twice, and left out where they always did; a
+A round in which other programs took the processors is repeated at most twice, and left out if all were disturbed; a
 program with too few rounds has no figures.
 
     python benchmarks/capture_truth.py --workload 'BERT train' [--worst 8]
@@ -43,20 +43,20 @@ from opgrip.traces import load
 
 WARMUP, LEARNED = 3, 2
 STEPS = 3
-"""In a round of each observer."""
+"""steps in a round of each observer"""
 FIGURES = ("operators", "time in them", "capture off", "profiler off itself", "x noise floor")
 LEAST_US = 50.0
 FEWEST_ROUNDS = 2
-"""One half for each side of a comparison."""
+"""fewest rounds: two halves with one each"""
 MOST_HALVES = 40
 Times = dict[str, list[float]]
-"""Of an operator's calls, in us, in the order in which they ran."""
+"""times of an operator's calls in us, in the order in which they ran"""
 Medians = dict[str, NDArray[np.float64]]
-"""The same of the calls of one step."""
+"""the same for the calls of one step"""
 
 
 def main() -> None:
-    """Print a row a program."""
+    """Print one row per program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=REPLAYED, action="append", help="only this one; can be repeated")
     parser.add_argument("--rounds", type=int, default=6)
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def measure_program(name: str, rounds: int) -> tuple[tuple[str, ...], list[str], list[str]] | None:
-    """The cells of a program's row, its disturbed rounds, and its operators; None where it is not installed."""
+    """Return a program's table cells, disturbed rounds and operators; None if its package is not installed."""
     torch.set_num_threads(1)
     step = REPLAYED[name]()
     if step is None:
@@ -88,20 +88,20 @@ def measure_program(name: str, rounds: int) -> tuple[tuple[str, ...], list[str],
 
 
 def measure(step: Workload, rounds: int) -> list[Part[tuple[Times, Times]]]:
-    """The times of a program's operators, by round, from a capture and from the profiler, in turns."""
+    """Return the operators' times by round, from a capture and from the profiler."""
     for _ in range(WARMUP):
         step()
     return [measure_part(partial(measure_round, step)) for _ in range(rounds)]
 
 
 def measure_round(step: Workload) -> tuple[Times, Times]:
-    """The times of a capture, and those of the profiler after it."""
+    """Return the times of a capture, and the profiler's times after it."""
     captured = captured_times(step)
     return captured, profiled_times(step, captured.keys())
 
 
 def captured_times(step: Workload) -> Times:
-    """As a capture records them, after steps in which it learns."""
+    """Return times from a capture, after steps in which it learns."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         with Capture(path, schedule=Schedule(warmup=LEARNED, active=STEPS)) as capture:
@@ -112,13 +112,13 @@ def captured_times(step: Workload) -> Times:
         calls = load(path).own_calls
     times: Times = defaultdict(list)
     for op, perturbed, duration in zip(calls["op"], calls["perturbed"], calls["duration_ns"], strict=True):
-        # without the overload, which the profiler does not tell
+        # without the overload, which the profiler does not report
         times["::".join(op.split(".")[:2])].append(float("nan") if perturbed else duration / 1e3)
     return times
 
 
 def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS) -> Times:
-    """As the profiler records those operators that a capture sees, and not what these are made of."""
+    """Return the profiler's times of the operators that a capture sees, without composite operators."""
     with profile(activities=[ProfilerActivity.CPU]) as session:
         for _ in range(steps):
             step()
@@ -133,7 +133,7 @@ def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS
 
 
 def compare_quiet(rounds: Sequence[Part[tuple[Times, Times]]]) -> tuple[tuple[str, ...], list[str]]:
-    """The same as `compare` of the rounds that others did not disturb; no figures where these are too few."""
+    """Call `compare` with the undisturbed rounds; return no figures if they are too few."""
     quiet = [part.value for part in rounds if not part.is_disturbed]
     if are_too_few(quiet, len(rounds)) or len(quiet) < FEWEST_ROUNDS:
         return (DISTURBED,) * len(FIGURES), []
@@ -141,7 +141,7 @@ def compare_quiet(rounds: Sequence[Part[tuple[Times, Times]]]) -> tuple[tuple[st
 
 
 def compare(captured: list[Times], profiled: list[Times]) -> tuple[tuple[str, ...], list[str]]:
-    """The cells of a program's row, and a line for each operator, the one of most error first."""
+    """Return the cells of a program's row, and a line per operator, largest error first."""
     ours, theirs = medians(captured), medians(profiled)
     ops = [
         op
@@ -164,14 +164,15 @@ def compare(captured: list[Times], profiled: list[Times]) -> tuple[tuple[str, ..
 
 
 def errors(captured: list[Times], profiled: list[Times], ops: Collection[str]) -> tuple[float, float]:
-    """How far captures are off the profiler's times, and how far these are off themselves.
+    """Return the relative difference between captures and profiler, and between profiler runs.
 
-    Both compare the medians of one half of the rounds with those of the other half, and are means over all halves:
-    medians of more rounds would be nearer to each other by that alone.
+    Both compare the medians of one half of the rounds with those of the other half, and are means over all halves,
+    because
+    medians of more rounds would be closer to each other.
 
     Parameters
     ----------
-    ops : that are compared
+    ops : operators to compare
     """
     of_all = medians(captured)
     total = sum(medians(profiled)[op].sum() for op in ops)
@@ -182,7 +183,7 @@ def errors(captured: list[Times], profiled: list[Times], ops: Collection[str]) -
     offs = []
     for half, rest in halves(len(profiled)):
         captured_half = medians([captured[place] for place in half])
-        # a call that was perturbed in all of a half has the times of the other
+        # a call that was perturbed in all rounds of a half uses the times of the other half
         captured_half = {op: np.where(np.isnan(captured_half[op]), of_all[op], captured_half[op]) for op in ops}
         profiled_half, profiled_rest = (medians([profiled[place] for place in places]) for places in (half, rest))
         offs.append((off(captured_half, profiled_rest), off(profiled_half, profiled_rest)))
@@ -191,14 +192,14 @@ def errors(captured: list[Times], profiled: list[Times], ops: Collection[str]) -
 
 
 def halves(rounds: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The places of rounds in two parts of one size, or nearly so, in all ways or in some of very many."""
+    """Return the ways to divide rounds into two equal halves, or a sample of them if there are very many."""
     ways = list(combinations(range(rounds), rounds // 2))
     some = ways[:: max(1, len(ways) // MOST_HALVES)]
     return [(half, tuple(place for place in range(rounds) if place not in half)) for half in some]
 
 
 def medians(rounds: list[Times]) -> Medians:
-    """Of each operator whose calls come alike in all steps, the median of each, nan where it is not known."""
+    """Return the median of each call, nan if unknown, for operators whose calls are the same in all steps."""
     counts = {op: {len(times.get(op, ())) for times in rounds} for op in rounds[0]}
     together: Medians = {}
     for op, (count, *others) in counts.items():
@@ -210,7 +211,7 @@ def medians(rounds: list[Times]) -> Medians:
 
 
 def _difference(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Of the calls that are known of both."""
+    """Return the sum of absolute differences over calls that both have."""
     return float(abs(np.nansum(one - other)))
 
 

@@ -1,12 +1,13 @@
-"""Measure how often the gate `slower<=5%` is right: on an idle machine and on a loaded one, on runs and on slowdowns.
+"""Measure the error rates of the gate `slower<=5%`, on an idle and on a loaded machine.
 
-A program's calls are replayed again and again by `opreplay --repeats`, each time alone, then while one and two other
-processes compute all the time. Every run is compared with every other one: a gate that fails is a false failure. Then
+A program's calls are replayed repeatedly by `opreplay --repeats`, first on the idle machine, then while one and two
+other
+processes compute all the time. Every run is compared with every other one: a failed gate is a false failure. Then
 the second run's calls of more than 50 us are slower by 5, 10, 20, 100 and 900 percent: a gate that passes has missed
 it. These slowdowns are planted: the recorded times of the run are multiplied. One slowdown is real: the idle runs are
 compared with runs whose operators use no vector instructions (`ATEN_CPU_CAPABILITY=default`).
 
-Runs stay in the folder of `--keep`, and a run that is there is not made again: an interrupted benchmark continues.
+Runs stay in the folder of `--keep`, and existing runs are not repeated: an interrupted benchmark continues.
 
     python benchmarks/compare_rates.py --keep DIR [--seconds 1200] [-o benchmarks/results/compare_rates.json]
     python benchmarks/compare_rates.py --markdown benchmarks/results/compare_rates.json
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Make the runs, one of each kind in turn so that all kinds meet the same load of others, and compare them."""
+    """Make the runs, alternating between kinds so that all meet the same load, and compare them."""
     began, before = monotonic(), Usage.now()
     args.keep.mkdir(parents=True, exist_ok=True)
     trace = args.keep / "trace.jsonl"
@@ -111,7 +112,7 @@ def capture(workload: str, trace: Path) -> None:
 
 
 def run(trace: Path, output: Path, args: argparse.Namespace, variables: Mapping[str, str]) -> None:
-    """Replay by the command."""
+    """Replay a trace with the command."""
     command = [str(Path(sys.executable).with_name("opreplay")), str(trace), "--top", str(args.top)]
     command += ["--repeats", str(args.repeats), "--threads", "1", "-o", str(output)]
     environment = os.environ | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": "1"} | variables
@@ -120,7 +121,7 @@ def run(trace: Path, output: Path, args: argparse.Namespace, variables: Mapping[
 
 @contextmanager
 def burners(count: int) -> Iterator[None]:
-    """Keep so many other processes computing."""
+    """Keep `count` other processes computing."""
     started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -131,7 +132,7 @@ def burners(count: int) -> Iterator[None]:
 
 
 def compared(runs: Mapping[str, Sequence[Results]]) -> Iterator[dict[str, Any]]:
-    """Yield how often the gate had which outcome, by load and slowdown."""
+    """Yield the outcomes of the gate by load and slowdown."""
     idle = runs["0"]
     for count, factor in product(BURNERS, SLOWDOWNS):
         loaded = runs[str(count)]
@@ -158,7 +159,7 @@ def row_of(
 
 
 def slowed(results: Results, factor: float) -> Results:
-    """Return a run whose calls of more than 50 us take so many times as long."""
+    """Return a run whose calls of more than 50 us are slower by `factor`."""
 
     def change(row: Result) -> Result:
         if (row.median_us or 0) <= SHORT_US:
@@ -170,7 +171,7 @@ def slowed(results: Results, factor: float) -> Results:
 
 
 def as_markdown(found: Mapping[str, Any]) -> str:
-    """Return the table that docs/results.md shows."""
+    """Return the table for docs/results.md."""
     lines = [
         "| other processes | slower | comparisons | failed | not decided | passed |",
         "| --- | --- | --- | --- | --- | --- |",

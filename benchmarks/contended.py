@@ -1,9 +1,9 @@
-"""Whether times hold on a busy machine: replays a trace on a quiet one, then beside programs that use the cores.
+"""Check times on a busy machine: replay a trace on a quiet machine, then with programs that use the cores.
 
     python benchmarks/contended.py                                  # the trace of the built-in detector
     python benchmarks/contended.py mmdet.jsonl --threads 2
 
-A row holds if its median is within 25 percent of the quiet one, or if its status says that its time does not count.
+A row passes if its median is within 25 percent of the quiet one, or if its status excludes its time from results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opgrip.replay.results.results import OK
 
 TRACE = Path(__file__).parents[1] / "traces" / "faster_rcnn.jsonl"
 WITHIN = 0.25
-"""Relative distance from the quiet median up to which a time holds."""
+"""largest relative distance from the quiet median"""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def medians(args: argparse.Namespace) -> dict[str, float]:
-    """Return the median by case of the rows that count, in us."""
+    """Return the median in us of each row that counts, by case."""
     threads = [] if args.threads is None else ["--threads", str(args.threads)]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.json"
@@ -60,7 +60,7 @@ def medians(args: argparse.Namespace) -> dict[str, float]:
 
 @contextmanager
 def burning(count: int) -> Iterator[None]:
-    """Programs that do nothing but use a core each."""
+    """Keep `count` processes busy, one core each."""
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

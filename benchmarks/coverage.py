@@ -1,11 +1,12 @@
-"""Which models a capture and a replay are right for: of mmdet and mmseg each folder of configs, of transformers each
-architecture.
+"""Check capture and replay on many models: each config folder of mmdet and mmseg, each architecture of transformers.
 
-Each is built with random weights, steps once natively, once under an independent mode that counts operators, once
-captured, once audited by torch's own record functions, and its trace is replayed. Held against each other: the bits of
-results and of the model's state, the operators one by one, the cases that are ok. Each trial is a process of its own.
-Some hours for all; what is done is kept in a file, which ships, and passed over the next time: empty it to try all
-again. Some models ask for more than `make openmmlab` installs: pip install lap motmetrics scikit-learn fairscale.
+Each model is built with random weights, runs one step natively, one under an independent mode that counts operators,
+one
+captured, one audited by torch's own record functions, and its trace is replayed. Compared are the bits of results and
+of
+the model's state, the operators one by one, and the cases that are ok. Each trial is a separate process. All of them
+take some hours; finished trials are kept in a file that ships and are not repeated: empty it to try all again. Some
+models need more than `make openmmlab` installs: pip install lap motmetrics scikit-learn fairscale.
 
     python benchmarks/coverage.py [--library mmdet] [--name 'dino*'] [--write docs/coverage.md]
 """
@@ -34,16 +35,16 @@ from rich.console import Console
 from opgrip.errors import UserError
 
 PROCESSES = multiprocessing.get_context("forkserver")
-"""Each trial has one, forked from one that has the packages loaded, which takes a third of a trial's time."""
+"""each trial is forked from a process that has loaded the packages, which saves a third of its time"""
 LOADED = {"mmdet": ("mmdet.models", "mmdet.testing"), "mmseg": ("mmseg.models",), "transformers": ("transformers",)}
 JOURNAL = Path(__file__).parent / "covering" / "outcomes.jsonl"
-"""What came of each, as it ships: docs/coverage.md is drawn from it."""
+"""outcome of each trial, as it ships: docs/coverage.md is generated from it"""
 AVAILABLE = Path(__file__).parent / "covering" / "available.json"
-"""How many models each library has, tried or not, as the page says."""
+"""number of models in each library, as the page reports"""
 TIMEOUT_S = 900
 TOO_LONG = "it takes more than"
 ENDED = "the process ended"
-"""Why nothing comes any more of a trial that has stages left."""
+"""reason for a trial that ended before all of its stages"""
 
 
 def main() -> None:
@@ -64,7 +65,7 @@ def main() -> None:
         for subject in candidates
         if fnmatch.fnmatch(subject.name, args.name) and args.run in (None, subject.run)
     ]
-    # sums of one thread are the same each time
+    # sums on one thread are reproducible
     os.environ["OMP_NUM_THREADS"] = "1"
     PROCESSES.set_forkserver_preload(
         ["covering.trial", *(LOADED[args.library[0]] if len(args.library or ()) == 1 else ())]
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 def count_models(candidates: list[Subject]) -> dict[str, dict[str, Any]]:
-    """Of each library its version, and how many models could be tried."""
+    """Return the version of each library and the number of models that could be tried."""
     names = {library: {item.name for item in candidates if item.library == library} for library in LIBRARIES}
     return {
         library: {"version": importlib.import_module(library).__version__, "models": len(models)}
@@ -101,7 +102,7 @@ def count_models(candidates: list[Subject]) -> dict[str, dict[str, Any]]:
 
 
 def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
-    """What came of a model with the first config and setting that it runs natively with, else the failure to tell."""
+    """Return the outcome for the first config and setting that runs natively, or the most informative failure."""
     names = {"library": subject.library, "name": subject.name, "run": subject.run}
     failures: list[dict[str, Any]] = []
     unbuilt: set[str] = set()
@@ -115,21 +116,21 @@ def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
         if outcome.get("failed") != "native":
             return came
         if not is_built(outcome):
-            # whatever it is given
+            # with any config and setting
             unbuilt.add(model)
         failures.append(came)
     return {**most_telling(failures), "attempts": len(failures), "reasons": distinct_reasons(failures)}
 
 
 def is_built(outcome: dict[str, Any]) -> bool:
-    """Whether the model that failed natively could be built."""
+    """Return True if a model that failed natively could be built."""
     return not outcome["reason"].startswith(UserError.__name__)
 
 
 def most_telling(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """The failure of the first config that can be built, with its own images, which are the last setting.
+    """Return the failure of the first config that can be built with its own images, which are the last setting.
 
-    One that the time limit ended comes after all others.
+    Failures by the time limit come after all others.
     """
     built = [failure for failure in failures if is_built(failure)] or failures
     of_config = [failure for failure in built if failure["model"] == built[0]["model"]]
@@ -137,7 +138,7 @@ def most_telling(failures: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def distinct_reasons(failures: list[dict[str, Any]]) -> dict[str, str]:
-    """Each reason once, by the config and the images that it came with first."""
+    """Return each reason once, by the config and the images with which it first occurred."""
     names_by_reason: dict[str, str] = {}
     for failure in failures:
         images = " x ".join(str(failure[name]) for name in ("batch_size", "size") if failure.get(name))
@@ -146,7 +147,7 @@ def distinct_reasons(failures: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
-    """What one process says of each stage, and what became of the stage in which it ended early."""
+    """Run a trial in a process; return the results of its stages, including the one in which it ended early."""
     with tempfile.TemporaryDirectory() as folder:
         answers, questions = PROCESSES.Pipe(duplex=False)
         process = PROCESSES.Process(target=run_in_process, args=(about, folder, questions))
@@ -157,7 +158,7 @@ def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
             if reason == ENDED:
                 process.join()
                 said = Path(folder) / SAID
-                # a process that ended before it could say anything has made no file
+                # a process that ended before it could report has written no file
                 text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
                 lines = text.splitlines() or [""]
                 reason = f"{ENDED} with status {process.exitcode}: {told(lines[-1])}"
@@ -169,7 +170,7 @@ def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
 
 
 def receive(answers: Connection, timeout: int) -> tuple[dict[str, Any], str]:
-    """What a trial sent, stage by stage, and why no more came; empty where nothing is missing."""
+    """Return the stages that a trial reported, and why there are no more; empty if none is missing."""
     outcome: dict[str, Any] = {}
     deadline = monotonic() + timeout
     with suppress(EOFError, OSError):
@@ -182,18 +183,18 @@ def receive(answers: Connection, timeout: int) -> tuple[dict[str, Any], str]:
 
 
 def running_stage(outcome: dict[str, Any]) -> str | None:
-    """The first stage that nothing came of yet; None where none follows."""
+    """Return the first stage without result, or None after the last."""
     return None if "failed" in outcome else next((stage for stage in STAGES if stage not in outcome), None)
 
 
 def read_journal(path: Path) -> dict[str, dict[str, Any]]:
-    """The last outcome of each model and run."""
+    """Return the last outcome of each model and run."""
     items = [json.loads(line) for line in whole_lines(path)]
     return {f"{item['library']}/{item['name']} {item['run']}": item for item in items}
 
 
 def append(path: Path, outcome: dict[str, Any]) -> None:
-    """Keep an outcome, in place of half a line that a killed run left."""
+    """Append an outcome, replacing an incomplete last line of a killed run."""
     path.parent.mkdir(exist_ok=True)
     with path.open("ab") as file:
         file.truncate(sum(map(len, whole_lines(path))))
@@ -201,7 +202,7 @@ def append(path: Path, outcome: dict[str, Any]) -> None:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a journal, without a last one that has no end."""
+    """Return the lines of a journal without an incomplete last one."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith(b"\n")]
 

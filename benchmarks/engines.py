@@ -1,9 +1,9 @@
-"""How much more several workers of Ray get done than one: work that waits, and work that compiles.
+"""Measure how much more several Ray workers do than one, for work that waits and for work that compiles.
 
-Work that waits is a mode of another package that sleeps in each run, as a device would be waited for: workers share
-nothing then, and what is left is the engine's own. Work that compiles is torch.compile's, with nothing kept of before.
-Of work that waits the middle half of the rows is counted: to start a worker takes torch's import, whatever it does
-then.
+Work that waits uses a planted mode that sleeps in each run, as if it waited for a device: workers share nothing then,
+and the remaining cost is the engine's. Work that compiles uses torch.compile with empty caches. For work that waits,
+only
+the middle half of the rows counts, because each worker starts by importing torch.
 
     python benchmarks/engines.py --workers 1,4
 """
@@ -32,11 +32,11 @@ def waits(task):
 """
 SECONDS = 0.03
 MODES = {"waits": 10, "compile": 1}
-"""How often each case runs under each."""
+"""number of runs of each case under each mode"""
 
 
 def with_mode(folder: Path) -> dict[str, str]:
-    """The environment of a process that has the mode, and keeps nothing of what is compiled."""
+    """Return the environment of a process that has the planted mode and keeps no compiled code."""
     (folder / "waiting_mode.py").write_text(MODE.format(seconds=SECONDS))
     information = folder / "waiting_mode-1.0.dist-info"
     information.mkdir()
@@ -48,7 +48,7 @@ def with_mode(folder: Path) -> dict[str, str]:
 
 
 def make_trace(path: Path, cases: int) -> None:
-    """Capture so many operators, each of a shape of its own."""
+    """Capture a number of operators with distinct shapes."""
     import torch
 
     from opgrip.capture import Capture
@@ -59,7 +59,7 @@ def make_trace(path: Path, cases: int) -> None:
 
 
 def rate(trace: Path, mode: str, workers: int, environment: dict[str, str]) -> tuple[float, float]:
-    """How many cases a second such workers do in a process of its own, and seconds until they had started."""
+    """Return the cases per second of workers in a separate process, and their start time in s."""
     command = [sys.executable, __file__, "--one", str(trace), mode, str(workers)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     cases_per_s, started_s = json.loads(done.stdout.splitlines()[-1])
@@ -67,7 +67,7 @@ def rate(trace: Path, mode: str, workers: int, environment: dict[str, str]) -> t
 
 
 def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
-    """What `rate` gives, by workers of this process."""
+    """Return the same as `rate`, for workers of this process."""
     from opgrip.cli.progress import QuietReporter
     from opgrip.replay.replay_options import job_with
     from opgrip.replay.workers.engines.engine_options import EngineOptions
@@ -87,14 +87,14 @@ def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
     if cached:
         cases_per_s = len(cached) / (compiled - started)
     else:
-        # the first and the last rows are of a time when not all workers were at work
+        # not all workers were busy during the first and the last rows
         first, last = len(times) // 4, 3 * len(times) // 4
         cases_per_s = (last - first) / (times[last] - times[first])
     return cases_per_s, started - begin
 
 
 def main() -> None:
-    """Measure each kind of work with each number of workers, in a process of its own each."""
+    """Measure each kind of work with each number of workers, each in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", default="1,4", help="numbers of workers (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=160, help="that wait (default: %(default)s)")

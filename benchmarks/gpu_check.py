@@ -1,12 +1,13 @@
-"""Whether opgrip is right on this machine's GPU: steps, judged by torch.profiler, nsys, NVML and known results.
+"""Check opgrip on this machine's GPU, in steps that are compared with torch.profiler, nsys, NVML and known results.
 
-    make gpu-check                                       # from a fresh clone: sets up what it needs first
-    python benchmarks/gpu_check.py                       # where opgrip is installed; about ten minutes
+    make gpu-check                                       # from a fresh clone: first sets up the environment
+    python benchmarks/gpu_check.py                       # if opgrip is installed; about ten minutes
     python benchmarks/gpu_check.py --only '*events*'     # some steps
 
-It prints a line a step, `ok`, `wrong` or `not here`, and leaves one file to be sent back, which its last line names: a
-.zip with check.json (verdicts, numbers, the machine), what each step printed, and small reports of nsys and ncu, which
-tests parse elsewhere once they are unpacked into tests/data/gpu. The exit status is 1 where a step is wrong.
+It prints one line per step, `ok`, `wrong` or `not here`, and writes one file to be sent back, which its last line
+names: a
+.zip with check.json (verdicts, numbers, the machine), the output of each step, and small reports of nsys and ncu, which
+tests parse elsewhere after unpacking into tests/data/gpu. The exit status is 1 if a step is wrong.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from rich.markup import escape
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = Path(os.path.relpath(ROOT / "build/gpu-check.zip"))
 MOST_S = 1500.0
-"""Of all steps together."""
+"""time limit of all steps together"""
 MOST_LOG_BYTES = 100_000
 STYLES = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.NOT_HERE: "dim"}
 
 
 def main() -> int:
-    """Take the steps, and say by the status whether none is wrong."""
+    """Run the steps; return 1 if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="that is checked (default: %(default)s)")
     parser.add_argument("--top", type=int, default=20, help="cases of the shipped trace (default: %(default)s)")
@@ -71,7 +72,7 @@ def main() -> int:
 
 
 def is_there(device: str) -> bool:
-    """Whether torch has a device of that kind; makes no context."""
+    """Return True if torch has a device of that kind, without creating a context."""
     try:
         module = getattr(torch, torch.device(device).type)
     except (AttributeError, RuntimeError):
@@ -80,7 +81,7 @@ def is_there(device: str) -> bool:
 
 
 def outcomes_of(steps: Sequence[Step], place: Place, console: Console, most_s: float) -> Iterator[Outcome]:
-    """Of each step, told as it comes; those for which no time is left are not taken."""
+    """Yield the outcome of each step, printing it; skip steps for which no time is left."""
     end = perf_counter() + most_s
     for number, step in enumerate(steps, 1):
         with console.status(f"{number} of {len(steps)}: {escape(step.name)}"):
@@ -92,7 +93,7 @@ def outcomes_of(steps: Sequence[Step], place: Place, console: Console, most_s: f
 
 
 def take(step: Step, place: Place, remaining_s: float) -> Outcome:
-    """The outcome of a step, for which there is so much time."""
+    """Run a step within the remaining time and return its outcome."""
     if step.needs_cuda and place.kind != "cuda":
         return Outcome(step.name, Verdict.NOT_HERE, step.needs_cuda)
     if remaining_s <= 0:
@@ -102,7 +103,7 @@ def take(step: Step, place: Place, remaining_s: float) -> Outcome:
 
 
 def write_archive(path: Path, check: Mapping[str, object], folder: Path) -> None:
-    """The one file: the check, what steps printed, reports; names of the user and the host are taken out of texts."""
+    """Write the archive of check, output and reports, without names of the user and the host."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("check.json", without_names(json.dumps(check, indent=1)))
@@ -114,7 +115,7 @@ def write_archive(path: Path, check: Mapping[str, object], folder: Path) -> None
 
 
 def without_names(text: str) -> str:
-    """A text without where the user's files are, and who and what host it is."""
+    """Return text without the names of the user, the host and the user's folders."""
     for name, replacement in ((str(ROOT), "ROOT"), (str(Path.home()), "~"), (platform.node(), "HOST")):
         if len(name) > 2:
             text = text.replace(name, replacement)

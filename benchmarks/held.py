@@ -1,9 +1,9 @@
-"""Whether figures that earlier work reached are still reached: each is measured, and held against a bound.
+"""Check that performance figures are still reached: measure each and compare it with its threshold.
 
-A figure is a ratio of two quantities that were measured in turn, in this run; it fails where all of its interval is
-worse than its bound, and still is with the rounds of a second measurement. Bounds stand in
-benchmarks/figures/bounds.csv, and in bounds-avx2.csv those of a processor without AVX-512. The exit
-status is 1 where one does.
+A figure is the ratio of two quantities that were measured alternately in this run. It fails if its whole interval is
+worse than its threshold, also after adding the rounds of a second measurement. Thresholds are in
+benchmarks/figures/bounds.csv, for processors without AVX-512 in bounds-avx2.csv. The exit status is 1 if a figure
+fails.
 
     python benchmarks/held.py                                   # about ten minutes on two quiet cores
     python benchmarks/held.py --quick                           # about two, part of the figures
@@ -42,17 +42,17 @@ from opgrip.platform.machine import processor
 
 EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *SERVICE, *ENGINES, *COMMANDS)
 VECTORS = torch.backends.cpu.get_cpu_capability()
-"""The widest of this processor, for which there may be bounds of its own."""
+"""widest vector instructions of this processor, which may have separate thresholds"""
 FIGURES = {figure.name: figure for experiment in EXPERIMENTS for figure in experiment.figures}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run says of a figure.
+    """Result of a figure in a run.
 
     Attributes
     ----------
-    rounds : none where it was not measured, for the reason `why`
+    rounds : empty if it was not measured, for the reason `why`
     """
 
     figure: Figure
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Measure, print the table, and say by the status whether all is held."""
+    """Measure, print the table, and return 1 if a threshold is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="part of the figures, by fewer rounds")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="figures by name, such as '*first step*'")
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
-    """Of the figures that a pattern names, each experiment being run in a process of its own."""
+    """Yield the outcomes of selected figures, running each experiment in a separate process."""
     bounds = bounds_on(VECTORS)
     outcomes: dict[str, list[Outcome]] = {}
     again = []
@@ -105,7 +105,7 @@ def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, co
             if experiment.rounds > 1 and any(is_named(figure, pattern) for figure in worse):
                 again.append(experiment)
     for experiment in again:
-        # after all others: minutes in which a shared machine is another one make all of a few rounds worse
+        # after all others, because a slow phase of a shared machine affects all rounds of a short experiment
         console.print(f"{experiment.name}: worse, so {experiment.rounds} more rounds are measured")
         before = {outcome.figure: outcome.rounds for outcome in outcomes[experiment.name]}
         outcomes[experiment.name] = run_experiment(experiment, experiment.rounds, bounds, before)
@@ -114,7 +114,6 @@ def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, co
 
 
 def is_named(figure: Figure, pattern: str) -> bool:
-    """Whether a pattern names a figure."""
     return fnmatchcase(figure.name, pattern)
 
 
@@ -124,7 +123,7 @@ def run_experiment(
     bounds: Mapping[str, Bound],
     before: Mapping[Figure, Rounds] = MappingProxyType({}),
 ) -> list[Outcome]:
-    """The outcomes of all figures of an experiment, which count the rounds that were measured before too."""
+    """Return the outcomes of an experiment's figures, including rounds that were measured before."""
     try:
         rounds_by_figure = in_a_process(experiment.measure, rounds)
     except NotMeasuredError as error:
@@ -141,7 +140,7 @@ def run_experiment(
 
 
 def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """One row a figure."""
+    """Print one row per figure."""
     bounds = bounds_on(VECTORS)
     table = Table("figure", "bound", "now", "interval", "when set", "verdict")
     table.columns[0].no_wrap = True
@@ -168,7 +167,7 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def set_bounds(paths: Sequence[Path]) -> None:
-    """Lower the bounds of the figures that every run has to the worst that these gave."""
+    """Lower each threshold to the worst value in the given runs, if they all have the figure."""
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     processors = {document["processor"] for document in documents}
     if len(processors) > 1:

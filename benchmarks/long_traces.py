@@ -1,11 +1,12 @@
-"""What it takes to read long traces: time and memory, beside JSON that is read whole.
+"""Measure time and memory of reading long traces, compared with JSON that is read whole.
 
-A capture of tiny operators is made as long as asked for by its calls coming again and again, and one of a detector, a
-fifth of whose calls are of signatures that were looked at in several places. Each thing is done in a
-process of its own: the time is that of the processor, which others on the machine change little, less that of a process
-that imports the same and reads the short capture; the memory is the most that the process had. Beside them stand what
-tools read whole: the nodes of torch's `ExecutionTraceObserver` by `json`, as Chakra's converter and PARAM's replay
-begin, and events of `torch.profiler` by `json` and `pandas`, as HTA begins. Their files are made long in the same way.
+The calls of a short capture are repeated until the trace has the requested length: one of tiny operators, and one of a
+detector, a fifth of whose calls have signatures with values from several call sites. Each operation runs in a separate
+process. Its time is processor time, which depends little on other programs, minus the time of a process that
+imports the same modules and reads the short capture; its memory is the peak of the process. For comparison, the
+files of other tools are made long in the same way and read whole: nodes of torch's `ExecutionTraceObserver` with
+`json`, as Chakra's
+converter and PARAM's replay begin, and events of `torch.profiler` with `json` and `pandas`, as HTA begins.
 
     python benchmarks/long_traces.py [--calls 100000 1000000] [--only info cases] [--most-others 1000000]
 """
@@ -33,9 +34,9 @@ from opgrip.capture import Capture
 
 SHIPPED = Path(__file__).resolve().parents[1] / "traces/faster_rcnn.jsonl"
 SPREAD = 0.3
-"""Of the times of calls that come again."""
+"""random variation of the durations of repeated calls"""
 ROUNDS = 10
-"""Of the program: 33,000 calls, of which files are made."""
+"""repetitions of the program: 33,000 calls, from which files are made"""
 VERB = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[2:]))"
 COST = "cost of the process:"
 WATCH = f"""import atexit, os, re, resource, sys
@@ -45,9 +46,9 @@ def tell():
     print("{COST}", sum(os.times()[:2]), peak[1], file=sys.stderr)
 atexit.register(tell)
 """
-"""Before what a process does: tells its time and the most memory that it had, which wait() counts of its parent too."""
+"""code before an operation: reports its time and peak memory, because wait() would include the parent's memory"""
 FILE, OUTPUT = "{path}", "{folder}/out"
-"""Among the arguments of a process: the file, and one that it writes beside it."""
+"""placeholders among the arguments of a process: the input file, and an output file next to it"""
 TRACE, DETECTOR, NODES, EVENTS = "trace", "detector", "nodes", "events"
 TRACES = (TRACE, DETECTOR)
 
@@ -58,9 +59,9 @@ class Reading:
 
     Attributes
     ----------
-    of : which file
+    of : kind of file
     code : Python that reads the file whose name is its first argument
-    arguments : the others; `FILE` stands for the file
+    arguments : further arguments; `FILE` is replaced by the file
     """
 
     of: str
@@ -106,14 +107,13 @@ READINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a process took."""
+    """Time and memory of a process."""
 
     seconds: float
     peak_mb: float
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, nargs="+", default=[100_000, 1_000_000], help="default: %(default)s")
     parser.add_argument("--only", nargs="+", choices=READINGS, metavar="NAME", help=f"of {', '.join(READINGS)}")
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def record(folder: Path) -> dict[str, Path]:
-    """The program's trace, its nodes of the observer, and its events of the profiler."""
+    """Record the program as a trace, as the observer's nodes, and as the profiler's events."""
     run = tiny_operators()
     run()
     sources = {kind: folder / f"{kind}.json" for kind in (NODES, EVENTS)}
@@ -152,7 +152,7 @@ def record(folder: Path) -> dict[str, Path]:
 
 
 def add_rows(table: Table, name: str, sources: dict[str, Path], args: Any) -> None:
-    """Measure one way to read, at each length up to where it ends."""
+    """Measure one way to read at each length, up to the first that fails."""
     reading = READINGS[name]
     source = sources[reading.of]
     idle = min((measure(reading, source, args.most_mb) for _ in range(2)), key=lambda cost: cost.seconds if cost else 0)
@@ -168,7 +168,7 @@ def add_rows(table: Table, name: str, sources: dict[str, Path], args: Any) -> No
             table.add_row(*cells, "-", "-", f"over {args.most_mb:,}", "-")
             continue
         seconds = cost.seconds - idle.seconds
-        # less than the starts of processes differ by
+        # less than the difference between two starts
         is_noise = seconds < idle.seconds / NOISE
         rate = f"{(number - length_of(reading.of, source)) / max(seconds, 1e-9):,.0f}"
         cells += ["-", "-"] if is_noise else [f"{seconds:.2f}", rate]
@@ -176,27 +176,27 @@ def add_rows(table: Table, name: str, sources: dict[str, Path], args: Any) -> No
 
 
 NOISE = 10
-"""Of this part of a start a difference in time says nothing."""
+"""differences below this share of a start are noise"""
 EACH = ("load().calls", "longtail", "timeline", "graph")
-"""What looks at each call by itself."""
+"""operations that visit every call"""
 
 
 def make(kind: str, source: Path, target: Path, calls: int) -> int:
-    """A long file of a kind; gives the number of its calls."""
+    """Write a long file of a kind; return the number of its calls."""
     if kind in TRACES:
         return repeat_calls(source, target, calls, SPREAD)
     return repeat_items(source, target, NODES if kind == NODES else "traceEvents", calls)
 
 
 def length_of(kind: str, source: Path) -> int:
-    """The number of calls of a file."""
+    """Return the number of calls in a file."""
     if kind in TRACES:
         return int(json.loads(source.read_bytes().splitlines()[-1])["calls"])
     return len(json.loads(source.read_text())[NODES if kind == NODES else "traceEvents"])
 
 
 def measure(reading: Reading, path: Path, most_mb: int) -> Cost | None:
-    """The cost of a process that reads a file; None where it ran out of memory."""
+    """Return the cost of a process that reads a file, or None if it ran out of memory."""
     arguments = [word.format(path=path, folder=path.parent) for word in reading.arguments]
     command = [sys.executable, "-c", WATCH.format(most_mb << 20) + reading.code, str(path), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,8 +1,10 @@
-"""What it takes to join the traces of many ranks, and to tell who waits for whom.
+"""Measure merging the traces of many ranks and finding their waits.
 
-The ranks are made up: a collective in each hundred calls, one slow rank, and clocks that differ. Each command runs in
-a process of its own: the time is that of the processor, less that of a process that joins two ranks of 100 calls; the
-memory is the most that the process had, with what is loaded to begin with.
+The ranks are synthetic: one collective in a hundred calls, one slow rank, and clocks that differ. Each command runs in
+a
+separate process. Its time is processor time, minus that of a process that merges two ranks of 100 calls; its memory is
+the
+peak of the process, including imports.
 
     python benchmarks/many_ranks.py [--ranks 64] [--calls 10000 100000]
 """
@@ -26,19 +28,19 @@ from made_ranks import made_rank
 
 OPGRIP = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[1:]))"
 BETWEEN_NS = 50_000_000
-"""By how much the clocks of neighbours differ."""
+"""difference between the clocks of neighbouring ranks"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a process took: seconds of the processor, and MB at most."""
+    """Processor time in s and peak memory in MB of a process."""
 
     cpu_s: float
     peak_mb: float
 
 
 def measure(*arguments: str | Path) -> Cost:
-    """The cost of a command of opgrip."""
+    """Return the cost of an opgrip command."""
     command = [sys.executable, "-c", OPGRIP, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
@@ -49,7 +51,7 @@ def measure(*arguments: str | Path) -> Cost:
 
 
 def costs(folder: Path, ranks: int, calls: int) -> tuple[Cost, Cost]:
-    """What it takes to join so many ranks of so many calls, and to tell their waits."""
+    """Return the costs of merging `ranks` traces of `calls` calls, and of finding their waits."""
     slow = ranks // 2
     paths = [
         made_rank(folder / f"t.rank{rank}.jsonl", rank, ranks, calls, slow=slow, clock_ns=rank * BETWEEN_NS)
@@ -63,7 +65,6 @@ def costs(folder: Path, ranks: int, calls: int) -> tuple[Cost, Cost]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--ranks", type=int, default=64, metavar="N")
     parser.add_argument("--calls", type=int, nargs="+", default=[10_000, 100_000], metavar="N", help="of each rank")

@@ -1,7 +1,7 @@
-"""Every mode that this machine has beside eager, by families of operators: which calls it can run, and how fast.
+"""Run every mode of this machine on each family of operators, and print which calls it can run and how fast.
 
-python benchmarks/modes.py                                    # the shipped trace, all modes, results.json kept
-python benchmarks/modes.py --results results.json             # the table of results that opreplay wrote before
+python benchmarks/modes.py                                    # the shipped trace, all modes; writes results.json
+python benchmarks/modes.py --results results.json             # the table of existing results
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def available() -> list[str]:
-    """The modes that can run here, the fallback of debugging left out."""
+    """Return the modes that can run here, without the debugging fallback."""
     names = []
     for name in modes.names():
         try:
@@ -67,7 +67,7 @@ def available() -> list[str]:
 
 
 def print_table(rows: pd.DataFrame) -> None:
-    """One line a family, one column a mode: of its cases how many are ok, and the geometric mean of the speed-up."""
+    """Print one line per family, one column per mode: the number of ok cases, and their geometric mean speed-up."""
     rows = rows.assign(family=[family_of(op) for op in rows["op"]])
     names = [mode for mode in rows["mode"].unique() if mode != "eager"]
     console = Console(width=200, highlight=False)
