@@ -28,7 +28,6 @@ from opgrip.capture.grip.watch import Keep
 from opgrip.capture.program.capture_choices import CALLS, GRIPS
 from opgrip.errors import UserError
 from opgrip.samples.tags import Tag
-from opgrip.traces.io.tensor_file import load_safetensors
 
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 
@@ -153,7 +152,6 @@ grip = Gripper()
 
 
 def _keep(calls: int, tags: Iterable[str], name: str | None, by_reference: bool) -> Keep:
-    load_safetensors()
     if calls < 1:
         raise UserError(f"{calls} calls are no sample", "keep one at least")
     if name is not None and not name.isidentifier():

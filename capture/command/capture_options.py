@@ -208,14 +208,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_grips(args: argparse.Namespace) -> None:
     """Raise `UserError` where functions cannot be gripped as it is asked for."""
-    from opgrip.traces.io.tensor_file import load_safetensors
-
     if args.private and args.grip:
         raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
     if args.grip_to is not None and not args.grip:
         raise UserError("--grip-to without --grip", "name the functions to grip with --grip")
-    if args.grip:
-        load_safetensors()
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:

@@ -54,7 +54,7 @@ def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -
 
     Raises
     ------
-    UserError : where a file is there already, or safetensors is not installed
+    UserError : if the file exists
     """
     full = FullValues(folder / VALUES, most_bytes=most_bytes)
     records: list[Record] = [Thread(0, "MainThread")]

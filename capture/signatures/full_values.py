@@ -25,13 +25,12 @@ MAX_TENSORS = 500_000
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` where a trace and its whole values cannot be written, or safetensors is not installed.
+    """Raise `UserError` where a trace and its whole values cannot be written.
 
     Parameters
     ----------
     trace : None where its name is not known yet
     """
-    load_safetensors()
     if trace is not None:
         beside = path_beside(trace)
         check_writable(Path(trace), force)

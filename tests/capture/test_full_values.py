@@ -282,20 +282,6 @@ def test_where_values_cannot_go_no_model_is_built(tmp_path: Path, args: list[str
     assert (tmp_path / "t.values.safetensors").read_text(encoding="utf-8") == "precious"
 
 
-def test_without_safetensors_one_line_names_the_extra_before_a_model_is_built(tmp_path: Path) -> None:
-    (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
-    program = """
-import sys
-sys.modules["safetensors"] = None
-from opgrip.capture.start import main
-sys.exit(main(["--model", "nets.py:net", "--values", "full"]))
-"""
-    done = run_program(program, tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == ("opcapture: error: whole values need the package safetensors: pip install 'opgrip[full]'\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["nets.py"]
-
-
 def test_force_replaces_both_files_and_a_discarded_capture_neither(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     capture(path, lambda: torch.ones(100).sin())

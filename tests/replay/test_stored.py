@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,12 +75,6 @@ def test_a_spoiled_file_is_told_and_the_models_stand_in(folder: Path, spoil: Cal
         found = drawn(folder)
     assert found.shape == (100,)
     assert not torch.equal(found, VALUES)
-
-
-def test_without_safetensors_the_models_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.warns(RuntimeWarning, match=r"pip install 'opgrip\[full\]'"):
-        assert drawn(folder).shape == (100,)
 
 
 def test_a_file_that_goes_later_is_no_error(folder: Path) -> None:

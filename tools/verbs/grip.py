@@ -50,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.capture.grip.gripping import Grips
     from opgrip.capture.grip.patterns import parse_pattern
     from opgrip.capture.grip.watch import Keep
-    from opgrip.traces.io.tensor_file import load_safetensors
 
-    load_safetensors()
     program = [args.script, *args.program]
     check_script(program)
     patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]

@@ -14,10 +14,10 @@ from typing import IO, Any
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.overloads import Bound, NoOverload
 from opgrip.traces.formats.profiler_arguments import bind_inputs
 from opgrip.traces.formats.profiler_events import DeviceWork, EventTable, OperatorCall, Slice, calls_of
-from opgrip.traces.formats.stored_tensors import CutText, TooLong, members
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Kernels, Record

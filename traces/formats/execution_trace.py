@@ -14,10 +14,10 @@ from typing import IO, Any
 from opgrip.cli.compressed_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
+from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.node import SCHEMA_VERSION, Node, node_from_json, node_to_json
 from opgrip.traces.formats.nodes.node_calls import calls_of
 from opgrip.traces.formats.nodes.program import steps_of
-from opgrip.traces.formats.stored_tensors import CutText, TooLong, members
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.records import Record
 from opgrip.traces.table.trace import Trace

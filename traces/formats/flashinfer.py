@@ -19,9 +19,9 @@ from typing import Any
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.flashinfer_folders import write_folder
 from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
-from opgrip.traces.formats.stored_tensors import read_tensor
 from opgrip.traces.formats.tritonbench import NO_DEVICE, literal
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.io.tensor_file import read_foreign_tensor
 from opgrip.traces.schema.arguments import FormatError, TensorSpec
 from opgrip.traces.schema.records import Record
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
@@ -353,7 +353,7 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
         raise FormatError("it is not in the folder of the definitions")
     if data_set.stored_bytes > STORED_BYTES and not data_set.file.unbounded:
         raise FormatError(f"the values of others have more than {STORED_BYTES >> 30} GB")
-    values = read_tensor(path, key)
+    values = read_foreign_tensor(path, key)
     data_set.stored_bytes += values.nbytes
     if values.shape != tensor.shape or values.dtype != tensor.dtype:
         raise FormatError("its tensor has another shape or dtype than the definition's")

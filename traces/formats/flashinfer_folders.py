@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from opgrip.traces.formats.overloads import schemas_of
-from opgrip.traces.formats.stored_tensors import NAME_OF, write_tensors
 from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.io.tensor_file import STORED_AS_THEY_ARE, write_foreign_tensors
 from opgrip.traces.schema.arguments import TensorSpec, leaves
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import contiguous, plain_name
@@ -252,13 +252,13 @@ def _sources(kernel: Kernel, signature: Signature, trace: Trace, folder: Path, f
     stored: dict[str, torch.Tensor] = {}
     for (name, _), spec in zip(kernel.inputs, specs, strict=True):
         model = trace.values.get(spec.values) if spec.values is not None else None
-        is_whole = not spec.dtype.is_floating_point and spec.dtype in NAME_OF
+        is_whole = not spec.dtype.is_floating_point and spec.dtype in STORED_AS_THEY_ARE
         if model is not None and is_whole and 0 < math.prod(spec.shape) <= STORED_ELEMENTS:
             stored[name] = model.draw(spec.shape, spec.dtype, torch.Generator().manual_seed(0))
     if stored:
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(path, stored)
+        write_foreign_tensors(path, stored)
     return {
         name: {"type": "safetensors", "path": file, "tensor_key": name} if name in stored else {"type": "random"}
         for name, _ in kernel.inputs

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgrip.errors import UserError, one_line
+from opgrip.errors import FormatError, UserError, one_line
 
 HEADER_FIELD = "values_file"
 """The field of a trace's header that names the file."""
@@ -29,6 +29,10 @@ STORED_AS_THEY_ARE = frozenset(
     }
 )
 """The dtypes that every safetensors knows; others are stored as their bytes."""
+
+HEADER_BYTES = 4 << 20
+TENSOR_BYTES = 256 << 20
+"""Sizes of the header, and of a tensor, up to which a file of other tools is read."""
 
 
 def values_path(trace: Path) -> Path:
@@ -114,7 +118,7 @@ class TensorFile:
 
         Raises
         ------
-        UserError : where the file is none of safetensors, or the package is not installed
+        UserError : if the file is not one of safetensors
         """
         return frozenset(self._open().keys())
 
@@ -144,15 +148,44 @@ class TensorFile:
         return self._file
 
 
-def load_safetensors() -> ModuleType:
-    """The package.
+def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
+    """Return a tensor of another tool's file.
 
     Raises
     ------
-    UserError : where it is not installed
+    FormatError : if the file cannot be opened, is not one of safetensors, does not hold the tensor, or is too large
     """
+    package = load_safetensors()
     try:
-        import safetensors.torch
-    except ImportError as error:
-        raise UserError("whole values need the package safetensors", "pip install 'opgrip[full]'") from error
+        with path.open("rb") as file:
+            if int.from_bytes(file.read(8), "little") > HEADER_BYTES:
+                raise FormatError("its header is too long")
+        with package.safe_open(str(path), framework="pt") as tensors:
+            # it maps the file's memory, and has checked the shape
+            tensor: torch.Tensor = tensors.get_tensor(key)
+    except OSError as error:
+        raise FormatError("it cannot be opened") from error
+    except package.SafetensorError as error:
+        raise FormatError(f"its tensor {key[:60]!r} cannot be read ({one_line(error)})") from error
+    if tensor.nbytes > TENSOR_BYTES:
+        raise FormatError(f"its tensor {key[:60]!r} is too large")
+    # nothing says that it begins where its dtype can
+    flat = tensor.reshape(-1).view(torch.uint8).clone()
+    if tensor.dtype == torch.bool:
+        # a byte of an untrusted file may be neither 0 nor 1, which is not a boolean; by numpy, as torch would do it in
+        # several threads, after which a process hangs in its forks
+        flat = torch.from_numpy(flat.numpy() != 0)
+    return flat.view(tensor.dtype).reshape(tensor.shape)
+
+
+def write_foreign_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a new file of tensors for another tool; `STORED_AS_THEY_ARE` has their dtypes."""
+    with path.open("xb") as file:
+        file.write(load_safetensors().torch.save({key: tensor.contiguous() for key, tensor in tensors.items()}))
+
+
+def load_safetensors() -> ModuleType:
+    """Import the package, which takes a while."""
+    import safetensors.torch
+
     return safetensors

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch as safetensors_torch
 import torch
 from changed_bytes import changed, read_or_refuse
 from hypothesis import HealthCheck, given, settings
@@ -18,8 +17,8 @@ from programs import SHIPPED_TRACES, run_command
 
 from opgrip.errors import FormatError
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.formats.stored_tensors import read_tensor, write_tensors
 from opgrip.traces.io.foreign_files import Losses, format_of, formats
+from opgrip.traces.io.tensor_file import read_foreign_tensor, write_foreign_tensors
 from opgrip.traces.schema.arguments import TensorSpec, leaves
 from opgrip.traces.values import fit
 
@@ -112,7 +111,7 @@ def test_stored_values_are_drawn_again(tmp_path: Path) -> None:
     path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
     (tmp_path / "blob").mkdir()
     values = torch.tensor([8, 0, 3])
-    write_tensors(tmp_path / "blob" / "a.safetensors", {"index": values})
+    write_foreign_tensors(tmp_path / "blob" / "a.safetensors", {"index": values})
     trace = load(path)
     assert trace.calls["op"].tolist() == ["aten.index_select.default"]
     assert trace.values == {0: fit(values)}
@@ -127,7 +126,7 @@ def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
     text = "import torch\ndef run(self, mask):\n    return torch.ops.aten.masked_fill.Scalar(self, mask, 0)"
     fill = {**GATHER, "axes": {"k": {"type": "var"}}, "inputs": shape, "reference": text}
     path = data_set(tmp_path, fill, lines=workload("index_select_1", {"k": count}, {"mask": source}))
-    write_tensors(tmp_path / "a.safetensors", {"mask": torch.arange(count) % 9 == 0})
+    write_foreign_tensors(tmp_path / "a.safetensors", {"mask": torch.arange(count) % 9 == 0})
     # a fork of a process whose operators ran in several threads would never end
     done = run_command("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path, fresh=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -135,7 +134,7 @@ def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors"])
 def test_values_outside_of_the_folder_or_not_there_are_said(tmp_path: Path, name: str) -> None:
-    write_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
+    write_foreign_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
     source = {"type": "safetensors", "path": name, "tensor_key": "index"}
     path = data_set(tmp_path / "set", GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
     reader = TraceReader(path)
@@ -272,7 +271,7 @@ def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.
     source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "index"}
     path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
     (tmp_path / "a.safetensors").unlink(missing_ok=True)
-    write_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
+    write_foreign_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
     (definition,) = tmp_path.glob("definitions/*/*.json")
     victim = data.draw(st.sampled_from([path, definition, tmp_path / "a.safetensors"]))
     victim.write_bytes(changed(victim.read_bytes(), data))
@@ -287,13 +286,10 @@ TENSORS = {
 }
 
 
-def test_files_of_tensors_are_those_of_safetensors(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "ours.safetensors", TENSORS)
-    safetensors_torch.save_file(TENSORS, tmp_path / "theirs.safetensors")
-    for name, tensor in safetensors_torch.load_file(tmp_path / "ours.safetensors").items():
-        assert torch.equal(tensor, TENSORS[name])
+def test_tensors_of_each_kind_are_written_and_read(tmp_path: Path) -> None:
+    write_foreign_tensors(tmp_path / "a.safetensors", TENSORS)
     for name, tensor in TENSORS.items():
-        assert torch.equal(read_tensor(tmp_path / "theirs.safetensors", name), tensor)
+        assert torch.equal(read_foreign_tensor(tmp_path / "a.safetensors", name), tensor)
 
 
 @pytest.mark.parametrize(
@@ -311,4 +307,4 @@ def test_a_tensor_that_is_not_what_its_header_says_is_refused(tmp_path: Path, en
     header = json.dumps({"a": entry}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(FormatError):
-        read_tensor(tmp_path / "a.safetensors", "a")
+        read_foreign_tensor(tmp_path / "a.safetensors", "a")

@@ -1,19 +1,11 @@
-"""Few tensors of a third party's safetensors file, and members of a long JSON object, in bounded memory.
-
-A file is the length of its header in 8 bytes, the header as JSON, and the tensors' bytes, to whose places the header
-points: {"key": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}.
-"""
+"""Members of a JSON object that is longer than memory should hold, such as the events of a profiler."""
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import prod
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.io.foreign_files import once
@@ -146,101 +138,3 @@ class _Text:
                 break
         self._text, self._place = "".join(pieces), 0
         return added > 0
-
-
-HEADER_BYTES = 4 << 20
-TENSOR_BYTES = 256 << 20
-"""Of a tensor that is read."""
-DTYPE_OF = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAME_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
-
-
-def read_tensor(path: Path, key: str) -> torch.Tensor:
-    """A tensor of a file.
-
-    Raises
-    ------
-    FormatError : where the file cannot be opened, is none of safetensors, or does not hold it; or it is too large
-    """
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > HEADER_BYTES:
-                raise FormatError("its header is too long")
-            dtype, shape, begin, end = _place(_header(file.read(length)), key)
-            file.seek(8 + length + begin)
-            content = file.read(end - begin)
-    except OSError as error:
-        raise FormatError("it cannot be opened") from error
-    if len(content) != end - begin:
-        raise FormatError("it is cut")
-    if not content:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    if dtype == torch.bool:
-        # a byte of a stranger's file may be neither 0 nor 1, which is no boolean; by numpy, as torch would do it in
-        # several threads, after which a process hangs in its forks
-        flat = torch.from_numpy(flat.numpy() != 0)
-    return flat.view(dtype).reshape(shape)
-
-
-def _header(text: bytes) -> dict[str, Any]:
-    try:
-        form = json.loads(text)
-        check_nesting(text, form)
-    except (ValueError, RecursionError) as error:
-        raise FormatError("its header is no JSON") from error
-    if not isinstance(form, dict):
-        raise FormatError("its header is no object")
-    return form
-
-
-def _place(header: Mapping[str, Any], key: str) -> tuple[torch.dtype, tuple[int, ...], int, int]:
-    entry = header.get(key)
-    if not isinstance(entry, dict):
-        raise FormatError(f"it holds no tensor {key[:60]!r}")
-    dtype = DTYPE_OF.get(str(entry.get("dtype")))
-    shape, offsets = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
-    if dtype is None or shape is None or offsets is None or len(offsets) != 2 or len(shape) > 64:
-        raise FormatError(f"its tensor {key[:60]!r} is of no kind that is known")
-    begin, end = offsets
-    if end - begin != prod(shape) * dtype.itemsize or end - begin > TENSOR_BYTES:
-        raise FormatError(f"its tensor {key[:60]!r} is not as large as its shape, or too large")
-    return dtype, shape, begin, end
-
-
-def _sizes(value: Any) -> tuple[int, ...] | None:
-    is_list = isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
-    return tuple(value) if is_list else None
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """A file of these tensors, whose dtypes are among `NAME_OF`."""
-    header: dict[str, Any] = {}
-    contents = []
-    place = 0
-    for key, tensor in tensors.items():
-        # as bytes, which any dtype has, and numpy has not all of torch's
-        content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        end = place + len(content)
-        header[key] = {"dtype": NAME_OF[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
-        contents.append(content)
-        place = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.writelines(contents)
