@@ -1,10 +1,12 @@
-"""What a program that can be asked to record pays: while nobody asks, from a request on, and while it is recorded.
+"""Measure the cost of on-demand recording: idle, from a request on, and while recording.
 
-Idle: a million tiny operators with an agent, in a process that has recorded, and as many without one, in turns in one
-process; the figure is the median over the pairs of the processor time that the first took, the agent's own included, to
-that of the second. Requests: threads that call a small transformer, each call a request; their latencies before, while
-and after 200 of them are recorded. Budgets: steps of that transformer under `Capture(max_overhead=...)`, once what
-may be spent at once is spent, to steps that it is not told of, in turns.
+Idle: a million tiny operators with an agent, in a process that has recorded, and the same number without, alternating
+in
+one process; the figure is the median over the pairs of the processor time with the agent, including its own, divided
+by the time without. Requests: threads that call a small transformer, each call a request; latencies before, while
+and after 200 of them are recorded. Budgets: steps of that transformer under `Capture(max_overhead=...)`, after the
+initial
+budget is spent, compared with alternating steps that the capture does not see.
 
     python benchmarks/on_demand.py [--pairs 400] [--operators 2500] [--requests 2000] [--budget-s 60]
 """
@@ -75,7 +77,7 @@ def main() -> int:
 
 
 def serve(requests: int, folder: Path) -> tuple[list[float], dict[str, list[float]]]:
-    """Seconds from a request for a recording to the first recorded call, and of requests of the service, by time."""
+    """Return the seconds from a recording request to the first recorded call, and latencies of the service by phase."""
     net = transformer()
     latencies: list[float] = []
     ends = threading.Event()
@@ -92,7 +94,7 @@ def serve(requests: int, folder: Path) -> tuple[list[float], dict[str, list[floa
     threads = [threading.Thread(target=answer) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
-    # the first recording loads what it needs
+    # the first recording loads its modules
     trigger(folder / "first.jsonl", steps=1)
     del latencies[:]
     parts = {}
@@ -117,10 +119,10 @@ def transformer() -> nn.Module:
 
 
 def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]:
-    """Processor time of steps under a budget to that of others, how many were recorded, and how many there were.
+    """Return the relative processor time of steps under a budget, the number of recorded steps, and of all steps.
 
-    Some steps that the capture is told of are in turns with as many that it is not, whose time is none to the
-    budget, so that both have the same machine.
+    Steps that the capture sees alternate with the same number that it does not see and whose time does not
+    count towards the budget, so that both run on the same machine state.
     """
     net, x = transformer(), torch.rand(2, 16, 64)
     aside_ns = 0
@@ -139,7 +141,7 @@ def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]
         spent = recorder.budget
         assert spent is not None
         spent._now_ns = lambda: time.perf_counter_ns() - aside_ns
-        # what may be spent at once
+        # the initial budget
         while not spent.left_out[Thinning.STEPS]:
             steps(1, capture.step)
         alone = watched = 0
@@ -157,7 +159,7 @@ def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]
 
 
 def trigger(path: Path, **extent: Any) -> dict[str, Any]:
-    """What a recording gave that is over."""
+    """Return the answer of a finished recording."""
     asked = opgrip.capture.trigger(path, **extent)
     asked.wait()
     if asked.result is None or asked.problem is not None:

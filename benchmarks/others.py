@@ -1,4 +1,4 @@
-"""Whether other work on the machine had a part in what was measured."""
+"""Detect whether other work on the machine influenced a measurement."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar
 
 MOST_BY_OTHERS = 0.1
-"""Share of all processors' time that others may take while times are compared."""
+"""largest share of all processors' time that other processes may take while times are compared"""
 TRIES = 3
 DISTURBED = "disturbed"
-"""Stands where a number would mean nothing."""
+"""shown in place of a meaningless number"""
 STAT = Path("/proc/stat")
 
 Value = TypeVar("Value")
@@ -26,7 +26,7 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Processor time so far, in seconds: all there is, and of that what anything took, and what this process did."""
+    """Processor time so far in s: available, used by anything, and used by this process."""
 
     whole_s: float
     busy_s: float
@@ -34,11 +34,11 @@ class Usage:
 
     @classmethod
     def now(cls, more_s: float = 0.0) -> Usage:
-        """What the kernel has counted; what a hypervisor took is busy too.
+        """Return the kernel's counters; time taken by a hypervisor counts as used.
 
         Parameters
         ----------
-        more_s : of processes that are this one's, and no ended children of it
+        more_s : time of processes that belong to this one but are not its ended children
         """
         first = STAT.read_text(encoding="ascii").splitlines()[0]
         user, nice, system, idle, waiting, *rest = (int(word) / os.sysconf("SC_CLK_TCK") for word in first.split()[1:9])
@@ -47,18 +47,18 @@ class Usage:
 
 
 def share_of_others(before: Usage, after: Usage) -> float:
-    """The share of all processors' time that others took: not this process, with its ended children."""
+    """Return the share of all processors' time used by processes other than this one and its ended children."""
     others = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return max(0.0, others) / max(after.whole_s - before.whole_s, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[Value]):
-    """What a part of a benchmark gave.
+    """Result of a part of a benchmark.
 
     Attributes
     ----------
-    others : the share of all processors' time that others took meanwhile
+    others : share of all processors' time used by other processes meanwhile
     """
 
     value: Value
@@ -66,11 +66,11 @@ class Part(Generic[Value]):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others took so much that times mean little."""
+        """Return True if other processes took too much for times to be meaningful."""
         return self.others >= MOST_BY_OTHERS
 
     def figure(self, text: str) -> str:
-        """A figure that comes from the part's times; where others disturbed these, a word in its place."""
+        """Return `text`, a figure from this part's times, or a replacement if the part was disturbed."""
         return DISTURBED if self.is_disturbed else text
 
     def __str__(self) -> str:
@@ -80,12 +80,12 @@ class Part(Generic[Value]):
 def measure_part(
     part: Callable[[], Value], tries: int = TRIES, usage_now: Callable[[], Usage] = Usage.now
 ) -> Part[Value]:
-    """Measure a part of a benchmark, again where others disturb it; gives the quietest of the tries.
+    """Measure a part of a benchmark, repeating it if it is disturbed; return the quietest try.
 
     Parameters
     ----------
-    tries : at most
-    usage_now : tells what processors did so far
+    tries : maximum number of tries
+    usage_now : function that reads the processors' counters
     """
     if not STAT.exists():
         return Part(part())
@@ -98,22 +98,22 @@ def measure_part(
 
 
 def in_a_process(function: Callable[Arguments, Value], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
-    """What a function of a module gives in a fresh process.
+    """Return the result of a module's function in a fresh process.
 
-    What one program leaves in the allocator and in caches would change the next one's times.
+    Otherwise the state of the allocator and of caches after one program would influence the next.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args, **kwargs).result()
 
 
 def are_too_few(rounds: Sequence[object], requested: int) -> bool:
-    """Whether others disturbed so many of the rounds that the remaining ones tell nothing."""
+    """Return True if so many rounds are disturbed that the others are not representative."""
     return 2 * len(rounds) < requested
 
 
 @contextmanager
 def busy_processors() -> Iterator[None]:
-    """Two programs for each processor, that do nothing else."""
+    """Keep two busy processes per processor running."""
     burners = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
     ]

@@ -1,4 +1,4 @@
-"""Traces of any length: a captured one whose calls come again and again, written in the format of the file."""
+"""Make traces of any length by repeating the calls of a captured one, in the file's own format."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from opgrip.cli.compressed_files import compress_to
 
 _CALLS = b'{"type":"calls"'
 _NOT_REPEATED = (b'{"type":"entered"', b'{"type":"device_times"')
-"""Records that refer to calls by their place."""
+"""records that refer to calls by position"""
 _START = re.compile(rb'"start_ns":(-?\d+)')
 _DURATIONS = re.compile(rb'"duration_ns":\[([^]]*)\]')
 _NEWEST = re.compile(rb'"newest":(-?\d+)')
 
 
 def repeat_calls(source: Path, target: Path, calls: int, spread: float = 0.0) -> int:
-    """Write a trace that makes the calls of a whole plain one in rounds, until there are at least so many.
+    """Write a trace that repeats the calls of a complete uncompressed one until it has at least `calls`; return their
+    number.
 
-    Each round begins where the one before ended, and its tensors have memory of their own. Gives the number of calls.
+    Each round begins at the end of the one before, and its tensors have their own storages.
 
     Parameters
     ----------
-    spread : of the durations of later rounds around those of the first, as hardly two calls of a program take the same
-        time; 0 for equal ones
+    spread : relative spread of the durations in later rounds, since hardly two calls of a program take the same time; 0
+    for
+        equal durations
     """
     noise = np.random.default_rng(0)
     first, *records, end = source.read_bytes().splitlines()
@@ -70,7 +72,7 @@ def _spread(line: bytes, noise: np.random.Generator, spread: float) -> bytes:
 
 
 def repeat_items(source: Path, target: Path, name: str, items: int) -> int:
-    """Write a file of another tool whose list of a name has its items again and again. Gives their number."""
+    """Write another tool's file with the items of the list `name` repeated; return their number."""
     content = json.loads(source.read_text())
     lines = [json.dumps(item) for item in content.pop(name)]
     rounds = -(-items // len(lines))

@@ -1,17 +1,18 @@
-"""How near the replay of a call comes to its time in the program, beside tools that know shapes alone.
+"""Compare replayed times with times in the program, and with replays that know only shapes.
 
 Each program is captured twice, from the same state, after steps in which the capture learns, and the first trace is
-replayed: call by call with values as recorded, random and zero, and as the whole sequence. Figures:
+replayed: call by call with values as recorded, random and zero, and as a step replay. Figures:
 
 - the share of signatures whose outputs have the recorded shapes;
-- the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| over the
+- the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| divided by
+  the
   sum of captured, both medians times calls. A signature that does not run counts with all of its time;
-- the sum of the sequence's calls over that of the same operators in the program alone, as torch.profiler times them
-  without a capture: what the program's Python takes between them is in neither.
+- the sum of the step replay's calls divided by that of the same operators in the program without a capture, as
+  torch.profiler times them: the program's Python between them is in neither.
 
-The second capture's error is the noise floor: what the program itself varies by from one run to the next. A part in
-which others took the processors is measured again, at most twice; where they always did, the benchmark says so and
-shows no figures of its times.
+The second capture's error is the noise floor: the variation of the program from one run to the next. A part in
+which other programs took the processors is repeated at most twice; if all tries are disturbed, the benchmark reports it
+and shows no figures of its times.
 
     python benchmarks/replay_fidelity.py --workload 'BERT train'
 """
@@ -46,7 +47,7 @@ from opgrip.traces.codec.record_forms import to_json
 
 WARMUP, LEARNED = 3, 2
 ROUNDS_ALONE = 5
-"""Of torch.profiler, over the program without a capture."""
+"""rounds of torch.profiler on the program without a capture"""
 Row = tuple[str, ...]
 COLUMNS = ("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor", "total")
 
@@ -76,7 +77,7 @@ def main() -> None:
 
 
 def measure(name: str, steps: int, threads: int) -> tuple[list[Row], pd.DataFrame | None] | None:
-    """A program's rows, and its signatures of most error where these are sure; None where it is not installed."""
+    """Return a program's rows and, if certain, its signatures with the largest errors; None if not installed."""
     torch.set_num_threads(threads)
     if REPLAYED[name]() is None:
         return None
@@ -100,14 +101,14 @@ def measure(name: str, steps: int, threads: int) -> tuple[list[Row], pd.DataFram
 
 
 def _load_program(name: str, path: Path, steps: int) -> Trace:
-    """The trace of a program that is installed."""
+    """Return the trace of an installed program."""
     path.unlink(missing_ok=True)
     capture_program(REPLAYED[name], path, steps)
     return load(path)
 
 
 def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:
-    """A cell: the sequence's total over that of the program."""
+    """Return a cell with the step replay's total divided by the program's."""
     replayed_ms = sequence.value.header["sequence"]["replayed_ms"]
     if replayed_ms is None:
         return "contended"
@@ -115,7 +116,7 @@ def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:
 
 
 def capture_program(make: Callable[[], Workload | None], path: Path, steps: int) -> Path | None:
-    """The trace of a program from its beginning, after steps that are not recorded; None where it is not installed."""
+    """Capture a program from its beginning, after steps that are not recorded; return None if it is not installed."""
     step = make()
     if step is None:
         return None
@@ -130,7 +131,7 @@ def capture_program(make: Callable[[], Workload | None], path: Path, steps: int)
 
 
 def time_alone(make: Callable[[], Workload | None], trace: Trace, steps: int) -> float:
-    """What the operators of a trace take in as many steps of its program without a capture, in ms."""
+    """Return the time in ms of a trace's operators in the same number of steps without a capture."""
     step = make()
     assert step is not None
     for _ in range(WARMUP):
@@ -141,14 +142,14 @@ def time_alone(make: Callable[[], Workload | None], trace: Trace, steps: int) ->
 
 
 def captured_times(trace: Trace) -> pd.DataFrame:
-    """Calls and median time in us of each signature."""
+    """Return the number of calls and the median time in us of each signature."""
     calls = trace.own_calls
     groups = calls.groupby("signature")["time_ns"]
     return pd.DataFrame({"count": groups.size(), "us": groups.median() / 1e3})
 
 
 def times_by_first(first: Trace, second: Trace) -> pd.Series:
-    """The median times of the second trace by the signatures of the first."""
+    """Return the median times of the second trace by the signatures of the first."""
     number = {_text(signature): signature.number for signature in first.signatures}
     again = {signature.number: number.get(_text(signature)) for signature in second.signatures}
     times = captured_times(second)["us"].rename(index=again)
@@ -167,12 +168,12 @@ def _without_values(form: object) -> object:
 
 
 def replay_trace(path: Path, kinds: Sequence[str], **options: Any) -> pd.DataFrame:
-    """The results of a trace's calls with each kind of values; the options are of `opreplay`."""
+    """Return the results of a trace with each kind of values, in terms of `opreplay`'s options."""
     return pd.concat([replay(path, values=kind, **options).frame for kind in kinds], ignore_index=True)
 
 
 def _row_of_floor(name: str, trace: Trace, captured: pd.DataFrame, second: Part[Trace]) -> tuple[Row, Part[float]]:
-    """The row of a second capture, and the noise floor."""
+    """Return the row of a second capture, and the noise floor."""
     floor, missing = noise_floor(captured, times_by_first(trace, second.value))
     what = "second capture" + (f" ({missing} not met again)" if missing else "")
     numbers = f"{len(trace.own_calls):,}", f"{len(captured):,}"
@@ -190,25 +191,25 @@ def _row(what: str, captured: pd.DataFrame, part: Part[pd.DataFrame], floor: Par
 
 
 def count_faithful(rows: pd.DataFrame) -> tuple[int, int]:
-    """How many signatures' outputs have the recorded shapes, and of how many these are known."""
+    """Return how many signatures' outputs have the recorded shapes, and for how many that is known."""
     faithful = rows["faithful"].dropna().astype(bool)
     return int(faithful.sum()), len(faithful)
 
 
 def noise_floor(captured: pd.DataFrame, again: pd.Series) -> tuple[float, int]:
-    """The weighted error of a second capture's times in us, and how many signatures it lacks."""
+    """Return the weighted error of a second capture's times, and the number of signatures that it lacks."""
     common = captured[captured.index.isin(again.index)]
     return time_error(common, again)[0], len(captured) - len(common)
 
 
 def time_error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
-    """The weighted error of times in us, and how many signatures have none."""
+    """Return the weighted error of times in us, and the number of signatures without one."""
     off = (times.reindex(captured.index).fillna(0.0) - captured["us"]).abs() * captured["count"]
     return float(off.sum() / (captured["us"] * captured["count"]).sum()), len(captured.index.difference(times.index))
 
 
 def _worst(captured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """The signatures by falling error of their replay."""
+    """Return the signatures in order of decreasing error."""
     recorded = rows.set_index("case")
     recorded["off"] = (recorded["median_us"] - captured["us"]) * captured["count"]
     worst = recorded.reindex(recorded["off"].abs().sort_values(ascending=False).index)

@@ -1,8 +1,8 @@
-"""How many cases a second are measured, beside `torch.utils.benchmark.Timer.blocked_autorange`, and whether they agree.
+"""Measure cases per second, compared with `torch.utils.benchmark.Timer.blocked_autorange`, and how well both agree.
 
-Both time the same calls on the same arguments with warm caches, many runs as one, part by part in turn. The Timer takes
-as long as it does by default; a case of ours ends when its spread is small or has settled. The Timer runs twice, since
-its own medians vary too.
+Both time the same calls on the same arguments with warm caches, many runs as one, alternating in parts. The Timer takes
+its default time; one of our cases ends when its spread is small or has settled. The Timer runs twice, because its own
+medians vary too.
 
     python benchmarks/replay_throughput.py --cases 200
 """
@@ -58,7 +58,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a replay and a Timer say of the same cases, and what each of the two took."""
+    """Results of a replay and a Timer for the same cases, with the time that each took."""
 
     results: list[Result]
     measurements: list[Measurement]
@@ -66,24 +66,24 @@ class Comparison:
     timer_s: float
 
     def pairs(self) -> list[tuple[Result, Measurement]]:
-        """Those of the cases that ran."""
+        """Return the pairs of the cases that ran."""
         pairs = zip(self.results, self.measurements, strict=True)
         return [(result, measurement) for result, measurement in pairs if result.status == OK]
 
     def ratios(self) -> list[float]:
-        """Medians of the replay over the Timer's."""
+        """Return the ratios of the replay's medians to the Timer's."""
         return [result.median_us / (timer.median * 1e6) for result, timer in self.pairs() if result.median_us]
 
 
 def joined(parts: Sequence[Comparison]) -> Comparison:
-    """Parts as one."""
+    """Join several comparisons."""
     results = [result for part in parts for result in part.results]
     measurements = [measurement for part in parts for measurement in part.measurements]
     return Comparison(results, measurements, sum(part.replay_s for part in parts), sum(part.timer_s for part in parts))
 
 
 def usual_settings() -> Settings:
-    """Those that time a case as a Timer does: many runs as one, with warm caches."""
+    """Return settings that time a case as a Timer does: many runs as one, with warm caches."""
     return settings_for(job_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM).plan)
 
 
@@ -98,7 +98,7 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
 
 
 def load_cases(workload: str) -> list[Case]:
-    """The calls of a program that a Timer can repeat, those with most time first; none where it is not installed."""
+    """Return a program's calls that a Timer can repeat, longest first; empty if the program is not installed."""
     step = WORKLOADS[workload]()
     if step is None:
         return []
@@ -107,7 +107,7 @@ def load_cases(workload: str) -> list[Case]:
         with Capture(Path(folder) / "t.jsonl"):
             step()
         cases = make_cases(load(Path(folder) / "t.jsonl"))
-    # what writes into its arguments runs on other ones each time in a Timer
+    # a Timer would run a call that writes into its arguments on different values each time
     return [case for case in cases if _runs_again(case)]
 
 
@@ -119,7 +119,6 @@ def _runs_again(case: Case) -> bool:
 
 
 def time_case(case: Case, settings: Settings) -> Measurement:
-    """A Timer's measurement of a case."""
     inputs = Inputs(case.signature.args, case.signature.kwargs, case.values, settings.place, settings.inputs.seed)
     args, kwargs = inputs.make()
     function = find_operator(case.signature).function

@@ -1,8 +1,8 @@
-"""Every sample that ships, eager and, in its first configuration, compiled: writes docs/samples.md.
+"""Measure every sample in eager and, in its first configuration, compiled; write docs/samples.md.
 
-python benchmarks/samples.py                            # measures all, samples.jsonl kept
-python benchmarks/samples.py --compile-only             # makes what takes long, which a later run finds in the caches
-python benchmarks/samples.py --results samples.jsonl    # the page of what was measured before
+python benchmarks/samples.py                            # measures all, writes samples.jsonl
+python benchmarks/samples.py --compile-only             # fills the caches of compilers for a later run
+python benchmarks/samples.py --results samples.jsonl    # the page from existing measurements
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def main() -> None:
 
 
 def configured() -> list[tuple[Sample, str]]:
-    """The samples and configurations in the order of the cases."""
+    """Return samples and configurations in the order of the cases."""
     return [(sample, name) for sample in samples().values() for name in sample.configurations]
 
 
 def measured(
     modes: tuple[str, ...], without: Collection[int], jobs: int, compile_only: bool
 ) -> Iterator[dict[str, Any]]:
-    """The rows of the cases that are not left out."""
+    """Yield the rows of the selected cases."""
     job = job_with(SHIPPED, mode=modes, threads=1, cache=WARM, budget=1.0)
     loaded = job.load()
     ready_results = make_ahead(job, loaded, rows_ahead(loaded, without), jobs, TIMEOUT_S, may_fork=False)
@@ -72,7 +72,7 @@ def measured(
 
 
 def page(rows: pd.DataFrame) -> Iterator[str]:
-    """The lines of docs/samples.md."""
+    """Yield the lines of docs/samples.md."""
     machine = ", ".join([processor("cpu")[1], f"{os.cpu_count()} cores", f"torch {torch.__version__}"])
     own = {(int(row["case"]), row["mode"]): row for row in rows.to_dict("records")}
     yield "# Samples\n"
@@ -93,7 +93,7 @@ def page(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def row_of(sample: Sample, configuration: str, eager: Any, compiled: Any) -> str:
-    """A line of the table; the sample's name, tags and origin stand in its first configuration's alone."""
+    """Return a table line; name, tags and origin are only in the line of a sample's first configuration."""
     first = configuration == next(iter(sample.configurations))
     ratio = None if compiled is None else compiled["ratio"]
     cells = [
@@ -110,7 +110,7 @@ def row_of(sample: Sample, configuration: str, eager: Any, compiled: Any) -> str
 
 
 def time_of(row: Any) -> str:
-    """The median in microseconds, or the status where there is none."""
+    """Return the median in us, or the status if there is none."""
     if row is None:
         return ""
     time = row["median_us"]
@@ -118,20 +118,19 @@ def time_of(row: Any) -> str:
 
 
 class Counter(TorchDispatchMode):
-    """Counts the operators that run."""
+    """Count the operators that run."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it."""
         self.count += 1
         return operator(*args, **(kwargs or {}))
 
 
 def operators(sample: Sample, configuration: str) -> int:
-    """How many a call launches."""
+    """Return the number of operators that one call launches."""
     arguments = sample.arguments(configuration)
     torch.manual_seed(0)
     with Counter() as counter:

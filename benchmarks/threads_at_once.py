@@ -1,7 +1,7 @@
-"""Threads that meet everything at once under a capture: each trace must validate and hold every call.
+"""Start threads that meet everything at once under a capture; each trace must be valid and hold every call.
 
 Sixteen threads begin together, with Python switching between them as often as it can: forward and backward passes,
-modules, and a function of an extension, all of the same new signatures in each run.
+modules, and a function of an extension, all with the same new signatures in each run.
 
     python benchmarks/threads_at_once.py [--runs 200]
 """
@@ -39,11 +39,11 @@ def work(model: nn.Module, barrier: threading.Barrier, extension: Callable[[int]
 
 
 CALLS = Counter({"aten.ones.default": 2, "aten.relu_.default": 2, "aten.sort.default": 2, "aten.mean.default": 2})
-"""Calls of some operators that one thread makes."""
+"""calls of some operators that one thread makes"""
 
 
 def check(mode: str, number: int, folder: Path) -> list[str]:
-    """Run the threads under a capture; return what is wrong with the trace."""
+    """Run the threads under a capture; return the errors in the trace."""
     path = folder / f"{number}.jsonl"
     model, barrier = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4))), threading.Barrier(THREADS)
     with Capture(path, force=True, extensions=("math",), **MODES[mode]) as capture:

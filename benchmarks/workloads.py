@@ -1,4 +1,4 @@
-"""Programs that the benchmarks run."""
+"""Define the programs that the benchmarks run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from opgrip.capture.models.program import ModelOptions
 
 Workload = Callable[[], object]
 MISSING = "transformers is not installed: pip install 'opgrip[transformers]'"
-"""Why a program is None."""
+"""reason if a program is None"""
 
 
 def tiny_operators() -> Workload:
-    """Operators so small that the observer's cost is most of the time: 64 boxes, layers 32 wide."""
+    """Make operators so small that the observer's cost dominates: 64 boxes, layers 32 wide."""
     torch.manual_seed(0)
     boxes, deltas = torch.rand(64, 4), torch.rand(64, 4)
     layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
@@ -36,12 +36,12 @@ def tiny_operators() -> Workload:
 
 
 def detector_predict() -> Workload:
-    """The built-in two-stage detector, one prediction."""
+    """Make one prediction of the built-in two-stage detector."""
     return _detector("predict")
 
 
 def detector_train() -> Workload:
-    """The built-in two-stage detector, loss, backward and optimizer step."""
+    """Make a training step of the built-in two-stage detector."""
     return _detector("train")
 
 
@@ -59,7 +59,7 @@ def _detector(run: str) -> Workload:
 
 
 def bert_train() -> Workload | None:
-    """A training step of a BERT of 4 layers, 128 wide, from transformers; None where that is not installed."""
+    """Make a training step of a BERT of 4 layers, 128 wide, from transformers; None if that is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import BertConfig, BertForMaskedLM
@@ -79,9 +79,9 @@ def bert_train() -> Workload | None:
 
 
 class Decoding:
-    """A GPT-2 of 4 layers, 128 wide, from transformers, that gives a token in each step, by which its cache grows.
+    """A GPT-2 of 4 layers, 128 wide, that generates one token per step with a growing cache.
 
-    So no two steps have the same shapes, until it is restarted.
+    No two steps have the same shapes, until it is restarted.
     """
 
     def __init__(self) -> None:
@@ -105,12 +105,12 @@ class Decoding:
 
 
 def gpt2_decode() -> Workload | None:
-    """A step is a token; None where transformers is not installed."""
+    """Make steps of one token each; None if transformers is not installed."""
     return Decoding() if importlib.util.find_spec("transformers") is not None else None
 
 
 def gpt2_generate() -> Workload | None:
-    """A step is what `generate` makes of a prompt: 24 tokens; None where transformers is not installed."""
+    """Make steps of 24 tokens by `generate`; None if transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     program = Decoding()
@@ -122,7 +122,7 @@ def gpt2_generate() -> Workload | None:
 
 
 def restart(workload: Workload) -> None:
-    """Have a workload whose steps differ begin again."""
+    """Restart a workload whose steps differ."""
     if isinstance(workload, Decoding):
         workload.restart()
 
@@ -138,7 +138,7 @@ WORKLOADS: dict[str, Callable[[], Workload | None]] = {
 
 
 def segmentor_train() -> Workload | None:
-    """A training step of a small SegFormer from transformers; None where that is not installed."""
+    """Make a training step of a small SegFormer; None if transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
@@ -165,4 +165,4 @@ REPLAYED: dict[str, Callable[[], Workload | None]] = {
     "BERT train": bert_train,
     "GPT-2 generate": gpt2_generate,
 }
-"""Those that are replayed."""
+"""programs that are replayed"""

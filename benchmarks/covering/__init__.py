@@ -1,1 +1,1 @@
-"""What `benchmarks/coverage.py` tries: one model in one run, natively, captured, audited and replayed."""
+"""Trials of `benchmarks/coverage.py`: one model in one run, natively, captured, audited and replayed."""

@@ -1,4 +1,4 @@
-"""The models that are tried: a config of each folder of mmdet and mmseg, each architecture of transformers."""
+"""List the models to try: a config of each folder of mmdet and mmseg, each architecture of transformers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 LIBRARIES = ("mmdet", "mmseg", "transformers")
 RUNS = ("predict", "train")
 CONFIGS = 4
-"""Of a folder: the next one, where a model does not run natively with the one before."""
+"""configs to try per folder: the next one if a model does not run natively"""
 SETTINGS = (
     {"size": "160x160"},
     {"size": "320x320"},
-    # batch normalization of one value a channel has none
+    # batch normalization needs more than one value per channel
     {"size": "320x320", "batch_size": 2},
-    # the config's own: weights of positions are as many as those of its images
+    # the config's own size: position weights match it
     {"size": ""},
 )
-"""Of images: the next one, where a model does not run natively with the one before."""
+"""image settings: the next one if a model does not run natively"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Subject:
     Attributes
     ----------
     name : the folder of its config, or its architecture
-    models : as `opcapture --model` takes them, tried in turn
-    cfg_options : as `opcapture` takes them
+    models : values of `opcapture --model`, tried in turn
+    cfg_options : as for `opcapture`
     settings : of inputs, tried in turn
     """
 
@@ -45,17 +45,17 @@ class Subject:
 
     @property
     def key(self) -> str:
-        """What its result is found by."""
+        """Return the key of its result."""
         return f"{self.library}/{self.name} {self.run}"
 
     def attempts(self) -> Iterator[dict[str, Any]]:
-        """What a trial is told, of each model with each of the settings."""
+        """Yield the settings of each trial: each model with each of the settings."""
         for model, settings in product(self.models, self.settings):
             yield {"model": model, "run": self.run, "cfg_options": self.cfg_options, **settings}
 
 
 def subjects(libraries: tuple[str, ...]) -> Iterator[Subject]:
-    """All models of some libraries, each in each run."""
+    """Yield all models of the given libraries in each run."""
     for library in libraries:
         find = _architectures if library == "transformers" else _configs
         for subject in find(library):
@@ -64,7 +64,7 @@ def subjects(libraries: tuple[str, ...]) -> Iterator[Subject]:
 
 
 def _configs(library: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Some configs of each folder, the simplest first."""
+    """Yield some configs of each folder, the simplest first."""
     package = importlib.util.find_spec(library)
     if package is None or package.origin is None:
         return
@@ -77,18 +77,18 @@ def _configs(library: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _has_model(path: Path) -> bool:
-    """Whether a config is one of a model, and not a part of others that lies beside them."""
+    """Return True if a config defines a model, and is not a part of other configs."""
     from mmengine.config import Config
 
     try:
         return "model" in Config.fromfile(path)
     except Exception:
-        # it asks for a package that is not there: the trial says so
+        # it needs a package that is missing: the trial reports that
         return True
 
 
 def _cost(path: Path) -> tuple[bool, bool, int, str]:
-    """Those that others are made of, and small ones, come first."""
+    """Return a sort key: base configs and small ones come first."""
     return "r50" not in path.name, "1x" not in path.name, len(path.name), path.name
 
 

@@ -1,4 +1,4 @@
-"""The table of what came of each model, for a terminal and for the docs."""
+"""Print the results of all models as a table for a terminal and for the docs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ keeps a folder from running. Those of 320x320 were tried with one config alone, 
 
 
 def is_native(outcome: Outcome) -> bool:
-    """Whether the model runs by itself."""
+    """Return True if the model runs without opgrip."""
     return "native" in outcome
 
 
 def is_whole(outcome: Outcome) -> bool:
-    """Whether its capture has all that ran, and changed nothing."""
+    """Return True if its capture is complete and changed nothing."""
     captured = outcome.get("captured")
     if captured is None:
         return False
@@ -47,12 +47,12 @@ def is_whole(outcome: Outcome) -> bool:
 
 
 def is_of_first_attempt(outcome: Outcome) -> bool:
-    """Whether its reason is the first of several, as it was told once, and not the most telling."""
+    """Return True if its reason is the first of several, from an earlier version, and not the most informative."""
     return outcome.get("failed") == "native" and outcome["library"] != "transformers" and "attempts" not in outcome
 
 
 def print_summary(outcomes: Sequence[Outcome]) -> None:
-    """A line for each library and run."""
+    """Print a line for each library and run."""
     table = Table(*COLUMNS)
     for row in summary(outcomes):
         table.add_row(*map(str, row))
@@ -60,7 +60,7 @@ def print_summary(outcomes: Sequence[Outcome]) -> None:
 
 
 def summary(outcomes: Sequence[Outcome], models: Mapping[str, int] | None = None) -> Iterator[tuple[object, ...]]:
-    """How many models of each library run, are captured whole, and replay; and of how many, by library, if given."""
+    """Yield for each library the number of models that run, are captured completely, and replay."""
     for library, run in dict.fromkeys((item["library"], item["run"]) for item in outcomes):
         items = [item for item in outcomes if (item["library"], item["run"]) == (library, run)]
         replayed = [item["replayed"] for item in items if "replayed" in item]
@@ -73,11 +73,11 @@ def summary(outcomes: Sequence[Outcome], models: Mapping[str, int] | None = None
 
 
 def page(outcomes: Sequence[Outcome], available: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page of the docs.
+    """Return the page of the docs.
 
     Parameters
     ----------
-    available : by library its `version`, and the number of its `models`
+    available : for each library its `version`, and the number of its `models`
     """
     versions = ", ".join(f"{library} {about['version']}" for library, about in available.items())
     lines = [HEADER]
@@ -115,7 +115,7 @@ def _reasons(item: Outcome) -> Iterator[str]:
             yield f"{word} " + ", ".join(f"{op} {count}" for op, count in captured[word].items())
     if captured and not captured["is_same"]:
         yield "results differ" if item["counted"]["is_repeatable"] else "results differ from run to run by themselves"
-    # what differs by itself differs from the audited step too
+    # results that are not reproducible also differ in the audited step
     audited = item.get("audited", {}) if item.get("counted", {}).get("is_repeatable") else {}
     if audited.get("unexplained"):
         yield "audit: " + ", ".join(audited["unexplained"])

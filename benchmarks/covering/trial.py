@@ -1,4 +1,4 @@
-"""Tries one model in one run in this process."""
+"""Try one model in one run in this process."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from opgrip.traces import load
 from opgrip.traces.schema.records import OPERATOR
 
 SAID = "said.txt"
-"""The file of what a trial prints, in its folder."""
+"""file name for the output of a trial"""
 STAGES = ("native", "counted", "captured", "audited", "replayed")
-"""What is tried of a model, in turn: each is the name of a part of its outcome."""
+"""stages of a trial in order, which are the keys of its outcome"""
 REASONS = 3
-"""How many reasons of cases that are not ok are told."""
+"""largest number of reported reasons for cases that are not ok"""
 
 
 class Counting(TorchDispatchMode):
-    """Counts operators, and knows nothing of opgrip."""
+    """Count operators independently of opgrip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Counting(TorchDispatchMode):
 
 
 class Trial:
-    """A model that is built anew for each of its steps, with the same weights, inputs and random numbers."""
+    """Model that is rebuilt for each of its steps, with the same weights, inputs and random numbers."""
 
     def __init__(self, about: dict[str, Any], folder: Path) -> None:
         size = about.get("size")
@@ -62,7 +62,7 @@ class Trial:
         self._trace = folder / "trace.jsonl.zst"
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """What came of each stage, by its name, as it ends; of one that failed, why: later ones are not tried then."""
+        """Yield the result of each stage by its name; if a stage fails, its reason, and no later stages."""
         outcome: dict[str, Any] = {}
         stages = (self._native, self._counted, self._captured, self._audited, self._replayed)
         for name, stage in zip(STAGES, stages, strict=True):
@@ -82,7 +82,7 @@ class Trial:
         return {"step_s": round(perf_counter() - began, 3), "digest": digest(results)}
 
     def _counted(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Operators that an independent mode sees; and whether two native runs agree at all."""
+        """Return the operators that an independent mode sees, and whether two native runs agree."""
         step, digest = self._prepared()
         with Counting() as mode:
             results = step()
@@ -106,7 +106,7 @@ class Trial:
         }
 
     def _audited(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Operators that torch and the trace count differently, apart from those that any dispatch mode changes."""
+        """Return operators that torch and the trace count differently, except those that any dispatch mode changes."""
         unexplained = self._differing(nullcontext())
         changed: list[str] = []
         if unexplained:
@@ -116,7 +116,7 @@ class Trial:
         return {"unexplained": dict(list(unexplained.items())[:REASONS]), "changed_by_modes": changed[:REASONS]}
 
     def _differing(self, watched: AbstractContextManager[object]) -> dict[str, list[int]]:
-        """By operator the calls that torch and the trace count, where nobody knows why they differ."""
+        """Return the unexplained differences between the counts of torch and of the trace, by operator."""
         step, _ = self._prepared()
 
         def run() -> None:
@@ -134,7 +134,7 @@ class Trial:
         return {"cases": len(frame), "ok": statuses["ok"], "reasons": dict(reasons.most_common(REASONS))}
 
     def _prepared(self) -> tuple[Callable[[], Any], Callable[[Any], str]]:
-        """A step that has not run yet, and what tells its results from others."""
+        """Return a step that has not run yet, and a function that identifies its results."""
         seed()
         self._program = program = load_program(self._model, self._options)
         inputs = program.inputs()
@@ -143,20 +143,20 @@ class Trial:
 
 
 def told(text: str) -> str:
-    """What an error says, in a line, without the folders of this machine."""
+    """Return an error as one line without folders of this machine."""
     line = re.sub(r",? the current sys\.path is: .*", "", " ".join(text.split()))
     return re.sub(r"\S*/site-packages/", "", line)[:300]
 
 
 def seed() -> None:
-    """The same random numbers from here on."""
+    """Reset all random number generators."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
 
 
 def digest_of(results: Any, program: Program) -> str:
-    """A hash of the bits of what a step gave, and of the model's state after it."""
+    """Return a hash of a step's results and of the model's state after it."""
     digest = hashlib.blake2b(digest_size=16)
     seen: set[int] = set()
 
@@ -184,9 +184,9 @@ def digest_of(results: Any, program: Program) -> str:
 
 
 def run_in_process(about: dict[str, Any], folder: str, answer: Connection) -> None:
-    """Try it in this process, which is the trial's own, and send what came of each stage as it ends."""
+    """Run the trial in this process, and send the result of each stage as it ends."""
     os.environ["OPGRIP_STORE"] = ""
-    # what models print is not what was asked for
+    # keep the models' own output out of the answer
     said = os.open(Path(folder) / SAID, os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(said, stream)

@@ -1,1 +1,1 @@
-"""The figures that `benchmarks/held.py` measures, and the bounds that they are held to."""
+"""Figures that `benchmarks/held.py` measures, and their thresholds."""

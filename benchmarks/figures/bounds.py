@@ -1,4 +1,4 @@
-"""The table of bounds, and what a figure is when it is held against its own."""
+"""Read, set and apply the table of performance thresholds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from figures.figure import Figure, Reading
 
 TABLE = Path(__file__).parent / "bounds.csv"
 DIGITS = 3
-"""That a bound has; it is rounded to its loose side."""
+"""significant digits of a threshold, rounded to the looser side"""
 BETTER_BY = 0.05
-"""Share of what a figure was, by which all of its interval is better when its bound is out of date."""
+"""relative improvement of the whole interval from which a threshold is outdated"""
 FEWEST_RUNS = 3
-"""That a bound is set by."""
+"""fewest runs to set a threshold"""
 HEAD = """\
 # What no run of benchmarks/held.py may be worse than; docs/development.md says how a bound is set and lowered.
 # when_set: the figure's median over the runs that set its bound; a note says where that is not the worst of them.
@@ -33,10 +33,10 @@ class Bound:
     Attributes
     ----------
     figure : its name
-    bound : the most that it may be, or the least where larger is better
-    when_set : what it was then
+    bound : the most that it may be, or the least if larger is better
+    when_set : its value then
     set_on : day
-    note : why it is so, where that needs saying
+    note : the reason, if one is needed
     """
 
     figure: str
@@ -47,7 +47,7 @@ class Bound:
 
 
 class Verdict(Enum):
-    """What a figure is when it is held against its bound."""
+    """Result of comparing a figure with its threshold."""
 
     HELD = "held"
     BETTER = "better: its bound can be lowered"
@@ -59,12 +59,12 @@ class Verdict(Enum):
 
     @property
     def fails(self) -> bool:
-        """Whether the run does."""
+        """Return True if the run fails."""
         return self in (Verdict.WORSE, Verdict.UNBOUND, Verdict.BROKEN)
 
 
 def judge(figure: Figure, reading: Reading, bound: Bound | None) -> Verdict:
-    """The verdict on a figure: it is worse only where all of its interval is."""
+    """Compare a figure with its threshold: it is worse only if its whole interval is."""
     if bound is None:
         return Verdict.UNBOUND
     if figure.is_worse(reading.best(figure), bound.bound):
@@ -76,7 +76,7 @@ def judge(figure: Figure, reading: Reading, bound: Bound | None) -> Verdict:
 
 
 def new_bound(figure: Figure, values: Sequence[float], day: str) -> Bound:
-    """The bound that the values of several runs set: the worst of them."""
+    """Return the threshold set by several runs: the worst of their values."""
     worst = figure.worst(values)
     step = 10.0 ** (math.floor(math.log10(abs(worst))) - DIGITS + 1) if worst else 1.0
     loose = math.floor(worst / step) * step if figure.larger_is_better else math.ceil(worst / step) * step
@@ -84,7 +84,7 @@ def new_bound(figure: Figure, values: Sequence[float], day: str) -> Bound:
 
 
 def lower(figures: Iterable[Figure], bounds: Mapping[str, Bound], new: Mapping[str, Bound]) -> dict[str, Bound]:
-    """The bounds in the figures' order, a new one where there was none or where it is the tighter one."""
+    """Return the thresholds in the figures' order, with new or tighter ones replaced."""
     lowered = {}
     for figure in figures:
         old, other = bounds.get(figure.name), new.get(figure.name)
@@ -96,7 +96,7 @@ def lower(figures: Iterable[Figure], bounds: Mapping[str, Bound], new: Mapping[s
 
 
 def read_bounds(path: Path | None = None) -> dict[str, Bound]:
-    """A table, by default the common one, by the figures' names."""
+    """Read a table, by default the common one, by figure name."""
     with (path or TABLE).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return {
@@ -106,23 +106,23 @@ def read_bounds(path: Path | None = None) -> dict[str, Bound]:
 
 
 def bounds_on(processor: str) -> dict[str, Bound]:
-    """What holds on a processor: the table, with the rows of its own table, if it has one, in place of its.
+    """Return the thresholds for a processor: the common table, updated with the processor's own.
 
     Parameters
     ----------
-    processor : its widest vectors by `torch.backends.cpu.get_cpu_capability`
+    processor : its widest vector instructions, from `torch.backends.cpu.get_cpu_capability`
     """
     own = table_of(processor)
     return read_bounds() | (read_bounds(own) if own.exists() else {})
 
 
 def table_of(processor: str) -> Path:
-    """Where rows that hold on a processor alone stand, if there are any."""
+    """Return the file of thresholds for one kind of processor, which may not exist."""
     return TABLE.with_name(f"bounds-{processor.lower()}.csv")
 
 
 def lower_bounds(figures: Iterable[Figure], new: Mapping[str, Bound], processor: str) -> None:
-    """Lower the bounds that hold on a processor, each in the table that it stands in."""
+    """Lower the thresholds for a processor, each in the table that holds it."""
     every, own = list(figures), table_of(processor)
     rows = read_bounds(own) if own.exists() else {}
     write_bounds(lower(every, read_bounds(), {name: row for name, row in new.items() if name not in rows}))
@@ -131,7 +131,7 @@ def lower_bounds(figures: Iterable[Figure], new: Mapping[str, Bound], processor:
 
 
 def write_bounds(bounds: Mapping[str, Bound], path: Path | None = None) -> None:
-    """Write a table, by default the common one; its remarks are those of `HEAD`."""
+    """Write a table, by default the common one, with the comments in `HEAD`."""
     with (path or TABLE).open("w", encoding="utf-8", newline="") as file:
         file.write(HEAD)
         writer = csv.DictWriter(file, [field.name for field in fields(Bound)], lineterminator="\n")

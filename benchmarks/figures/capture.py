@@ -1,4 +1,4 @@
-"""What a captured call costs and how many bytes it takes, by program."""
+"""Measure the cost of a captured call and its size in the file, by program."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PARTS = {
     "later steps": (NEXT, "steps 2 to 6"),
     "settled steps": (LATER, "steps 12 to 20"),
 }
-"""Of a watch, and what a figure says of them."""
+"""parts of a watch, with their names in figures"""
 OBSERVER = {"ExecutionTraceObserver": EXECUTION_TRACE}
 LEAST = {"empty mode": EMPTY}
-"""Over what it adds to operators that take longer, which is lost in their noise, a ratio says nothing."""
+"""smallest reference: on longer operators the cost of a dispatch mode is lost in noise"""
 
 
 def capture_experiment(workload: str, references: Mapping[str, str], rounds: int, quick_rounds: int = 0) -> Experiment:
-    """The captures of a program against its run under other observers."""
+    """Return the experiment that compares captures of a program with other observers."""
     figures = [
         Figure(
             f"capture of {workload}: {steps} over {reference}",
@@ -58,7 +58,7 @@ def capture_experiment(workload: str, references: Mapping[str, str], rounds: int
 
 
 def measure_captures(workload: str, references: Sequence[str], rounds: int) -> Sequence[Rounds]:
-    """The rounds of a program's figures."""
+    """Measure the rounds of a program's figures."""
     torch.set_num_threads(1)
     step = WORKLOADS[workload]()
     if step is None:
@@ -84,7 +84,7 @@ def measure_captures(workload: str, references: Sequence[str], rounds: int) -> S
 
 
 def steps_s(watches: Sequence[Watch], part: slice) -> list[float]:
-    """The mean step of a part, of each watch, in s."""
+    """Return the mean step of a part for each watch, in s."""
     return [statistics.fmean(watch.step_s[part]) for watch in watches]
 
 

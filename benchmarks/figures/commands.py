@@ -1,4 +1,4 @@
-"""How long one waits for a command, over what a bare import of torch takes."""
+"""Measure how long a command takes, relative to importing torch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TIMED_COMMANDS = {"set-up": "make .venv/installed", "test": "make test", "test-a
 
 
 def measure_start(rounds: int) -> list[Rounds]:
-    """Seconds of both, in turn."""
+    """Return the seconds of both, alternating."""
     first_line_seconds()
     return [[(first_line_seconds(), import_seconds(sys.executable)) for _ in range(rounds)]]
 
 
 def first_line_seconds() -> float:
-    """What `opreplay --help` takes to its first line."""
+    """Return the seconds until the first line of `opreplay --help`."""
     command = [str(Path(sys.executable).parent / "opreplay"), "--help"]
     start = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -38,7 +38,7 @@ def first_line_seconds() -> float:
 
 
 def timed_experiment(name: str) -> Experiment:
-    """The time of a command that ran before, which is too long to be run here."""
+    """Return the experiment that reads the time of a command that ran before, because it is too long to run here."""
     figure = Figure(
         f"{TIMED_COMMANDS[name]}: time", "over that of a process that imports torch, of the last run that passed"
     )
@@ -46,7 +46,7 @@ def timed_experiment(name: str) -> Experiment:
 
 
 def read_time(name: str, rounds: int) -> Sequence[Rounds]:
-    """The one round that was kept."""
+    """Return the one stored round."""
     times = read_times()
     if name not in times:
         raise NotMeasuredError(f"build/times.json has no time of {name}")

@@ -1,4 +1,4 @@
-"""How much more workers of Ray get done together, where they wait for devices and not for each other."""
+"""Measure the speed-up of several workers that wait for devices and not for each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOGETHER = Figure(
 
 
 def measure_workers(rounds: int) -> Sequence[Rounds]:
-    """Cases a second with four workers, and with one."""
+    """Return the cases per second with four workers, and with one."""
     if importlib.util.find_spec("ray") is None:
         raise NotMeasuredError("Ray is not installed: make runtimes")
     with tempfile.TemporaryDirectory() as folder:

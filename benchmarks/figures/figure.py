@@ -1,7 +1,7 @@
-"""What a figure is, how it is measured, and how sure it is.
+"""Define figures, how they are measured, and their uncertainty.
 
-Every figure is a ratio of two quantities that were measured in the same round, so that a slow or busy machine changes
-both. Its interval comes from drawing the rounds anew.
+Every figure is a ratio of two quantities measured in the same round, so that a slow or busy machine changes both. Its
+interval comes from a bootstrap over the rounds.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Rounds: TypeAlias = Sequence[tuple[float, ...]]
-"""A quantity and the one that it is compared with, of each round; `ratio_of_added` takes each with its own base."""
+"""a quantity and its reference for each round; `ratio_of_added` also has a base for each of them"""
 
 RESAMPLES = 2000
 INTERVAL = (0.05, 0.95)
 UNDISTURBED = 0.25
-"""Quantile of a time over rounds that some of them, disturbed, do not move."""
+"""quantile of a time over rounds that disturbed rounds do not change"""
 
 
 class NotMeasuredError(Exception):
-    """Why figures have no rounds here: a package that is not installed, a file that is not there."""
+    """Reason why figures have no rounds here: a missing package or file."""
 
 
 def ratio_of_medians(rounds: Array) -> Array:
-    """The median quantity over the median reference: for times, where a disturbed round should not count.
+    """Return the median quantity divided by the median reference: for times, in which disturbed rounds must not count.
 
     A reference at or below zero, a difference lost in noise, gives infinity.
 
@@ -40,26 +40,26 @@ def ratio_of_medians(rounds: Array) -> Array:
 
 
 def _over(quantity: Array, reference: Array) -> Array:
-    """Their ratio; infinity where the reference, a difference, is lost in noise."""
+    """Return the ratio, or infinity if the reference, a difference, is lost in noise."""
     return np.where(reference > 0, quantity / np.where(reference > 0, reference, 1.0), np.inf)
 
 
 def ratio_of_added(rounds: Array) -> Array:
-    """What a quantity is above its base over what its reference is, each by its lower quartile: for times that add to
-    others, on a machine that others make half as fast for seconds.
+    """Return a quantity above its base, divided by a reference above its base, each by its lower quartile.
 
-    A reference at or below its base, a difference lost in noise, gives infinity.
+    For times that add to others, on a machine that other programs slow for seconds. A reference at or below its base, a
+    difference lost in noise, gives infinity.
 
     Parameters
     ----------
-    rounds : (..., N, 4), each a quantity, its base, the reference and that one's base
+    rounds : (..., N, 4), each a quantity, its base, the reference and the reference's base
     """
     quantity, base, reference, other_base = np.moveaxis(np.quantile(rounds, UNDISTURBED, axis=-2), -1, 0)
     return _over(quantity - base, reference - other_base)
 
 
 def ratio_of_sums(rounds: Array) -> Array:
-    """The sum of the quantity over that of the reference: for counts, and for times of different tasks.
+    """Return the sum of the quantity divided by that of the reference: for counts, and for times of different tasks.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def ratio_of_sums(rounds: Array) -> Array:
 
 
 def median_of_ratios(rounds: Array) -> Array:
-    """The median over the rounds of the quantity over its reference: for what differs by less than rounds do.
+    """Return the median over the rounds of the ratio: for differences smaller than those between rounds.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def median_of_ratios(rounds: Array) -> Array:
 
 
 def offset_of_ratios(rounds: Array) -> Array:
-    """How far the median of the rounds' ratios is from one.
+    """Return the distance of the median ratio from one.
 
     Parameters
     ----------
@@ -91,15 +91,15 @@ def offset_of_ratios(rounds: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number that is held.
+    """A number with a threshold.
 
     Attributes
     ----------
-    name : in the table of bounds
+    name : in the table of thresholds
     unit : empty for a plain ratio
-    meaning : what over what
-    statistic : the figure of rounds `(..., N, 2)`, or as it says itself
-    larger_is_better : whether a bound is the least that the figure may be; else it is the most
+    meaning : what is divided by what
+    statistic : computes the figure from rounds `(..., N, 2)`, unless it documents another shape
+    larger_is_better : whether the threshold is a minimum instead of a maximum
     """
 
     name: str
@@ -109,11 +109,11 @@ class Figure:
     larger_is_better: bool = False
 
     def is_worse(self, value: float, bound: float) -> bool:
-        """Whether a value is on the wrong side of a bound."""
+        """Return True if a value is on the wrong side of a threshold."""
         return value < bound if self.larger_is_better else value > bound
 
     def worst(self, values: Sequence[float]) -> float:
-        """The value that every other one is at least as good as."""
+        """Return the worst value."""
         return min(values) if self.larger_is_better else max(values)
 
 
@@ -123,8 +123,8 @@ class Experiment:
 
     Attributes
     ----------
-    measure : gives the rounds of each figure, in order; takes how many
-    rounds : of a whole run; `quick_rounds` of a quick one, 0 where it is left out of it
+    measure : takes a number of rounds and returns the rounds of each figure, in order
+    rounds : in a full run; `quick_rounds` in a quick one, 0 if left out
     """
 
     name: str
@@ -136,23 +136,23 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A figure's value in a run, and the interval in which it may as well have been."""
+    """A figure's value in a run, and its interval."""
 
     value: float
     low: float
     high: float
 
     def best(self, figure: Figure) -> float:
-        """The end of the interval that speaks for the figure."""
+        """Return the better end of the interval."""
         return self.high if figure.larger_is_better else self.low
 
     def worst(self, figure: Figure) -> float:
-        """The end of the interval that speaks against it."""
+        """Return the worse end of the interval."""
         return self.low if figure.larger_is_better else self.high
 
 
 def read_figure(figure: Figure, rounds: Rounds) -> Reading:
-    """The value of a figure's rounds, with the interval of a bootstrap over them."""
+    """Return the value of a figure's rounds, with a bootstrap interval."""
     every = np.asarray(rounds, dtype=np.float64)
     draws = np.random.default_rng(0).integers(len(every), size=(RESAMPLES, len(every)))
     low, high = np.quantile(figure.statistic(every[draws]), INTERVAL, method="nearest")

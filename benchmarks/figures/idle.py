@@ -1,4 +1,4 @@
-"""What a program that can be asked to record pays while nobody asks."""
+"""Measure the cost of an idle agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgrip.capture.on_demand.settings import Request, Settings
 OPERATORS = 2_500
 SETTLE_S = 0.01
 RECORDED_EVERY = 20
-"""Pairs, of which one records first: what a recording leaves behind would slow those after it."""
+"""number of pairs per recording: the effects of a recording would slow the pairs after it"""
 IDLE = Figure(
     "service: idle agent over none",
     "processor time of tiny operators with an agent, in a process that has recorded, over that without one",
@@ -27,7 +27,7 @@ IDLE = Figure(
 
 
 def measure_idle(rounds: int) -> Sequence[Rounds]:
-    """Both, in turns in one process, on one thread."""
+    """Measure both, alternating in one process on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -38,14 +38,14 @@ def measure_idle(rounds: int) -> Sequence[Rounds]:
 
 
 def idle_pairs(pairs: int, operators: int, folder: Path) -> list[tuple[float, float]]:
-    """Of each pair, processor seconds with an agent, its own included, and without."""
+    """Return for each pair the processor seconds with an agent, including its own, and without."""
     x = torch.ones(4)
     net = nn.ReLU().eval()
 
     def work() -> float:
-        # until threads that begin and end here have done so
+        # wait until threads that begin and end here have done so
         time.sleep(SETTLE_S)
-        # of all threads: others who use the processor do not count, and the agent does
+        # all threads of this process: other processes do not count, and the agent does
         start = time.process_time()
         for _ in range(operators):
             x.add(1)

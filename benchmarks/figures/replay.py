@@ -1,4 +1,4 @@
-"""How near a replay comes, how fast it is, and whether its outputs have the recorded shapes."""
+"""Measure accuracy and throughput of a replay, and whether its outputs have the recorded shapes."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from opgrip.replay.timing.timing_options import WARM
 from opgrip.traces import Trace, load
 
 STEPS = 3
-"""Captured ones of a program whose times are compared."""
+"""captured steps of a program whose times are compared"""
 SIGNATURES = 100
-"""That are replayed for their time: those with most of it."""
+"""number of signatures that are replayed for their time: the longest"""
 CASES = 40
-"""That a Timer times too."""
+"""number of cases that a Timer times too"""
 TIMED = "BERT train"
 
 
 def error_experiment(workload: str, rounds: int) -> Experiment:
-    """The error of replayed times."""
+    """Return the experiment on the error of replayed times."""
     meaning = "error in time of a replay over that of a second capture"
     figure = Figure(f"replay of {workload}: error over noise floor", meaning)
     return Experiment(f"replay of {workload}", (figure,), partial(measure_errors, workload), rounds)
 
 
 def measure_errors(workload: str, rounds: int) -> list[Rounds]:
-    """The weighted errors of a replay and of a second capture, both against a first one."""
+    """Measure the weighted errors of a replay and of a second capture, relative to a first one."""
     torch.set_num_threads(1)
     pairs = []
     for _ in range(rounds):
@@ -59,14 +59,14 @@ def measure_errors(workload: str, rounds: int) -> list[Rounds]:
 
 
 def shapes_experiment(workload: str) -> Experiment:
-    """The outputs' shapes."""
+    """Return the experiment on output shapes."""
     meaning = "signatures whose outputs have the recorded shapes, of those for which these are known"
     figure = Figure(f"replay of {workload}: shapes as recorded", meaning, "", ratio_of_sums, larger_is_better=True)
     return Experiment(f"shapes of {workload}", (figure,), partial(measure_shapes, workload), rounds=1, quick_rounds=1)
 
 
 def measure_shapes(workload: str, rounds: int) -> list[Rounds]:
-    """The counts of a replay that runs each signature once; nothing is timed."""
+    """Count output shapes in a replay that runs each signature once, untimed."""
     counts = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ MEDIANS = Figure(
 
 
 def measure_throughput(rounds: int) -> Sequence[Rounds]:
-    """The Timer's time over the replay's for the same cases, and the median ratio of their medians."""
+    """Return the Timer's time and the replay's for the same cases, and the median ratio of their medians."""
     torch.set_num_threads(1)
     cases, settings = load_cases(TIMED)[:CASES], usual_settings()
     if not cases:

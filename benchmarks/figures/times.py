@@ -1,6 +1,6 @@
-"""Runs a command and keeps how long it took, beside what a bare import of torch takes on this machine.
+"""Run a command and keep its duration, with the time of importing torch on this machine.
 
-Set-up and tests take longer than `benchmarks/held.py` may, so that it reads what this has kept.
+Set-up and tests are too long for `benchmarks/held.py`, so it reads the durations kept here.
 
     python benchmarks/figures/times.py test -- .venv/bin/python -m pytest
 """
@@ -22,13 +22,13 @@ IMPORTS = 3
 
 
 def main() -> int:
-    """Give the command's own exit status; the time of one that fails is not kept."""
+    """Run the command and return its exit status; the time of a failing command is not kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="that the time is kept under")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has torch when the command is done")
     parser.add_argument("command", nargs="+", help="after --")
     args = parser.parse_args()
-    # Ctrl-C is the command's to answer, which may have workers to end
+    # let the command handle Ctrl-C, since it may have workers to end
     signal.signal(signal.SIGINT, lambda number, frame: None)
     start = perf_counter()
     status = subprocess.run(args.command, check=False).returncode
@@ -39,14 +39,14 @@ def main() -> int:
 
 
 def import_seconds(python: str) -> float:
-    """What a process takes that does nothing but import torch."""
+    """Return the seconds of a process that only imports torch."""
     start = perf_counter()
     subprocess.run([python, "-c", "import torch"], check=True)
     return perf_counter() - start
 
 
 def keep(name: str, seconds: float, import_torch_s: float) -> None:
-    """Put a time among those that were kept before."""
+    """Add a time to the file."""
     times = read_times() | {name: {"seconds": seconds, "import_torch_s": import_torch_s}}
     TIMES_FILE.parent.mkdir(exist_ok=True)
     written = TIMES_FILE.with_suffix(f".{os.getpid()}")
@@ -55,7 +55,7 @@ def keep(name: str, seconds: float, import_torch_s: float) -> None:
 
 
 def read_times() -> dict[str, dict[str, float]]:
-    """By name, `seconds` and `import_torch_s`."""
+    """Return `seconds` and `import_torch_s` by name."""
     return json.loads(TIMES_FILE.read_text(encoding="utf-8")) if TIMES_FILE.exists() else {}
 
 

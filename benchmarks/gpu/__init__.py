@@ -1,1 +1,1 @@
-"""The steps that `benchmarks/gpu_check.py` takes, and what they are judged by."""
+"""Steps of `benchmarks/gpu_check.py`, and their references."""

@@ -1,4 +1,4 @@
-"""Steps of captures: programs run as if nobody watched, and their traces have all calls."""
+"""Check captures: programs run as if unobserved, and their traces have all calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from opgrip.capture import Capture
 from opgrip.traces import load
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "sim": "SIM_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
-"""Variables that hide devices from a process, where it has not started the devices yet."""
+"""variables that hide devices from a process that has not initialized them yet"""
 GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
 FLUSHED_S = 1.2
-"""A capture's thread wakes twice meanwhile."""
+"""time in which a capture's thread wakes up twice"""
 
 HIDING = """
     import os
@@ -61,7 +61,7 @@ LOADING = """
 
 
 def check_start(place: Place) -> Facts:
-    """A script hides the device in its first line, which works as long as the capture has not started it."""
+    """Check that a script can hide the device in its first line, because the capture has not initialized it."""
     variable = VISIBLE.get(place.kind)
     if variable is None:
         raise NotHereError(f"nothing is known to hide {place.kind} from a process")
@@ -71,14 +71,14 @@ def check_start(place: Place) -> Facts:
 
 
 def check_forks(place: Place) -> Facts:
-    """A fork can start the device only where the process that forks has not."""
+    """Check that a fork can initialize the device, because its parent has not."""
     _, said = _captured_script(place, FORKING.format(device=place.device))
     expect("the child has used the device" in said, "a fork of a captured program cannot start the device")
     return {}
 
 
 def check_workers(place: Place) -> Facts:
-    """Workers of a DataLoader are forks of a process that has started the device: each has a trace."""
+    """Check that each DataLoader worker, forked from a process that uses the device, has a trace."""
     traces, said = _captured_script(place, LOADING.format(device=place.device))
     calls = {path.name: list(load(path, partial=False).calls["op"]) for path in traces}
     workers = [name for name, operators in calls.items() if operators.count("aten.add.Tensor") == 4]
@@ -88,7 +88,7 @@ def check_workers(place: Place) -> Facts:
 
 
 def check_graph(place: Place) -> Facts:
-    """A program captures a graph, for longer than the recording's thread sleeps, and replays it."""
+    """Check a program that captures a graph, longer than the recording thread sleeps, and replays it."""
     module, trace = place.module, place.folder / "graph.jsonl"
     kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
     if not kinds:
@@ -116,7 +116,7 @@ def check_graph(place: Place) -> Facts:
 
 
 def check_side_stream(place: Place) -> Facts:
-    """Values that a side stream writes are in the trace as they were, and nothing waited for them."""
+    """Check that values written by a side stream are recorded, without waiting for them."""
     module, trace = place.module, place.folder / "streams.jsonl"
     table, index = torch.rand(50, 3, device=place.device), torch.arange(40, device=place.device)
     sleep: Callable[[int], None] | None = getattr(module, "_sleep", None)
@@ -134,7 +134,7 @@ def check_side_stream(place: Place) -> Facts:
 
 
 def check_two_devices(place: Place) -> Facts:
-    """A thread that goes from one device to the other has times of both."""
+    """Check a thread that switches between devices: it has times of both."""
     module, trace = place.module, place.folder / "two.jsonl"
     if module.device_count() < 2:
         raise NotHereError("there is one device")
@@ -154,7 +154,7 @@ def check_two_devices(place: Place) -> Facts:
 
 
 def _captured_script(place: Place, code: str) -> tuple[list[Path], str]:
-    """The traces of a script and of its forks, and all that was said."""
+    """Return the traces of a script and of its forks, and the output."""
     script, traces = place.folder / "script.py", place.folder / "traces"
     script.write_text(dedent(code), encoding="utf-8")
     traces.mkdir()

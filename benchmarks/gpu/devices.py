@@ -1,4 +1,4 @@
-"""Steps of replays on a device by its names, on all of its calls, on several of its streams."""
+"""Check replays on a device by its names, of all of its calls, on several streams."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpu.step import Facts, NotHereError, Place, Step, expect
 
 
 def check_without_index(place: Place) -> Facts:
-    """`--device cuda`, as documents write it."""
+    """Check `--device cuda`, as the documentation writes it."""
     rows = replay_rows(place, capture_layers(place), device=place.kind)
     expect_ok(rows)
     return {"device": rows[0].device}
 
 
 def check_without_device(place: Place) -> Facts:
-    """A trace that was captured on the device runs there where nothing is said."""
+    """Check that a trace captured on the device runs there by default."""
     rows = replay_rows(place, capture_layers(place), device=None)
     expect_ok(rows)
     expect({row.device.partition(":")[0] for row in rows} == {place.kind}, f"it ran on {rows[0].device}")
@@ -27,7 +27,7 @@ def check_without_device(place: Place) -> Facts:
 
 
 def check_from_cpu(place: Place) -> Facts:
-    """A trace that was captured on the CPU runs on the device where that is said, by the command."""
+    """Check that a trace captured on the CPU runs on the device on request, with the command."""
     x, output = torch.rand(64, 64), place.folder / "rows.json"
     trace = capture_calls(place, lambda: torch.mm(x, x), lambda: torch.relu(x))
     done = run_command("opreplay", trace, "--device", place.device, "--budget", "0.05", "--strict", "-o", output)
@@ -38,7 +38,7 @@ def check_from_cpu(place: Place) -> Facts:
 
 
 def check_second_device(place: Place) -> Facts:
-    """Events, graphs and streams are of the device that the calls run on."""
+    """Check that events, graphs and streams belong to the device that the calls run on."""
     if place.module.device_count() < 2:
         raise NotHereError("there is one device")
     second = f"{place.kind}:1"
@@ -54,7 +54,7 @@ def check_second_device(place: Place) -> Facts:
 
 
 def check_sequence(place: Place) -> Facts:
-    """The whole step, on what flows between its calls."""
+    """Check a step replay."""
     output = place.folder / "sequence.json"
     done = run_command("opreplay", capture_layers(place), "--sequence", "--device", place.device, "-o", output)
     expect(done.returncode == 0, last_line(done))
@@ -64,7 +64,7 @@ def check_sequence(place: Place) -> Facts:
 
 
 def check_streams(place: Place) -> Facts:
-    """Two cases at once overlap, or take as long as one after the other: never much less than the longer of them."""
+    """Check that two concurrent cases overlap, or take as long as in sequence: never much less than the longer one."""
     rows = replay_rows(place, capture_layers(place), streams=[1, 2])
     expect_ok(rows)
     pairs = [row for row in rows if row.streams == 2]

@@ -1,4 +1,4 @@
-"""What the machine of a check is, as far as it can be told without names of people and hosts."""
+"""Describe the machine of a check, without names of people and hosts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ GPU_FIELDS = (
     *("name", "driver_version", "vbios_version", "compute_cap", "memory.total", "power.limit", "clocks.max.sm"),
     *("clocks.max.mem", "ecc.mode.current", "mig.mode.current", "compute_mode", "persistence_mode", "temperature.gpu"),
 )
-"""That `nvidia-smi --query-gpu` knows."""
+"""fields of `nvidia-smi --query-gpu`"""
 PACKAGES = ("torch", "triton", "nvidia", "onnx", "jax", "tvm", "tensor", "numpy", "nvtx", "opgrip", "pytorch-triton")
-"""What names of packages begin with whose versions matter."""
+"""name prefixes of packages whose versions matter"""
 VARIABLES = ("CUDA_", "NVIDIA_", "PYTORCH_", "TORCH", "NVTE_", "XLA_", "OMP_", "OPGRIP_", "CUBLAS_", "CUDNN_")
-"""What names of variables begin with that change what runs."""
+"""name prefixes of variables that influence the run"""
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """Versions, settings and devices."""
+    """Return versions, settings and devices."""
     return {
         "device": device,
         "gpus": describe_gpus(),
@@ -54,9 +54,9 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def describe_gpus() -> list[dict[str, str]]:
-    """What nvidia-smi tells of each GPU; nothing where it is not there."""
+    """Return nvidia-smi's fields of each GPU; empty without nvidia-smi."""
     gpus: list[dict[str, str]] = []
-    # one by one: a driver that does not know one of them refuses them all
+    # one by one, because a driver that does not know one field refuses all
     for name in GPU_FIELDS:
         lines = _output_of("nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader").splitlines()
         for place, line in enumerate(lines):
@@ -76,7 +76,7 @@ def _version_of(profiler: str) -> str:
 
 
 def _output_of(*command: str) -> str:
-    """What a program prints; empty where it cannot be run, or says that it failed."""
+    """Return a program's output; empty if it cannot run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

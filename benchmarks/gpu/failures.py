@@ -1,4 +1,4 @@
-"""Steps of cases that fail, of which each costs one row."""
+"""Check that each failing case costs one row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpu.step import Facts, Place, Step, expect
 from opgrip.replay.results.results import RAN
 
 HUGE = 1 << 30
-"""Bytes of a tensor for which there is no memory under `LIMIT`."""
+"""size of a tensor that does not fit under `LIMIT`"""
 LIMIT = "512MB"
 WAITING, GOOD = "aten.nonzero.default", "aten.add.Tensor"
 
 
 def check_assert(place: Place) -> Facts:
-    """After a kernel that fails, CUDA refuses all work of its process; zeros let the recorded assertion fail."""
+    """Check a failing kernel, after which CUDA refuses all work of its process; zeros let the assertion fail."""
     flag, x = torch.ones(1, dtype=torch.bool), torch.ones(100)
     trace = capture_calls(place, lambda: torch._assert_async(flag), lambda: x + 1, lambda: x * 2)
     rows = replay_rows(place, trace, values=["zeros"])
@@ -29,7 +29,7 @@ def check_assert(place: Place) -> Facts:
 
 
 def check_memory(place: Place) -> Facts:
-    """A call that wants more memory than there is takes none from the next."""
+    """Check that a call that needs too much memory does not affect the next."""
     x = torch.ones(100)
     free = _free_bytes(place)
     trace = capture_calls(place, lambda: torch.empty(HUGE // 4), lambda: x + 1)
@@ -44,7 +44,7 @@ def check_memory(place: Place) -> Facts:
 
 
 def check_waiting_call(place: Place, mode: str) -> Facts:
-    """A call that waits for the device cannot be in a graph, and the captures after it are none the worse for it."""
+    """Check that a call that waits for the device fails in a graph without affecting later captures."""
     trace = _waiting_trace(place)
     rows = replay_rows(place, trace, **({"exec_mode": "graph"} if mode == "eager" else {"mode": [mode]}))
     bad = row_of(rows, WAITING, mode)

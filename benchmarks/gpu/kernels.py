@@ -1,4 +1,4 @@
-"""Kernels as torch's own profiler sees them, which is what times are held against."""
+"""Read kernels from torch's own profiler, the reference for times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu.step import NotHereError
 
 WARMUP = 3
 KERNEL = "kernel"
-"""Category of kernels in a timeline of torch's profiler."""
+"""category of kernels in a timeline of torch's profiler"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Kernel:
 
 
 def kernels_of(run: Callable[[], object], runs: int = 1) -> list[Kernel]:
-    """The kernels of some runs in their order, after others that warm up.
+    """Return the kernels of some runs in order, after a warm-up.
 
     Raises
     ------
-    NotHereError : where the profiler sees none
+    NotHereError : if the profiler sees none
     """
     if not torch.cuda.is_available():
         raise NotHereError("torch.profiler sees kernels of CUDA alone")
@@ -56,24 +56,24 @@ def kernels_of(run: Callable[[], object], runs: int = 1) -> list[Kernel]:
 
 
 def kernels_in(timeline: Mapping[str, Any]) -> list[Kernel]:
-    """The kernels of a timeline, in their order."""
+    """Return the kernels of a timeline in order."""
     events = (event for event in timeline["traceEvents"] if event.get("cat") == KERNEL)
     kernels = [Kernel(str(event["name"]), float(event["ts"]), float(event["dur"])) for event in events]
     return sorted(kernels, key=lambda kernel: kernel.start_us)
 
 
 def kernel_us(run: Callable[[], object], runs: int = 20) -> float:
-    """Median time on the device of the one kernel, or of all that a run launches; raises as `kernels_of` does."""
+    """Return the median device time of all kernels of a run; raises as `kernels_of` does."""
     return median(_sums(kernels_of(run, runs), runs))
 
 
 def kernel_names(kernels: Sequence[Kernel]) -> dict[str, int]:
-    """How often each ran."""
+    """Return the number of runs of each kernel."""
     return dict(Counter(kernel.name for kernel in kernels))
 
 
 def _sums(kernels: Sequence[Kernel], runs: int) -> list[float]:
-    """Time of each run, which all launch the same kernels."""
+    """Return the time of each run; all runs launch the same kernels."""
     each = len(kernels) // runs
     if each * runs != len(kernels):
         return [sum(kernel.us for kernel in kernels) / runs]

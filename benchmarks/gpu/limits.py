@@ -1,4 +1,4 @@
-"""Steps of what a machine gives: its roofline, its energy."""
+"""Check the machine's limits: roofline and energy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from opgrip.replay.operators.devices import with_index
 from opgrip.replay.run.energy import EnergyColumns
 
 MOST_OF_LIMIT = 1.1
-"""A ceiling is measured too: a row may be a little better."""
+"""a peak is a measurement too: a row may be slightly better"""
 LEAST_OF_LIMIT = 0.3
-"""Of a large product or copy, which reach most of what the machine gives."""
+"""share that a large product or copy reaches"""
 SECONDS = 1.0
 NEAR = 0.3
-"""Share by which two readings of energy may differ: clocks and temperature change between them."""
+"""relative difference allowed between two energy readings: clocks and temperature change between them"""
 
 
 def check_roofline(place: Place) -> Facts:
-    """Large products in each dtype, and a copy, come near the machine's limits and not above."""
+    """Check that large products in each dtype, and a copy, come close to the machine's limits and not above."""
     device = place.device
     x, block = torch.rand(4096, 4096, device=device), torch.rand(1 << 26, device=device)
     half = x.bfloat16()
@@ -38,7 +38,7 @@ def check_roofline(place: Place) -> Facts:
 
 
 def check_energy(place: Place) -> Facts:
-    """What `--energy` tells of a product is what NVML's counter says while it runs here."""
+    """Check `--energy` of a product against NVML's counter during the same product."""
     gpu = find_gpu(with_index(place.device))
     if gpu is None:
         raise NotHereError("NVML does not tell: pip install nvidia-ml-py")

@@ -1,4 +1,4 @@
-"""Steps of modes: results as eager's, checked by the replay, each on calls of several kinds."""
+"""Check that results of modes equal eager's, on calls of several kinds."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MODES = {
     **dict.fromkeys(("compile", "reduce-overhead", "onnxruntime", "xla", "jax", "tvm", "tensorrt"), 180.0),
     **dict.fromkeys(("compile-max", "aot"), 240.0),
 }
-"""Names, and how long each may take in s: compilers take seconds a call."""
+"""modes, with the time limit of each in s: compilers take seconds per call"""
 OF_ANY_DEVICE = ("eager", "jit")
-"""Those that need no compiler for the device."""
+"""modes that need no compiler for the device"""
 PROVIDERS = {"onnxruntime": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 PRECISIONS = {"tensorrt": "high"}
-"""Of products of float32 in eager, where a mode multiplies in TF32 and cannot be told otherwise."""
+"""precision of eager float32 products for modes that always multiply in TF32"""
 JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 def is_installed(name: str) -> bool:
-    """Whether a module can be found, without importing it."""
+    """Return True if a module can be found, without importing it."""
     return find_spec(name) is not None
 
 
 def check_runtime(name: str) -> None:
-    """Raise `NotHereError` where a mode's runtime is installed, but not for CUDA."""
+    """Raise `NotHereError` if a mode's runtime is installed, but not for CUDA."""
     if name in PROVIDERS:
         import onnxruntime
 
@@ -50,7 +50,7 @@ def check_runtime(name: str) -> None:
 
 
 def check_mode(place: Place, name: str) -> Facts:
-    """Each call under a mode is ok, which says that its results are eager's."""
+    """Check that each call under a mode is ok, that is, equals eager's results."""
     try:
         mode, _ = find_mode(name)
     except UserError as error:

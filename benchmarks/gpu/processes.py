@@ -1,6 +1,6 @@
-"""Each step in a process of its own, so that one that crashes or hangs, or spoils the device, is one step.
+"""Run each step in a separate process, so that a crash, a hang or a broken device costs one step.
 
-python -m gpu.processes NAME DEVICE FOLDER TOP     # take a step, in a folder that gets its outcome
+python -m gpu.processes NAME DEVICE FOLDER TOP     # run a step in a folder that receives its outcome
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gpu.step import NotHereError, Outcome, Place, Step, Verdict, WrongError
 BENCHMARKS = Path(__file__).resolve().parents[1]
 OUTCOME = "outcome.json"
 MOST_CHARACTERS = 300
-"""Of a reason."""
+"""longest reason, in characters"""
 
 
 def run_apart(step: Step, place: Place, log: Path, most_s: float) -> Outcome:
-    """Take a step in a process of its own, whose output goes to a file.
+    """Run a step in a separate process with its output in a file.
 
     Parameters
     ----------
-    place : its folder is the step's own
-    most_s : that there are for it, whatever it asks for
+    place : its folder belongs to the step
+    most_s : time limit, regardless of the step's own
     """
     place.folder.mkdir(parents=True, exist_ok=True)
     paths = [str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
@@ -40,7 +40,7 @@ def run_apart(step: Step, place: Place, log: Path, most_s: float) -> Outcome:
     timeout_s = min(step.timeout_s, most_s)
     start = perf_counter()
     with log.open("wb") as file:
-        # a group of its own, which ends with it
+        # a separate process group, which ends with it
         process = subprocess.Popen(
             [sys.executable, "-m", "gpu.processes", *words],
             stdin=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ def run_apart(step: Step, place: Place, log: Path, most_s: float) -> Outcome:
 
 
 def outcome_of(step: Step, place: Place) -> Outcome:
-    """Take a step in this process."""
+    """Run a step in this process."""
     try:
         return Outcome(step.name, Verdict.OK, facts=step.run(place))
     except NotHereError as error:
@@ -83,7 +83,7 @@ def outcome_of(step: Step, place: Place) -> Outcome:
 
 
 def main(steps: Mapping[str, Step], name: str, device: str, folder: str, top: str) -> None:
-    """Take a step, and leave its outcome in the folder."""
+    """Run a step, and write its outcome into the folder."""
     place = Place(device, Path(folder), int(top))
     outcome = outcome_of(steps[name], place)
     (place.folder / OUTCOME).write_text(json.dumps(asdict(outcome)), encoding="utf-8")

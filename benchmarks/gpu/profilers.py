@@ -1,4 +1,4 @@
-"""Steps of NVIDIA's profilers, held against torch's own."""
+"""Check NVIDIA's profilers against torch's own."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from opgrip.replay.results.results import RAN, UNSUPPORTED, Result
 from opgrip.replay.timing.ranges import check_ranges
 
 NEAR = 0.3
-"""Share by which two profilers may differ."""
+"""relative difference allowed between two profilers"""
 TIMER_US = 1.0
 NCU_FACTOR = 3.0
-"""By which ncu's times may differ, which empties caches before a kernel."""
+"""factor allowed for ncu's times, because it empties caches before a kernel"""
 NOT_ALLOWED = ("ERR_NVGPUCTRPERM", "permission")
 SIZES = 35
-"""Of each of four operators: 140 cases, more than a window of nsys holds."""
+"""sizes for each of four operators: 140 cases, more than one window of nsys"""
 
 
 def check_nsys(place: Place) -> Facts:
-    """Kernels of a product, and their time."""
+    """Check the kernels of a product, and their time."""
     rows, expected_us, names = _profiled_product(place, NSYS, nsys=True)
     columns = NsysColumns.of(row_of(rows, "aten.mm.default"))
     expect(columns.nsys_gpu_us is not None, "nsys sees no kernels of a product")
@@ -39,7 +39,7 @@ def check_nsys(place: Place) -> Facts:
 
 
 def check_windows(place: Place) -> Facts:
-    """Each of 140 cases, which nsys sees in several windows, has kernels of its own operator."""
+    """Check that each of 140 cases, which nsys sees in several windows, has its operator's kernels."""
     _need(NSYS)
     device = place.device
     operators: dict[str, Callable[[torch.Tensor], object]] = {
@@ -64,7 +64,7 @@ def check_windows(place: Place) -> Facts:
 
 
 def check_nsys_of_graphs(place: Place) -> Facts:
-    """Kernels in CUDA graphs are seen one by one."""
+    """Check that kernels in CUDA graphs are seen individually."""
     rows, _, names = _profiled_product(place, NSYS, nsys=True, mode=["cudagraph"])
     row = row_of(rows, "aten.mm.default", "cudagraph")
     expect_ok([row])
@@ -73,13 +73,13 @@ def check_nsys_of_graphs(place: Place) -> Facts:
 
 
 def check_nsys_of_shipped(place: Place) -> Facts:
-    """The top cases of the shipped trace; its report is kept for tests."""
+    """Check the top cases of the shipped trace; keep the report for tests."""
     _need(NSYS)
     return _of_shipped(place, NSYS, nsys=True)
 
 
 def check_ncu(place: Place) -> Facts:
-    """Kernels of a product, and about their time."""
+    """Check the kernels of a product, and roughly their time."""
     rows, expected_us, names = _profiled_product(place, NCU, ncu=True)
     columns = NcuColumns.of(row_of(rows, "aten.mm.default"))
     expect(columns.ncu_us is not None, "ncu sees no kernels of a product")
@@ -90,13 +90,13 @@ def check_ncu(place: Place) -> Facts:
 
 
 def check_ncu_of_shipped(place: Place) -> Facts:
-    """The top cases of the shipped trace; its report is kept for tests."""
+    """Check the top cases of the shipped trace; keep the report for tests."""
     _need(NCU)
     return _of_shipped(place, NCU, ncu=True, ncu_iterations=2)
 
 
 def _profiled_product(place: Place, profiler: str, **options: Any) -> tuple[list[Result], float, dict[str, int]]:
-    """The rows of a replay under a profiler, and by torch's own the time and the kernels of its call."""
+    """Return the rows of a replay under a profiler, and the time and kernels of its call from torch's profiler."""
     _need(profiler)
     x = torch.rand(1024, 1024, device=place.device)
     names = kernel_names(kernels_of(lambda: torch.mm(x, x)))
@@ -135,7 +135,7 @@ def _need(profiler: str) -> None:
 
 
 def _expect_kernels(seen: str | None, names: dict[str, int], row: Result | None = None) -> None:
-    """Each kernel that a profiler names, in short, is one that torch's profiler names in full."""
+    """Check that each kernel that a profiler names in short form is one that torch's profiler names in full."""
     of_row = "" if row is None else f" of {row.op} {row.shapes}"
     expect(seen, f"no kernels{of_row} are seen")
     short = _short_names(seen or "")

@@ -1,4 +1,4 @@
-"""Small programs that steps capture, and replays of their traces."""
+"""Capture and replay small programs for the steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHIPPED = ROOT / "traces/faster_rcnn.jsonl"
 START = "import sys; from opgrip.{room} import main; sys.exit(main())"
 ROOMS = {"opcapture": "capture.start", "opreplay": "replay.command.opreplay"}
 QUICK = {"budget": 0.1, "timeout": 60}
-"""Options of replays whose times are not looked at."""
+"""options of replays whose times do not matter"""
 
 
 def run_command(name: str, *words: object) -> subprocess.CompletedProcess[str]:
@@ -32,12 +32,12 @@ def run_command(name: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command said last."""
+    """Return the last line of a command's output."""
     return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
 
 
 def capture_calls(place: Place, *calls: Callable[[], object], name: str = "calls", repeats: int = 3) -> Path:
-    """A trace of some calls."""
+    """Return a trace of some calls."""
     trace = place.folder / f"{name}.jsonl"
     for call in calls:
         call()
@@ -50,7 +50,7 @@ def capture_calls(place: Place, *calls: Callable[[], object], name: str = "calls
 
 
 def capture_layers(place: Place) -> Path:
-    """A trace of calls of several kinds on the device."""
+    """Return a trace of calls of several kinds on the device."""
     torch.manual_seed(0)
     device = place.device
     images, kernel = torch.randn(2, 16, 64, 64, device=device), torch.randn(32, 16, 3, 3, device=device)
@@ -68,7 +68,7 @@ def capture_layers(place: Place) -> Path:
 
 
 def replay_rows(place: Place, trace: Path, **options: Any) -> list[Result]:
-    """The rows of a replay on the device, unless the options say where."""
+    """Return the rows of a replay on the device, unless the options name another."""
     rows = list(replay(trace, **({"device": place.device} | QUICK | options)).rows)
     for row in rows:
         print(row.op, row.shapes, row.mode, row.status, row.median_us, row.error)
@@ -77,23 +77,20 @@ def replay_rows(place: Place, trace: Path, **options: Any) -> list[Result]:
 
 
 def expect_ok(rows: list[Result]) -> None:
-    """Raise `WrongError` where a row did not run or is wrong; a contended row is right, but without a time."""
+    """Raise `WrongError` if a row did not run or is wrong; a contended row is right, but without a time."""
     for row in rows:
         expect(row.status in RAN, f"{row.op} as {row.mode} is {row.status}: {row.error}")
 
 
 def row_of(rows: list[Result], operator: str, mode: str = "eager") -> Result:
-    """The row of an operator."""
+    """Return the row of an operator."""
     matching = [row for row in rows if row.op == operator and row.mode == mode]
     expect(matching, f"there is no row of {operator} as {mode}")
     return matching[0]
 
 
 def median_us(row: Result) -> float:
-    """The time of a row that has to have one.
-
-    Raises `NotHereError` where other processes disturbed all its runs.
-    """
+    """Return the time of a row in us; raise `NotHereError` if other processes disturbed all its runs."""
     if row.status == CONTENDED:
         raise NotHereError(f"other processes used the cores in all runs of {row.op}")
     expect(row.status == OK and row.median_us is not None, f"{row.op} as {row.mode} is {row.status}: {row.error}")

@@ -1,4 +1,4 @@
-"""The step of the collectives that several ranks replay together, as far as one GPU tells."""
+"""Check the collectives of a replay of several ranks, as far as one GPU allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.traces.schema.records import OPERATOR, Signature
 
 
 def check_collective(place: Place) -> Facts:
-    """An all-reduce of one rank, on a group made as for ranks, and started as theirs are."""
+    """Check an all-reduce of one rank, on a group created and started as for several ranks."""
     if place.kind == "cuda" and not distributed.is_nccl_available():
         raise NotHereError("this torch has no NCCL")
     x = torch.rand(1 << 20, device=place.device)
@@ -32,7 +32,7 @@ def check_collective(place: Place) -> Facts:
     for work in works:
         work.wait()
     expect(torch.equal(given, x), "an all-reduce of one rank changed its tensor")
-    # the first makes the connections
+    # the first call creates the connections
     facts = {"backend": backend, "first_ms": 1e3 * (perf_counter() - began)}
     distributed.destroy_process_group()
     return facts

@@ -1,4 +1,4 @@
-"""Reports of profilers, made small: what opgrip reads of them, without names of machines, for tests elsewhere."""
+"""Reduce profilers' reports to the parts that opgrip reads, without names of machines, for tests elsewhere."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ PRODUCTS = {NSYS: "Nsight Systems", NCU: "Nsight Compute"}
 PLACES = {NSYS: NSYS_PLACES, NCU: NCU_PLACES}
 SUFFIXES = {NSYS: ".sqlite", NCU: ".csv"}
 MOST_BYTES = 4 << 20
-"""Of a report that is sent."""
+"""largest report to send"""
 HOSTS = ("Process Name", "Host Name")
 
 
 def find_binary(profiler: str) -> str:
-    """The path of a profiler; raises `UserError` where there is none."""
+    """Return the path of a profiler; raises `UserError` if there is none."""
     return find_program(profiler, PRODUCTS[profiler], PLACES[profiler])
 
 
 def keep_small(profiler: str, folder: Path) -> None:
-    """Leave a profiler's report in the folder that it is in, made as small as tests want it; raises where it cannot."""
+    """Write a reduced copy of a profiler's report into its folder; raises if that fails."""
     (_keep_ncu if profiler == NCU else _keep_nsys)(folder)
 
 
 def small_reports(folder: Path) -> Iterator[Path]:
-    """The reports that steps left below a folder, each with the rows that it belongs to."""
+    """Yield the reduced reports below a folder, each with the rows it belongs to."""
     for profiler, suffix in SUFFIXES.items():
         for report in folder.glob(f"*/{profiler}{suffix}"):
             rows = report.with_suffix(".json")
@@ -65,7 +65,7 @@ def _keep_nsys(folder: Path) -> None:
 
 
 def cut(whole: Path, excerpt: Path) -> None:
-    """Copy the tables of an exported report that opgrip reads, and of its strings those that they name."""
+    """Copy the tables of an exported report that opgrip reads, and the strings that they use."""
     with closing(sqlite3.connect(whole)) as database:
         database.execute("ATTACH ? AS excerpt", (str(excerpt),))
         there = {name for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}

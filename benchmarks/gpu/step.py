@@ -1,4 +1,4 @@
-"""What a step of the check is, and what becomes of it."""
+"""Define a step of the check, and its outcomes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 Facts = dict[str, Any]
-"""What a step saw, for a reader elsewhere: numbers, words, lists of them."""
+"""observations of a step, for a reader elsewhere: numbers, words, lists of them"""
 
 
 class WrongError(Exception):
-    """What a step saw that should not be."""
+    """Wrong observation of a step."""
 
 
 class NotHereError(Exception):
-    """Why a step cannot be taken on this machine."""
+    """Reason why a step cannot run on this machine."""
 
 
 class Verdict(str, Enum):
-    """What became of a step."""
+    """Result of a step."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -32,12 +32,12 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step ended with.
+    """Verdict of a step, with its reason.
 
     Attributes
     ----------
-    reason : of a verdict that is not ok, in a line
-    seconds : that it took, with the start of its process
+    reason : one line, for a verdict that is not ok
+    seconds : duration, including the start of its process
     """
 
     name: str
@@ -49,13 +49,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a step is taken.
+    """Device and folder of a step.
 
     Attributes
     ----------
     device : as a user writes it, with or without an index
     folder : that it may write into
-    top : cases of the shipped trace that are replayed
+    top : number of cases of the shipped trace to replay
     """
 
     device: str
@@ -64,24 +64,24 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """The type of the device, such as `cuda`."""
+        """Return the type of the device, such as `cuda`."""
         return torch.device(self.device).type
 
     @property
     def module(self) -> Any:
-        """The part of torch that knows it."""
+        """Return torch's module for the device."""
         return getattr(torch, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that is tried, and judged.
+    """One check.
 
     Attributes
     ----------
-    run : gives what it saw; raises `WrongError` or `NotHereError`, and whatever else is wrong
-    timeout_s : after which it is ended, and wrong
-    needs_cuda : why it is for CUDA alone; empty where it is for any accelerator
+    run : returns its observations; raises `WrongError`, `NotHereError`, or any other error
+    timeout_s : time limit, after which it is wrong
+    needs_cuda : why it needs CUDA; empty if it works on any accelerator
     """
 
     name: str
@@ -91,16 +91,16 @@ class Step:
 
     @property
     def slug(self) -> str:
-        """Its name as that of files."""
+        """Return its name as a file name."""
         return "".join(letter if letter.isalnum() else "-" for letter in self.name)
 
 
 def expect(condition: object, message: str) -> None:
-    """Raise `WrongError` where something does not hold."""
+    """Raise `WrongError` if `condition` is false."""
     if not condition:
         raise WrongError(message)
 
 
 def expect_between(value: float, least: float, most: float, meaning: str) -> None:
-    """Raise `WrongError` where a number is not within its bounds, or is none."""
+    """Raise `WrongError` if a number is missing or outside its limits."""
     expect(least <= value <= most, f"{meaning} is {value:.4g}, not between {least:.4g} and {most:.4g}")

@@ -1,4 +1,4 @@
-"""All steps, by name, in the order in which they are taken."""
+"""List all steps by name, in the order in which they run."""
 
 from __future__ import annotations
 

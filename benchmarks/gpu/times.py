@@ -1,4 +1,4 @@
-"""Steps of times: the same work as torch's profiler sees it, by each way to time it."""
+"""Check each way to measure time against torch's profiler for the same work."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from opgrip.traces import load
 
 METHODS = ("discrete", "events", "graph")
 EVENT_US = 4.0
-"""What two events around a kernel add to its time at most; a launch that is timed too adds more."""
+"""largest time that two events add to a kernel; a launch would add more"""
 KERNEL_US = 1.0
-"""By which two profiles of a kernel may differ."""
+"""difference allowed between two profiles of a kernel"""
 LAUNCH_US = 60.0
-"""What a launch and the wait for it take at most."""
+"""largest time of a launch and the wait for it"""
 NEAR = 0.15
-"""Share by which two clocks may differ on the same work."""
+"""relative difference allowed between two clocks for the same work"""
 PRODUCTS = (1024, 2048, 4096)
-"""Rows of square matrices, whose products take from tens of microseconds to milliseconds."""
+"""rows of square matrices whose products take from tens of microseconds to milliseconds"""
 
 
 def check_captured_times(place: Place) -> Facts:
-    """`device_ns` of a program that the host does not hold up is the time of the kernels."""
+    """Check that `device_ns` equals the kernels' time if the host does not delay the program."""
     matrices = [torch.rand(rows, rows, device=place.device) for rows in PRODUCTS]
     expected = [kernel_us(lambda x=x: torch.mm(x, x)) for x in matrices]  # type: ignore[misc]
     trace = place.folder / "times.jsonl"
@@ -48,7 +48,7 @@ def check_captured_times(place: Place) -> Facts:
 
 
 def check_times_of_kernels(place: Place) -> Facts:
-    """`device_ns` by the device's own records is the kernels' time, of a short call too; the trace has their names."""
+    """Check `device_ns` from the device's own records, also for a short call, and the names of kernels."""
     x, one = torch.rand(1024, 1024, device=place.device), torch.ones(1, device=place.device)
     calls = {"aten.mm.default": lambda: torch.mm(x, x), "aten.add.Tensor": lambda: one + 1}
     expected = {op: (kernel_us(run), kernel_names(kernels_of(run))) for op, run in calls.items()}
@@ -72,7 +72,7 @@ def check_times_of_kernels(place: Place) -> Facts:
 
 
 def check_short_call(place: Place) -> Facts:
-    """An addition of one element takes a microsecond or two: its launch is not to be timed with it."""
+    """Check that the launch is not included in the time of an addition of one element, one or two microseconds."""
     x = torch.ones(1, device=place.device)
     expected = kernel_us(lambda: x + 1)
     trace = capture_calls(place, lambda: x + 1)
@@ -85,7 +85,7 @@ def check_short_call(place: Place) -> Facts:
 
 
 def check_long_call(place: Place) -> Facts:
-    """A product of milliseconds takes the same by each method."""
+    """Check that a product of milliseconds takes the same time by each method."""
     x = torch.rand(PRODUCTS[-1], PRODUCTS[-1], device=place.device)
     expected = kernel_us(lambda: torch.mm(x, x))
     trace = capture_calls(place, lambda: torch.mm(x, x))
@@ -96,7 +96,7 @@ def check_long_call(place: Place) -> Facts:
 
 
 def check_caches(place: Place) -> Facts:
-    """What lies in the L2 cache is read faster than what does not."""
+    """Check that data in the L2 cache is read faster than other data."""
     cache_bytes = torch.cuda.get_device_properties(place.device).L2_cache_size
     x = torch.rand(cache_bytes // 16, device=place.device)
     trace = capture_calls(place, lambda: x.sum())
@@ -110,7 +110,7 @@ def check_caches(place: Place) -> Facts:
 
 
 def check_tf32(place: Place) -> Facts:
-    """Products take TF32 where the program said so by torch's newer settings, and only there."""
+    """Check that products use TF32 exactly if the program allowed it by torch's newer settings."""
     settings = torch.backends.cuda.matmul
     if not hasattr(settings, "fp32_precision"):
         raise NotHereError("torch before 2.9 has no fp32_precision")
@@ -135,7 +135,7 @@ def check_tf32(place: Place) -> Facts:
 
 
 def check_clocks(place: Place) -> Facts:
-    """Rows have the clock that they were timed at, which NVML says is possible."""
+    """Check that rows have their clock, and that NVML considers it possible."""
     if find_gpu(with_index(place.device)) is None:
         raise NotHereError("NVML does not tell: pip install nvidia-ml-py")
     import pynvml
@@ -155,10 +155,10 @@ def check_clocks(place: Place) -> Facts:
 
 
 def check_shipped(place: Place) -> Facts:
-    """The top cases of the shipped trace, by each method: a device's own clock counts no launch."""
+    """Check the top cases of the shipped trace with each method: a device's own clock includes no launch."""
     facts: Facts = {"cases": []}
     by_case: dict[int, dict[str, float]] = {}
-    # elsewhere only those that are compared
+    # elsewhere only the methods that are compared
     for method in METHODS if place.kind == "cuda" else ("discrete", "events"):
         for row in replay_rows(place, SHIPPED, exec_mode=method, top=place.top):
             facts["cases"].append(
@@ -184,14 +184,14 @@ def check_shipped(place: Place) -> Facts:
     expect(both, "no case is timed by events and discrete")
     facts["events_of_discrete"] = median(us["events"] / us["discrete"] for us in both)
     slower = [us for us in both if us["events"] > 1.3 * us["discrete"] + EVENT_US]
-    # a device that the host computes for has no time of its own
+    # a device emulated by the host has no time
     if place.kind == "cuda":
         expect(len(slower) <= len(both) / 10, f"{len(slower)} cases take longer by events than with their launch")
     return facts
 
 
 def check_timeline(place: Place) -> Facts:
-    """What `--profile` keeps has the kernels of each run, as torch's profiler sees them in a program."""
+    """Check that the timeline of `--profile` has the kernels that torch's profiler sees in a program."""
     x = torch.rand(512, 512, device=place.device)
     expected = kernel_names(kernels_of(lambda: torch.mm(x, x)))
     trace, output = capture_calls(place, lambda: torch.mm(x, x)), place.folder / "profiled.json"
