@@ -11,8 +11,7 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.reports.results_table import QUIETER
 from opgrip.replay.reports.sequence import ONLY_CONTENDED
-from opgrip.replay.sequences.ranks.collective_times import CollectiveTimes
-from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
+from opgrip.replay.sequences.ranks.replay_ranks import CollectiveTimes, StepOutcome
 
 ROWS = 20
 """Collectives that are printed, where their number is not given."""

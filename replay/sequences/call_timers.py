@@ -74,7 +74,7 @@ class HostTimer:
         return self._times
 
 
-class DeviceTimer:
+class DeviceClockTimer:
     """Timer by an accelerator's clock for calls that work on it, and by the host's for others.
 
     It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long

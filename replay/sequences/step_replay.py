@@ -27,7 +27,7 @@ from opgrip.replay.operators.devices import (
     synchronizer,
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.call_timers import CallTimer, DeviceTimer, HostTimer, Slowdown, typical_ns
+from opgrip.replay.sequences.call_timers import CallTimer, DeviceClockTimer, HostTimer, Slowdown, typical_ns
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_programs import ModeSettings
@@ -181,7 +181,7 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
             tell("runs timed by the device", len(timed.kept), count)
             begin()
             try:
-                one = _pass(dry_run, settings.device, DeviceTimer(settings.device, host_ns), slowdown)
+                one = _pass(dry_run, settings.device, DeviceClockTimer(settings.device, host_ns), slowdown)
             except _PassFailedError as error:
                 timed.fail(str(error))
             else:

@@ -12,14 +12,13 @@ import pytest
 import torch
 from gpu.ranks import STEPS, check_collective
 from gpu.step import Place, Verdict
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_ranks import made_rank
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks.collective_times import CollectiveStepTimes
 from opgrip.replay.sequences.ranks.plan import (
     Meeting,
     Offer,
@@ -31,6 +30,7 @@ from opgrip.replay.sequences.ranks.plan import (
     wait_points,
 )
 from opgrip.replay.sequences.ranks.rank_collectives import as_tensors_alone, is_exchange, read_collective
+from opgrip.replay.sequences.ranks.replay_ranks import CollectiveStepTimes
 from opgrip.replay.sequences.ranks.running import why_not
 from opgrip.replay.sequences.ranks.step import Stamps
 from opgrip.replay.sequences.step_options import launch_of
@@ -241,6 +241,7 @@ def test_fewer_ranks_leave_groups_out_or_shrink_them() -> None:
 
 
 @given(st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_every_call_runs_with_one_of_each_other_member_or_is_left_out(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 4))
     kinds = st.sampled_from(("all_reduce", "barrier"))

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import distributed
 
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import Result
-from opgrip.replay.sequences.ranks.collective_times import (
-    CollectiveStepTimes,
-    CollectiveTimes,
-    OwnTimes,
-    RankTotals,
-    clock_offsets_ns,
-    share_stamps,
-)
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.plan import part_of, recorded_ranks
+from opgrip.replay.sequences.ranks.plan import Meeting, part_of, recorded_ranks
 from opgrip.replay.sequences.ranks.running import backend_for
-from opgrip.replay.sequences.ranks.step import replay_step
+from opgrip.replay.sequences.ranks.step import Stamps, replay_step
 from opgrip.replay.sequences.step_options import RankColumns, RankOptions
 from opgrip.replay.sequences.step_process import sequence_settings
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.job import Loaded
+from opgrip.traces.analysis.ranks.collectives import bus_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +130,270 @@ def _with_times(row: Result, rank: int, own: OwnTimes | None) -> Result:
             bus_gb_per_s=own.bus_gb_per_s,
         )
     return row.adding(columns)
+
+
+ROUNDS = 20
+"""Times to ask another clock; the fastest answer counts."""
+
+
+def clock_offsets_ns(control: Control) -> list[int]:
+    """Return by rank how far its clock is ahead of that of rank 0; ranks of one machine share a clock.
+
+    The error is at most half of the round trip.
+    """
+    machines = control.share(machine())
+    offsets = [0] * len(machines)
+    first_of = {name: rank for rank, name in reversed(list(enumerate(machines)))}
+    for name, rank in sorted(first_of.items(), key=lambda item: item[1]):
+        if name != machines[0]:
+            offset = ask_clock(control, rank)
+            offsets = [offset if other == name else known for other, known in zip(machines, offsets, strict=True)]
+    # rank 0 alone has asked
+    return [int(offset) for offset in control.share(offsets)[0]]
+
+
+def machine() -> str:
+    """Return an identifier of this machine since it was booted."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def ask_clock(control: Control, rank: int) -> int:
+    """Return, in rank 0, how far another rank's clock is ahead; both ranks have to call it."""
+    if control.launch.rank not in (0, rank):
+        return 0
+    message = torch.zeros(1, dtype=torch.int64)
+    answers: list[tuple[int, int]] = []
+    try:
+        for _ in range(ROUNDS):
+            if control.is_first:
+                asked = perf_counter_ns()
+                distributed.send(message, rank)
+                distributed.recv(message, rank)
+                answered = perf_counter_ns()
+                answers.append((answered - asked, int(message) - (asked + answered) // 2))
+            else:
+                distributed.recv(message, 0)
+                message.fill_(perf_counter_ns())
+                distributed.send(message, 0)
+    except RuntimeError as error:
+        control.lost(error)
+    return min(answers)[1] if answers else 0
+
+
+Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """Times of the collectives of one kind, group and size over all timed passes.
+
+    Attributes
+    ----------
+    group, ranks : name, and those of its ranks that take part
+    bytes : as nccl-tests count them
+    calls : in a pass
+    median_us, p10_us, p90_us : from the arrival of the last rank to the end of the last
+    algorithm_gb_per_s, bus_gb_per_s : from the median; None if nothing is moved
+    wait_us : median time that the first rank waited for the last
+    last_rank, last_share : the rank that was last most often, and in which share of the calls
+    """
+
+    kind: str
+    group: str
+    ranks: tuple[int, ...]
+    bytes: int
+    dtype: str
+    reduction: str
+    calls: int
+    median_us: float
+    p10_us: float
+    p90_us: float
+    algorithm_gb_per_s: float | None
+    bus_gb_per_s: float | None
+    wait_us: float
+    last_rank: int
+    last_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTimes:
+    """Times of the collectives of a signature as seen by one rank.
+
+    Attributes
+    ----------
+    wait_us : median time that it waited for the last rank
+    held_us : median time that its thread was blocked, starting and waiting
+    """
+
+    ranks: tuple[int, ...]
+    bytes: int
+    exchange_us: float
+    wait_us: float
+    held_us: float
+    algorithm_gb_per_s: float | None
+    bus_gb_per_s: float | None
+
+
+@dataclass(slots=True)
+class RankTotals:
+    """Totals of one rank in the median pass.
+
+    Attributes
+    ----------
+    held_ms, waited_ms : time that its thread was blocked by collectives, and time between its arrival and that of the
+        last
+    """
+
+    collectives: int = 0
+    held_ms: float = 0.0
+    waited_ms: float = 0.0
+
+
+def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
+    """Return by rank its stamps of each pass."""
+    numbers = [
+        number
+        for one in stamps
+        for number in (len(one.places), *one.places, *one.arrived_ns, *one.done_ns, *one.held_ns)
+    ]
+    return [_unpacked(part.tolist()) for part in control.share_tensors(torch.tensor(numbers, dtype=torch.int64))]
+
+
+def _unpacked(numbers: list[int]) -> list[Stamps]:
+    stamps, at = [], 0
+    while at < len(numbers):
+        count = numbers[at]
+        parts = [numbers[at + 1 + part * count : at + 1 + (part + 1) * count] for part in range(4)]
+        stamps.append(Stamps(*parts))
+        at += 1 + 4 * count
+    return stamps
+
+
+@dataclass(slots=True)
+class _Samples:
+    """Times in us of collectives that count as one, for each occurrence and pass; `waits` and `helds` by rank."""
+
+    meeting: Meeting
+    calls: int = 0
+    exchange: list[Times] = field(default_factory=list)
+    longest_wait: list[Times] = field(default_factory=list)
+    last: Counter[int] = field(default_factory=Counter)
+    waits: dict[int, list[Times]] = field(default_factory=dict)
+    helds: dict[int, list[Times]] = field(default_factory=dict)
+
+
+class CollectiveStepTimes:
+    """Times of the collectives of all ranks.
+
+    Parameters
+    ----------
+    meetings : the collectives that ran
+    stamps : by rank and pass
+    signatures : by rank, of each of its exchanges
+    offsets_ns : by rank, how far its clock is ahead
+    """
+
+    def __init__(
+        self,
+        meetings: Iterable[Meeting],
+        stamps: Sequence[Sequence[Stamps]],
+        signatures: Sequence[Sequence[int]],
+        offsets_ns: Sequence[int],
+    ) -> None:
+        self._together: dict[tuple[Any, ...], _Samples] = {}
+        self._own: dict[tuple[int, int], _Samples] = {}
+        self.totals = [RankTotals() for _ in stamps]
+        clocks = [_clocks(own, offset) for own, offset in zip(stamps, offsets_ns, strict=True)]
+        waited = [np.zeros(len(own)) for own in stamps]
+        held = [np.zeros(len(own)) for own in stamps]
+        for meeting in meetings:
+            if any(place not in clocks[rank] for rank, place in meeting.places.items()):
+                # a backend that could not run it
+                continue
+            arrived, done, held_up = (
+                np.array([clocks[rank][place][which] for rank, place in meeting.places.items()]) for which in range(3)
+            )
+            last = arrived.max(axis=0)
+            exchange, waits = (done.max(axis=0) - last) / 1e3, (last - arrived) / 1e3
+            samples = self._samples(meeting)
+            samples.calls += 1
+            samples.exchange.append(exchange)
+            samples.longest_wait.append(waits.max(axis=0))
+            ranks = list(meeting.places)
+            samples.last.update(ranks[place] for place in arrived.argmax(axis=0))
+            for number, (rank, place) in enumerate(meeting.places.items()):
+                own = self._own.setdefault((rank, signatures[rank][place]), _Samples(meeting))
+                own.exchange.append(exchange)
+                own.waits.setdefault(rank, []).append(waits[number])
+                own.helds.setdefault(rank, []).append(held_up[number] / 1e3)
+                self.totals[rank].collectives += 1
+                waited[rank] += waits[number] / 1e3
+                held[rank] += held_up[number] / 1e6
+        for rank, totals in enumerate(self.totals):
+            if len(waited[rank]):
+                totals.waited_ms, totals.held_ms = float(np.median(waited[rank])), float(np.median(held[rank]))
+
+    def together(self) -> list[CollectiveTimes]:
+        """Return the times over all ranks, slowest collectives first."""
+        rows = [_collective_times(samples) for samples in self._together.values()]
+        return sorted(rows, key=lambda row: -row.median_us * row.calls)
+
+    def own(self, rank: int, signature: int) -> OwnTimes | None:
+        """Return the times of one rank's calls of a signature; None if none ran."""
+        samples = self._own.get((rank, signature))
+        if samples is None:
+            return None
+        meeting, exchange_us = samples.meeting, _median(samples.exchange)
+        return OwnTimes(
+            *(meeting.members, meeting.bytes, exchange_us),
+            *(_median(samples.waits[rank]), _median(samples.helds[rank])),
+            *_bandwidths(meeting, exchange_us),
+        )
+
+    def _samples(self, meeting: Meeting) -> _Samples:
+        key = (meeting.kind, meeting.group, meeting.members, meeting.bytes, meeting.dtype, meeting.reduction)
+        return self._together.setdefault(key, _Samples(meeting))
+
+
+def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
+    """Return by place of a collective its arrival, end and blocked time in each pass."""
+    if not stamps:
+        return {}
+    places = set(stamps[0].places).intersection(*(one.places for one in stamps))
+    passes = [
+        {place: values for place, *values in zip(one.places, one.arrived_ns, one.done_ns, one.held_ns, strict=True)}
+        for one in stamps
+    ]
+    return {
+        place: (
+            np.array([one[place][0] - offset_ns for one in passes], dtype=np.float64),
+            np.array([one[place][1] - offset_ns for one in passes], dtype=np.float64),
+            np.array([one[place][2] for one in passes], dtype=np.float64),
+        )
+        for place in places
+    }
+
+
+def _collective_times(samples: _Samples) -> CollectiveTimes:
+    meeting = samples.meeting
+    low, middle, high = (float(item) for item in np.quantile(np.concatenate(samples.exchange), (0.1, 0.5, 0.9)))
+    (last_rank, times), *_ = samples.last.most_common(1)
+    return CollectiveTimes(
+        *(meeting.kind, meeting.group[1], meeting.members, meeting.bytes, meeting.dtype, meeting.reduction),
+        *(samples.calls, middle, low, high, *_bandwidths(meeting, middle)),
+        *(_median(samples.longest_wait), last_rank, times / samples.last.total()),
+    )
+
+
+def _bandwidths(meeting: Meeting, exchange_us: float) -> tuple[float | None, float | None]:
+    """Return algorithm and bus bandwidth in GB/s."""
+    if not meeting.bytes or exchange_us <= 0:
+        return None, None
+    algorithm = meeting.bytes / exchange_us / 1e3
+    return algorithm, algorithm * bus_factor(meeting.kind, len(meeting.members))
+
+
+def _median(times: Sequence[Times]) -> float:
+    return float(np.median(np.concatenate(times)))

@@ -1,6 +1,6 @@
 """Long-tail functions: Python functions that consist of many small operators."""
 
-from opgrip.traces.analysis.longtail.function_times import CaptureCost
+from opgrip.traces.analysis.longtail.function_costs import CaptureCost
 from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction, find_longtail
 from opgrip.traces.analysis.longtail.longtail_table import check_form, print_longtail, write_rows
 

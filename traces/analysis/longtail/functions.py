@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from opgrip.traces.analysis.longtail.commands import grip_command, pattern_of
-from opgrip.traces.analysis.longtail.function_times import CaptureCost, FunctionTimes, measure_times
+from opgrip.traces.analysis.longtail.function_costs import Borders, CaptureCost, FunctionTimes, Traffic, measure_times
 from opgrip.traces.analysis.longtail.operators import operation_of
 from opgrip.traces.analysis.longtail.thread_calls import (
     BACKWARD,
@@ -17,10 +16,11 @@ from opgrip.traces.analysis.longtail.thread_calls import (
     Spans,
     constructors,
     function_of,
+    grip_command,
     models_forward,
+    pattern_of,
     reason_to_omit,
 )
-from opgrip.traces.analysis.longtail.traffic import Borders, Traffic
 from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.trace import Trace
 
