@@ -20,7 +20,7 @@ import torch
 from opgrip.cli.error_causes import cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.variants import Way
+from opgrip.replay.cases.variants import Variant
 from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.modes.conversions.tensor_calls import TensorCall
 from opgrip.replay.operators.lookup import Operator, Unsupported
@@ -50,7 +50,7 @@ class ProgramSettings(Protocol):
 
     def wants_grad(self, case: Case) -> bool: ...
 
-    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]: ...
+    def context_of(self, case: Case, variant: Variant) -> Mapping[str, Any]: ...
 
 
 PARTIAL = ".partial-"
@@ -58,7 +58,12 @@ PARTIAL = ".partial-"
 
 
 def make_program(
-    operator: Operator, examples: Sequence[Arguments], way: Way, settings: ProgramSettings, key: str | None, grad: bool
+    operator: Operator,
+    examples: Sequence[Arguments],
+    variant: Variant,
+    settings: ProgramSettings,
+    key: str | None,
+    grad: bool,
 ) -> Program:
     """Make the program of a call under a mode.
 
@@ -67,15 +72,15 @@ def make_program(
     grad : whether gradients of its results are needed
     Raises `Unsupported` if the mode does not run on the device, or its compiler refuses the call.
     """
-    mode, argument = find_mode(way.mode)
+    mode, argument = find_mode(variant.mode)
     kind = torch.device(settings.device).type
     if mode.devices and kind not in mode.devices:
-        raise Unsupported(f"{way.mode} runs on {', '.join(mode.devices)}, not on {kind}")
-    if runs_graphs(way.mode) and way.point.streams > 1:
-        raise Unsupported(f"{way.mode} replays CUDA graphs, which one thread does alone: leave --streams out")
+        raise Unsupported(f"{variant.mode} runs on {', '.join(mode.devices)}, not on {kind}")
+    if runs_graphs(variant.mode) and variant.point.streams > 1:
+        raise Unsupported(f"{variant.mode} replays CUDA graphs, which one thread does alone: leave --streams out")
     if settings.by_clock_of_device and not mode.in_torch:
         raise Unsupported(
-            f"{way.mode} works on streams of its own, where torch's clock cannot see it: time it discrete"
+            f"{variant.mode} works on streams of its own, where torch's clock cannot see it: time it discrete"
         )
     (args, kwargs), *others = examples
     with _stored(settings.store, key) as store:
@@ -157,11 +162,11 @@ def remove_partial(store: str | None) -> None:
             pass
 
 
-def key_of(case: Case, way: Way, settings: ProgramSettings) -> str | None:
+def key_of(case: Case, variant: Variant, settings: ProgramSettings) -> str | None:
     """Return the key of interchangeable programs; None if unknown."""
-    if settings.store is None or way.mode == EAGER:
+    if settings.store is None or variant.mode == EAGER:
         return None
-    mode, _ = find_mode(way.mode)
+    mode, _ = find_mode(variant.mode)
     code = ""
     if case.operator is not None:
         code = getattr(case.operator.function, "code", "")
@@ -173,11 +178,11 @@ def key_of(case: Case, way: Way, settings: ProgramSettings) -> str | None:
     identity = {
         "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None)),
         "code": code,
-        "mode": way.mode,
+        "mode": variant.mode,
         "grad": settings.wants_grad(case),
-        "direction": way.direction,
+        "direction": variant.direction,
         "device": settings.device,
-        "context": dict(settings.context_of(case, way)),
+        "context": dict(settings.context_of(case, variant)),
         "threads": torch.get_num_threads(),
         "processor": processor(settings.device),
         "dtype": str(settings.dtype),

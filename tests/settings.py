@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.preceding_calls import Surroundings
+from opgrip.replay.cases.preceding_calls import PrecedingCalls
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases
@@ -25,7 +25,7 @@ def settings_of(*, store: Path | None = None, memory: bool = False, detail: bool
 def rows_of(
     cases: Sequence[Case],
     settings: Settings,
-    surroundings: Surroundings | None = None,
+    surroundings: PrecedingCalls | None = None,
     announce: Callable[[int, int], None] = lambda number, row: None,
 ) -> list[Result]:
     """All rows of cases, in the order of these."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from opgrip.replay.analyses.ncu.ncu import PLACES as NCU_PLACES
 from opgrip.replay.analyses.ncu.ncu_report import TO_CSV
 from opgrip.replay.analyses.nsys import PLACES as NSYS_PLACES
-from opgrip.replay.analyses.nsys_report import CALLS, EVENTS, STRINGS, Kind
+from opgrip.replay.analyses.nsys_report import CALLS, EVENTS, STRINGS, DeviceWorkKind
 from opgrip.replay.analyses.profiler_programs import find_program
 
 NSYS, NCU = "nsys", "ncu"
@@ -70,7 +70,7 @@ def cut(whole: Path, excerpt: Path) -> None:
         database.execute("ATTACH ? AS excerpt", (str(excerpt),))
         there = {name for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
         named = []
-        for table in {EVENTS, CALLS, *(kind.value for kind in Kind)} & there:
+        for table in {EVENTS, CALLS, *(kind.value for kind in DeviceWorkKind)} & there:
             database.execute(f"CREATE TABLE excerpt.{table} AS SELECT * FROM main.{table}")
             columns = {row[1] for row in database.execute(f"PRAGMA main.table_info({table})")}
             strings = {"textId", "shortName", "demangledName", "nameId"} & columns

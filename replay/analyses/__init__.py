@@ -1,5 +1,5 @@
 """Analyses that add to rows. An analysis is a file or folder here, or an entry point `opgrip.analyses`."""
 
-from opgrip.replay.analyses.analysis import Analysis, Session, analyses, in_order
+from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, analyses, in_order
 
-__all__ = ["Analysis", "Session", "analyses", "in_order"]
+__all__ = ["Analysis", "AnalysisSession", "analyses", "in_order"]

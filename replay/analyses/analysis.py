@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class AnalysisSession:
     """The replay that an analysis adds to.
 
     output : file of the results, or None
@@ -102,7 +102,7 @@ class Analysis:
     place: ClassVar[int] = 100
     prints_partial: ClassVar[bool] = False
 
-    def __init__(self, options: Any, session: Session) -> None:
+    def __init__(self, options: Any, session: AnalysisSession) -> None:
         self.session = session
         self.saw_all = True
         self.header: dict[str, Any] = {}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.errors import UserError
-from opgrip.replay.analyses.analysis import Analysis, Session, analyses
-from opgrip.replay.analyses.nsys_report import Kind, Report, Span, Work, read_report
+from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, analyses
+from opgrip.replay.analyses.nsys_report import DeviceWork, DeviceWorkKind, NsysRange, NsysReport, read_report
 from opgrip.replay.analyses.profiler_programs import (
     Flags,
     Key,
@@ -62,25 +62,25 @@ class NsysColumns(Columns):
 
 
 @dataclass(slots=True)
-class Run:
+class NsysRun:
     """A timed run of a row, or a phase around one, with the device work launched in it."""
 
-    span: Span
-    work: list[Work] = field(default_factory=list)
+    span: NsysRange
+    work: list[DeviceWork] = field(default_factory=list)
 
 
 DELAY_KERNEL = "spin_kernel"
 """Kernel of torch that keeps the device busy before a run that its own clock times."""
-Runs = dict[Key, list[Run]]
+Runs = dict[Key, list[NsysRun]]
 """Timed runs by row."""
 
 
-def joined(report: Report) -> tuple[Runs, int]:
+def joined(report: NsysReport) -> tuple[Runs, int]:
     """Return the runs of each row, and how much device work was launched outside our ranges."""
     runs_by_row: Runs = defaultdict(list)
-    all_by_process: dict[int, list[Run]] = defaultdict(list)
+    all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
     for span in report.spans:
-        run, runs = Run(span), runs_by_row[span.case, span.category]
+        run, runs = NsysRun(span), runs_by_row[span.case, span.category]
         all_by_process[span.process].append(run)
         if span.message == DROPPED and runs:
             runs.pop()
@@ -101,7 +101,7 @@ def joined(report: Report) -> tuple[Runs, int]:
     return {key: runs for key, runs in runs_by_row.items() if runs}, outside
 
 
-def joined_alone(reports: Iterable[Report]) -> tuple[Runs, int]:
+def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
     """Return the same for several reports, each with its own time base."""
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
@@ -113,7 +113,7 @@ def joined_alone(reports: Iterable[Report]) -> tuple[Runs, int]:
     return dict(runs_by_row), all_outside
 
 
-def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[Run]]) -> Result:
+def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[NsysRun]]) -> Result:
     """Return a row with the columns of the profiler. `own` is the row of the profiled run."""
     runs = runs_by_row.get(key_of(row))
     if runs is None:
@@ -126,11 +126,11 @@ def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[Ru
     return row.adding(_with_work(timed, runs) if any(run.work for run in runs) else timed)
 
 
-def _with_work(row: NsysColumns, runs: Sequence[Run]) -> NsysColumns:
+def _with_work(row: NsysColumns, runs: Sequence[NsysRun]) -> NsysColumns:
     count = len(runs)
     everything = [work for run in runs for work in run.work]
-    kernels = [work for work in everything if work.kind in (Kind.KERNEL, Kind.GRAPH)]
-    copies = [work for work in everything if work.kind is Kind.COPY]
+    kernels = [work for work in everything if work.kind in (DeviceWorkKind.KERNEL, DeviceWorkKind.GRAPH)]
+    copies = [work for work in everything if work.kind is DeviceWorkKind.COPY]
     names = Counter(work.name for work in kernels)
     return replace(
         row,
@@ -140,11 +140,11 @@ def _with_work(row: NsysColumns, runs: Sequence[Run]) -> NsysColumns:
         nsys_gap_us=median(_idle_ns(run.work) for run in runs if run.work) / 1e3,
         nsys_copies=len(copies) / count,
         nsys_copied_bytes=round(sum(work.copied_bytes for work in copies) / count),
-        nsys_memsets=sum(work.kind is Kind.MEMSET for work in everything) / count,
+        nsys_memsets=sum(work.kind is DeviceWorkKind.MEMSET for work in everything) / count,
     )
 
 
-def _idle_ns(work: Sequence[Work]) -> int:
+def _idle_ns(work: Sequence[DeviceWork]) -> int:
     """Return the time between a run's first and last device work in which the device was idle."""
     idle, busy_until = 0, None
     for item in sorted(work, key=lambda item: item.start_ns):
@@ -241,7 +241,7 @@ class NsysAnalysis(Analysis):
     columns = NsysColumns
     place = 20
 
-    def __init__(self, options: NsysOptions, session: Session) -> None:
+    def __init__(self, options: NsysOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
         if any(count > 1 for count in session.job.plan.points.streams):
             raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
@@ -316,7 +316,7 @@ def _reports_in(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 
 
-def _exported(nsys: Nsys, report: Path) -> Report:
+def _exported(nsys: Nsys, report: Path) -> NsysReport:
     database = report.with_suffix(".sqlite")
     export_arguments = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
     done = run_program([nsys.binary, *export_arguments])

@@ -24,7 +24,7 @@ MEMSETS, GRAPHS = "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE
 GRAPH_NAME = "CUDA graph"
 
 
-class Kind(Enum):
+class DeviceWorkKind(Enum):
     """Kind of device work, by table."""
 
     KERNEL = KERNELS
@@ -34,7 +34,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class NsysRange:
     """One of our ranges.
 
     message : operator or phase
@@ -51,14 +51,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DeviceWork:
     """A kernel, copy, memset, or CUDA graph traced as a whole.
 
-    launched_ns : when the program launched it, on the clock of `Span`
+    launched_ns : when the program launched it, on the clock of `NsysRange`
     copied_bytes : of a copy
     """
 
-    kind: Kind
+    kind: DeviceWorkKind
     name: str
     start_ns: int
     end_ns: int
@@ -68,12 +68,12 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    spans: Sequence[Span]
-    work: Sequence[Work]
+class NsysReport:
+    spans: Sequence[NsysRange]
+    work: Sequence[DeviceWork]
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> NsysReport:
     """Return ranges and device work of a report; raise `UserError` if it is not a report or has no ranges of ours."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
@@ -81,12 +81,12 @@ def read_report(path: Path) -> Report:
             tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
             if EVENTS not in tables:
                 raise UserError(f"{path} has no table {EVENTS}", "see whether this nsys records NVTX: --trace=nvtx")
-            return Report(list(_spans(database, tables)), list(_work(database, tables)))
+            return NsysReport(list(_spans(database, tables)), list(_work(database, tables)))
     except (sqlite3.Error, IndexError) as error:
         raise UserError(f"{path} is no report of nsys that opgrip knows: {error}", "use another version") from error
 
 
-def _spans(database: sqlite3.Connection, tables: set[str]) -> Iterator[Span]:
+def _spans(database: sqlite3.Connection, tables: set[str]) -> Iterator[NsysRange]:
     strings = _strings(database, tables)
     categories: dict[Any, str] = {}
     domains: set[Any] = set()
@@ -105,10 +105,10 @@ def _spans(database: sqlite3.Connection, tables: set[str]) -> Iterator[Span]:
         if (process, event["domainId"]) in domains:
             case = event["int64Value"] if event["int64Value"] is not None else event["uint64Value"]
             category = categories.get((process, event["domainId"], event["category"]), "")
-            yield Span(-1 if case is None else case, text, category, event["start"], event["end"], process)
+            yield NsysRange(-1 if case is None else case, text, category, event["start"], event["end"], process)
 
 
-def _work(database: sqlite3.Connection, tables: set[str]) -> Iterator[Work]:
+def _work(database: sqlite3.Connection, tables: set[str]) -> Iterator[DeviceWork]:
     if CALLS not in tables:
         return
     start_of_launch = {
@@ -117,20 +117,20 @@ def _work(database: sqlite3.Connection, tables: set[str]) -> Iterator[Work]:
     }
     strings = _strings(database, tables)
     traced_launches = set()
-    for kind in Kind:
+    for kind in DeviceWorkKind:
         if kind.value not in tables:
             continue
         for row in database.execute(f"SELECT * FROM {kind.value} ORDER BY start"):
             activity = _Row(row)
             launch = (_process(activity["globalPid"]), activity["correlationId"])
-            if kind is Kind.GRAPH and launch in traced_launches:
+            if kind is DeviceWorkKind.GRAPH and launch in traced_launches:
                 continue
             traced_launches.add(launch)
             short, whole = activity["shortName"], activity["demangledName"]
-            name = GRAPH_NAME if kind is Kind.GRAPH else strings.get(whole if short is None else short, "")
-            copied = int(activity["bytes"] or 0) if kind is Kind.COPY else 0
+            name = GRAPH_NAME if kind is DeviceWorkKind.GRAPH else strings.get(whole if short is None else short, "")
+            copied = int(activity["bytes"] or 0) if kind is DeviceWorkKind.COPY else 0
             launched = start_of_launch.get(launch, -1)
-            yield Work(kind, name, activity["start"], activity["end"], launched, launch[0], copied)
+            yield DeviceWork(kind, name, activity["start"], activity["end"], launched, launch[0], copied)
 
 
 def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:

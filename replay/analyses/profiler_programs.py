@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.own_python import own_python
 from opgrip.errors import UserError
-from opgrip.replay.cases.variants import Point, Way
+from opgrip.replay.cases.variants import Point, Variant
 from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Key = tuple[int, str]
 
 def key_of(row: Result) -> Key:
     point = Point(row.threads, row.batch_scale, row.streams)
-    return row.case, Way(0, row.values, row.direction, row.mode, point).label
+    return row.case, Variant(0, row.values, row.direction, row.mode, point).label
 
 
 def why_unseen(own: Result | None) -> str:

@@ -13,7 +13,7 @@ from opgrip.cli.plural import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.replay.analyses.analysis import Analysis, Session, UnaskedAnalysis, analyses
+from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, UnaskedAnalysis, analyses
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"
@@ -131,7 +131,7 @@ class ModesAnalysis(UnaskedAnalysis):
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ModeSummary:
     """A mode compared with the reference, over the cases that are ok under both.
 
     statuses : rows by status
@@ -145,7 +145,7 @@ class Summary:
     first_s: float
 
 
-def summarize_modes(results: Sequence[Result], reference: str) -> list[Summary]:
+def summarize_modes(results: Sequence[Result], reference: str) -> list[ModeSummary]:
     modes = dict.fromkeys(result.mode for result in results)
     return [_summary(mode, [row for row in results if row.mode == mode]) for mode in modes if mode != reference]
 
@@ -171,14 +171,14 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
         )
 
 
-def _status_column(status: str, summaries: Sequence[Summary]) -> TableColumn:
+def _status_column(status: str, summaries: Sequence[ModeSummary]) -> TableColumn:
     # what no row came to is missed least
     rank = 0 if any(item.statuses[status] for item in summaries) else 4
     return TableColumn(status, lambda item: item.statuses[status], "d", rank)
 
 
-def _summary(mode: str, rows: Sequence[Result]) -> Summary:
-    return Summary(
+def _summary(mode: str, rows: Sequence[Result]) -> ModeSummary:
+    return ModeSummary(
         mode=mode,
         statuses=Counter(row.status for row in rows),
         speed_up=speed_up_of(rows),
@@ -207,7 +207,7 @@ class SweepAnalysis(Analysis):
     place = 50
     prints_partial = True
 
-    def __init__(self, options: SweepOptions, session: Session) -> None:
+    def __init__(self, options: SweepOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
         if not session.job.plan.points.is_sweep:
             raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")

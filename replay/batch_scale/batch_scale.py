@@ -346,4 +346,4 @@ def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
     listed = isinstance(outputs, list) and [growth.item for growth in verdict.gives] == list(range(batches.batch))
     outputs = outputs * factor if listed else outputs
     changed = signature != case.signature or outputs != signature.outputs
-    return replace(case, signature=replace(signature, outputs=outputs), variants=()) if changed else case
+    return replace(case, signature=replace(signature, outputs=outputs), input_sets=()) if changed else case

@@ -41,7 +41,7 @@ class FlowingCall:
 
 
 @dataclass(slots=True)
-class Need:
+class StorageNeed:
     """What is known about a storage.
 
     bytes : end of the last tensor that a call took in it; of results, if none was taken
@@ -67,7 +67,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class ProgramFlow:
     """A trace's calls, and the storages between them.
 
     needs : by storage number
@@ -80,7 +80,7 @@ class Flow:
     calls: list[FlowingCall]
     signatures: dict[int, Signature]
     interfaces: dict[int, Interface]
-    needs: dict[int, Need]
+    needs: dict[int, StorageNeed]
     outside: list[int]
     outside_bytes: int
     peak_bytes: int
@@ -88,12 +88,12 @@ class Flow:
     critical_path: list[int]
 
 
-def make_flow(trace: Trace) -> Flow:
+def make_flow(trace: Trace) -> ProgramFlow:
     """Return the flow of the calls that a program made itself; calls inside an extension function are part of it."""
     graph = make_graph(trace)
     signatures = {signature.number: signature for signature in trace.signatures}
     interfaces = {number: interface_of(signature) for number, signature in signatures.items()}
-    needs: dict[int, Need] = {}
+    needs: dict[int, StorageNeed] = {}
     calls = list(_calls(trace, graph, interfaces, needs))
     own = trace.own_calls
     ends = own["start_ns"] + own["duration_ns"]
@@ -102,7 +102,9 @@ def make_flow(trace: Trace) -> Flow:
     outside_bytes = sum(needs[number].bytes for number in outside)
     place_of = {number: place for place, number in enumerate(graph.steps)}
     critical = [place_of[number] for number in graph.facts.critical_path]
-    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.facts.peak_bytes, wall, critical)
+    return ProgramFlow(
+        calls, signatures, interfaces, needs, outside, outside_bytes, graph.facts.peak_bytes, wall, critical
+    )
 
 
 def can_flow(spec: TensorSpec) -> bool:
@@ -112,7 +114,7 @@ def can_flow(spec: TensorSpec) -> bool:
 
 
 def _calls(
-    trace: Trace, graph: Graph, interfaces: Mapping[int, Interface], needs: dict[int, Need]
+    trace: Trace, graph: Graph, interfaces: Mapping[int, Interface], needs: dict[int, StorageNeed]
 ) -> Iterator[FlowingCall]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
     settings = _settings(trace)
@@ -133,13 +135,13 @@ def _calls(
         )
 
 
-def _note(needs: dict[int, Need], interface: Interface, takes: tuple[int, ...], gives: tuple[int, ...]) -> None:
+def _note(needs: dict[int, StorageNeed], interface: Interface, takes: tuple[int, ...], gives: tuple[int, ...]) -> None:
     for number, spec in zip(takes, interface.takes, strict=True):
         if number != NO_STORAGE and can_flow(spec):
-            needs.setdefault(number, Need(spec.device)).take(spec)
+            needs.setdefault(number, StorageNeed(spec.device)).take(spec)
     for number, spec in zip(gives, interface.gives, strict=False):
         if number != NO_STORAGE and can_flow(spec):
-            needs.setdefault(number, Need(spec.device)).give(spec)
+            needs.setdefault(number, StorageNeed(spec.device)).give(spec)
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
@@ -171,7 +173,7 @@ class NewMemory:
     fresh_bytes: int
 
 
-def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:
+def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
     """Return the large memory that calls allocated, by index in the flow; empty if page faults were not counted."""
     page = page_size(trace.header)
     if page is None:
@@ -206,7 +208,7 @@ def _faults(calls: pd.DataFrame) -> pd.Series[int]:
     return counts.clip(others.transform("min"), others.transform("max")).astype("int64")
 
 
-def _is_large(flow: Flow, number: int) -> bool:
+def _is_large(flow: ProgramFlow, number: int) -> bool:
     need = flow.needs.get(number)
     return need is not None and need.bytes >= LARGE and need.device.partition(":")[0] == "cpu"
 

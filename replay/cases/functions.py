@@ -24,7 +24,7 @@ FunctionArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorValues:
     """Draws the values of a tensor; for another shape they are repeated or cut."""
 
     tensor: Tensor
@@ -44,7 +44,7 @@ def function_case(
     kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     number: int = 0,
-    trial: Trial | None = None,
+    trial: FunctionTrial | None = None,
 ) -> Case:
     """Return the case of a function, which runs on copies of the tensors among its arguments.
 
@@ -96,7 +96,9 @@ class FunctionOperator(Operator):
     _arguments: FunctionArguments
     _writes: bool | None
 
-    def __init__(self, function: Callable[..., Any], arguments: FunctionArguments, trial: Trial | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: FunctionArguments, trial: FunctionTrial | None = None
+    ) -> None:
         self._set(function=function, _arguments=arguments, _writes=None if trial is None else trial.writes)
 
     @property
@@ -114,12 +116,12 @@ class FunctionOperator(Operator):
     __hash__ = object.__hash__
 
 
-def _held(tensor: Tensor) -> Held:
-    return Held(tensor.detach().clone(memory_format=torch.preserve_format))
+def _held(tensor: Tensor) -> TensorValues:
+    return TensorValues(tensor.detach().clone(memory_format=torch.preserve_format))
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class FunctionTrial:
     """One run of a function on copies of its arguments.
 
     writes : True if the function wrote into its tensors, or failed
@@ -130,7 +132,7 @@ class Trial:
     failed: bool = False
 
 
-def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> Trial:
+def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> FunctionTrial:
     """Run a function once on copies of its arguments. Errors are not raised, since the row reports them."""
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
@@ -139,12 +141,12 @@ def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> 
         try:
             results = function(*args, **kwargs)
         except Exception:
-            return Trial(writes=True, failed=True)
+            return FunctionTrial(writes=True, failed=True)
         # what writes by `.data` or by numpy leaves the versions as they are
         writes = versions != [tensor._version for tensor in argument_tensors] or not all(
             map(_same_values, argument_tensors, tensors_in(list(arguments)))
         )
-    return Trial(writes, results)
+    return FunctionTrial(writes, results)
 
 
 def _copied(arguments: Any) -> Any:

@@ -39,7 +39,7 @@ MOST_RECENT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallPosition:
     """One call in the program.
 
     position : index in its thread's calls
@@ -53,24 +53,24 @@ class Place:
     recent: tuple[int, ...]
     used_bytes: tuple[int, ...] = ()
 
-    def within(self, cache_bytes: int) -> Place:
+    def within(self, cache_bytes: int) -> CallPosition:
         """Return the call site for a cache of this size: without tensors that were used longer ago."""
         recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
         return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PrecedingCalls:
     """Preceding calls of all cases.
 
     places : by case number
     cases : by signature number, the case with all its calls, measured or not
     """
 
-    places: Mapping[int, Sequence[Place]]
+    places: Mapping[int, Sequence[CallPosition]]
     cases: Mapping[int, Case]
 
-    def places_of(self, case: Case, cache_bytes: int) -> list[Place]:
+    def places_of(self, case: Case, cache_bytes: int) -> list[CallPosition]:
         return [place.within(cache_bytes) for place in self.places.get(case.number, ())]
 
     def first(self, case: Case) -> int:
@@ -94,9 +94,9 @@ def recent_bytes(device: str) -> int:
     return int(SHARE_OF_CACHE * last_cache_bytes(device))
 
 
-def make_surroundings(
+def make_preceding_calls(
     trace: Trace, everything: Sequence[Case] | None = None, measured: Sequence[Case] = ()
-) -> Surroundings:
+) -> PrecedingCalls:
     """Return the preceding calls of all cases of a trace.
 
     everything : these cases, if they are known already
@@ -112,7 +112,7 @@ def make_surroundings(
     case_numbers = _numbers_of_cases(calls, measured)
     signatures = {signature.number: signature for signature in trace.signatures}
     used_bytes = {number: _used_bytes(signature) for number, signature in signatures.items()}
-    places: dict[int, list[Place]] = {}
+    places: dict[int, list[CallPosition]] = {}
     position = 0
     for _, own in calls.groupby("thread", sort=False, observed=True):
         order = own["signature"].to_numpy()
@@ -121,10 +121,10 @@ def make_surroundings(
         recent = _recent(order, own["first_storage"].to_numpy(), storages, signatures, used_bytes, chosen)
         for index in sorted(chosen):
             used = recent.get(index, {})
-            place = Place(position + index, _before(order, index, used_bytes), tuple(used), tuple(used.values()))
+            place = CallPosition(position + index, _before(order, index, used_bytes), tuple(used), tuple(used.values()))
             places.setdefault(int(own_cases[index]), []).append(place)
         position += len(order)
-    return Surroundings(places, cases)
+    return PrecedingCalls(places, cases)
 
 
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
@@ -161,8 +161,8 @@ def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Serie
     numbers = calls["signature"].copy()
     for case in measured:
         if case.part_of is not None:
-            for behaviour in case.behaviours:
-                numbers[calls.index.intersection(behaviour.calls)] = case.number
+            for cluster in case.timing_clusters:
+                numbers[calls.index.intersection(cluster.calls)] = case.number
     return numbers
 
 

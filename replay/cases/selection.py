@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.case_slices import Cut
 from opgrip.cli.command import UNBOUNDED_HELP, positive
 from opgrip.cli.options import CASES, RUN, option, titled
+from opgrip.cli.suggestions import nearest
+from opgrip.errors import NothingSelectedError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opgrip.traces import Trace
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
+
+
+ALL_EXCLUDED = ("--exclude-op leaves no case", "exclude fewer")
+NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
+NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
 
 
 @titled("which cases")
@@ -109,3 +123,60 @@ class Selection(Cut):
 
     def excludes(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.exclude_op)
+
+
+def select_calls(calls: pd.DataFrame, trace: Trace, selection: Selection) -> pd.DataFrame:
+    calls = _matching(calls, "op", selection.op, "--op")
+    calls = _matching(calls, "module", selection.module, "--module")
+    if calls.empty:
+        raise NothingSelectedError(*NO_CALL_MATCHES_BOTH)
+    calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
+    if calls.empty:
+        raise NothingSelectedError(*ALL_EXCLUDED)
+    if selection.label:
+        calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
+    if calls.empty:
+        raise NothingSelectedError(*NO_CALL_WITHIN)
+    return calls
+
+
+def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: str) -> pd.DataFrame:
+    if not patterns:
+        return calls
+    names = calls[column].cat.categories
+    matched = [name for name in names if matches(name, patterns)]
+    selected = calls[calls[column].isin(matched)]
+    if selected.empty:
+        raise no_match(calls[column], patterns, flag)
+    return selected
+
+
+def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
+    """Return the calls within the selected labels; raise `UserError` if the program has no such label."""
+    patterns = selection.label
+    if not patterns:
+        return trace.calls.index
+    labels = trace.labels
+    if not any(matches(str(label), patterns) for label in labels.index):
+        raise _no_match("label", patterns, "--label", [str(label) for label in labels.index])
+    return trace.calls.index[trace.within_labels(lambda label: matches(label, patterns))]
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a name matches one of the shell patterns, or if there are none."""
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
+    """Return the error that no name matches, with the nearest names."""
+    return _no_match(str(names.name), patterns, flag, names.dropna().unique())
+
+
+def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any]) -> NothingSelectedError:
+    problem = f"no {what} matches {flag} {' '.join(patterns)}"
+    distinct = sorted({str(name) for name in names} - {""})
+    if not distinct:
+        return NothingSelectedError(problem, f"the trace names no {what}")
+    near = nearest(patterns[0], distinct)
+    others = " and others" if len(distinct) > len(near) else ""
+    return NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}")

@@ -95,7 +95,7 @@ _Result: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class UnitCall:
+class SubgraphCall:
     """One call of a subgraph.
 
     takes, gives : storages of its arguments and results, numbered within the subgraph in order of use
@@ -107,7 +107,7 @@ class UnitCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SubgraphRun:
     """Consecutive calls of one thread in one subgraph.
 
     escaping_results : results that later calls outside take, as index of the call and index of the result
@@ -117,7 +117,7 @@ class Run:
     """
 
     place: TimelinePlace
-    calls: tuple[UnitCall, ...]
+    calls: tuple[SubgraphCall, ...]
     time_ns: float
     raw_ns: float
     perturbed: bool
@@ -144,7 +144,7 @@ class _Row:
 
 def make_runs(
     trace: Trace, places: Mapping[int, TimelinePlace], facts: Mapping[int, Facts], selected: Collection[int]
-) -> list[Run]:
+) -> list[SubgraphRun]:
     """Return the runs of all subgraphs, in the order in which each thread made them. `selected` has call numbers."""
     threads: dict[tuple[int, int], list[_Row]] = {}
     thread_rows = list(_rows(trace, places, facts, set(selected)))
@@ -211,20 +211,20 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result
     return uses
 
 
-def _run(rows: list[_Row], place: TimelinePlace, uses: Mapping[_Result, int]) -> Run:
+def _run(rows: list[_Row], place: TimelinePlace, uses: Mapping[_Result, int]) -> SubgraphRun:
     numbers = {NO_STORAGE: NO_STORAGE}
 
     def counted(memory: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([numbers.setdefault(item, len(numbers) - 1) for item in memory])
 
-    calls = tuple([UnitCall(row.signature, counted(row.takes), counted(row.gives)) for row in rows])
+    calls = tuple([SubgraphCall(row.signature, counted(row.takes), counted(row.gives)) for row in rows])
     results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.gives)))
     end = rows[-1].number
     escaping_results = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
     times = sum(row.time_ns for row in rows), sum(row.raw_ns for row in rows)
     perturbed = any(row.perturbed for row in rows)
     contexts = tuple(row.context for row in rows)
-    return Run(place, calls, *times, perturbed, escaping_results, contexts, rows[0].scope)
+    return SubgraphRun(place, calls, *times, perturbed, escaping_results, contexts, rows[0].scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,9 @@ class Links:
         return tuple(self.calls[output.call].gives[output.place] for output in self.outputs)
 
 
-def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]) -> Links:
+def link(
+    calls: Sequence[SubgraphCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]
+) -> Links:
     """Link the calls of a subgraph. `escaping_results` are taken outside; if there are none, the last call's results
     count.
     """
@@ -317,7 +319,7 @@ class _Linker:
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
-    def add(self, call: UnitCall, facts: Facts) -> tuple[Source, ...]:
+    def add(self, call: SubgraphCall, facts: Facts) -> tuple[Source, ...]:
         sources = tuple(map(self._source, call.takes, facts.takes))
         for memory, writes in zip(call.takes, facts.writes, strict=True):
             self.mutates |= writes and memory not in self._base_of_memory

@@ -18,25 +18,25 @@ from torch import fx
 
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.cases.call_sites import CallSite
-from opgrip.replay.cases.cases import (
+from opgrip.replay.cases.cases import Case, values_of
+from opgrip.replay.cases.selection import (
     ALL_EXCLUDED,
+    MODULE,
     NO_CALL_MATCHES_BOTH,
     NO_CALL_WITHIN,
-    Case,
+    Selection,
     labeled_calls,
     matches,
     no_match,
-    values_of,
 )
-from opgrip.replay.cases.selection import MODULE, Selection
 from opgrip.replay.cases.subgraph_calls import (
     Facts,
     Links,
     Outside,
     ResultOf,
-    Run,
     Source,
-    UnitCall,
+    SubgraphCall,
+    SubgraphRun,
     facts_of,
     is_setting,
     link,
@@ -54,7 +54,7 @@ from opgrip.traces.table.unconverted import no_calls
 from opgrip.traces.values import Drawable
 
 
-class UnitOperator(Operator):
+class SubgraphOperator(Operator):
     """The function of a subgraph case, made when it is first needed.
 
     It takes the tensors from outside, then devices, floating dtypes and generators. These are arguments because a
@@ -252,7 +252,7 @@ def make_units(
     runs = [run for run in runs if not any(map(selection.excludes, (run.place.name, unit_name(run.place, types))))]
     if not runs:
         raise NothingSelectedError(*ALL_EXCLUDED)
-    alike: dict[tuple[str, str, tuple[UnitCall, ...]], list[Run]] = {}
+    alike: dict[tuple[str, str, tuple[SubgraphCall, ...]], list[SubgraphRun]] = {}
     for run in runs:
         alike.setdefault((run.place.name, run.place.phase, run.calls), []).append(run)
     total = max(sum(len(group) * _median_ns(group) for group in alike.values()), 1.0)
@@ -278,7 +278,7 @@ def make_units(
 def _case(
     number: int,
     name: str,
-    runs: Sequence[Run],
+    runs: Sequence[SubgraphRun],
     facts: Mapping[int, Facts],
     drawn: Mapping[int, Drawable],
     contexts: Mapping[int, Mapping[str, Any]],
@@ -297,14 +297,14 @@ def _case(
         *(len(runs), median_ns / 1e3, raw_ns / 1e3, len(runs) * median_ns / total_ns),
         context={} if context is None else contexts.get(context, {}),
         phase=place.phase,
-        operator=UnitOperator(links, extensions),
+        operator=SubgraphOperator(links, extensions),
         captured_spread=_spread(runs),
         perturbed=sum(run.perturbed for run in runs),
         call_sites=call_sites,
     )
 
 
-def _call_sites(runs: Sequence[Run], scopes: Mapping[int, Scope], unit: str) -> list[CallSite]:
+def _call_sites(runs: Sequence[SubgraphRun], scopes: Mapping[int, Scope], unit: str) -> list[CallSite]:
     sites: dict[tuple[str, str, str], list[float]] = {}
     for run in runs:
         scope = scopes[run.scope]
@@ -317,11 +317,11 @@ def _call_sites(runs: Sequence[Run], scopes: Mapping[int, Scope], unit: str) -> 
     return sorted(counted, key=lambda site: -site.count)
 
 
-def _median_ns(runs: Sequence[Run]) -> float:
+def _median_ns(runs: Sequence[SubgraphRun]) -> float:
     return statistics.median(run.time_ns for run in runs)
 
 
-def _spread(runs: Sequence[Run]) -> float | None:
+def _spread(runs: Sequence[SubgraphRun]) -> float | None:
     """Return the interquartile range of the runs' times relative to their median; None for one run."""
     if len(runs) == 1:
         return None

@@ -27,7 +27,7 @@ COLUMNS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class TimingCluster:
     """One timing cluster.
 
     signature : with the values and results of one of its calls
@@ -61,7 +61,7 @@ class PlacedCalls:
     observed: Sequence[Observed]
     rows: Sequence[int | None]
 
-    def behaviours(self, selected: pd.Index[int]) -> list[Behaviour]:
+    def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
         """Return the timing clusters, the most frequent first; empty if there is one only."""
         groups = self._groups()
         if len(groups) < 2:
@@ -82,9 +82,9 @@ class PlacedCalls:
 
     def _groups(self) -> list[list[tuple[int, Signature]]]:
         examples = [
-            (row, variant)
+            (row, input_set)
             for item, row in zip(self.observed, self.rows, strict=True)
-            if row is not None and (variant := variant_of(self.signature, item)) is not None
+            if row is not None and (input_set := input_set_of(self.signature, item)) is not None
         ]
         groups: list[list[tuple[int, Signature]]] = []
         for example in sorted(examples, key=lambda example: (float(self.typical_ns[example[0]]), example[0])):
@@ -96,16 +96,16 @@ class PlacedCalls:
 
     def _behaviour(
         self, examples: Sequence[tuple[int, Signature]], alike: NDArray[np.bool_], selected: pd.Index[int]
-    ) -> Behaviour:
+    ) -> TimingCluster:
         is_selected = self.calls.index.isin(selected)
         places = set(self.places[is_selected].tolist())
         # rather values of a selected place than of another that behaves so
-        row, variant = next((item for item in examples if int(self.places[item[0]]) in places), examples[0])
+        row, input_set = next((item for item in examples if int(self.places[item[0]]) in places), examples[0])
         one = self.calls.iloc[row]
         place = f"{one['module']} {one['function']} {one['file']}:{one['line']}"
         own = alike & is_selected
         median_us = float(np.median(self.typical_ns[own if own.any() else alike])) / 1e3
-        return Behaviour(variant, self.calls.index[own], median_us, place.strip())
+        return TimingCluster(input_set, self.calls.index[own], median_us, place.strip())
 
 
 def calls_looked_at(trace: Trace) -> pd.DataFrame:
@@ -158,7 +158,7 @@ def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
     }
 
 
-def variant_of(signature: Signature, observed: Observed) -> Signature | None:
+def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
     """Return a signature with the values of one of its later calls; None if the two do not fit."""
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None

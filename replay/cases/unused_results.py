@@ -52,7 +52,7 @@ def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Cas
     def changed(signature: Signature) -> Signature:
         return _without(require_gradients(signature) if is_unsaid else signature, refused)
 
-    return replace(case, signature=changed(case.signature), variants=[changed(item) for item in case.variants])
+    return replace(case, signature=changed(case.signature), input_sets=[changed(item) for item in case.input_sets])
 
 
 def _without(signature: Signature, refused: Collection[str]) -> Signature:
@@ -107,7 +107,7 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
 trace does not say which results leave the program, so any other result may be used by the caller."""
 
 
-def with_unused(cases: Sequence[Case], trace: Trace) -> list[Case]:
+def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
     """Return cases with the indices of results that the program does not use.
 
     A result that no later call takes is unused. If the trace lacks calls or storages, a result counts as used if the

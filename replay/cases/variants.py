@@ -30,7 +30,7 @@ class Point:
 
 @titled("what they run on")
 @dataclass(frozen=True, slots=True)
-class Points:
+class PointOptions:
     """What cases are run with: one row per combination."""
 
     threads: tuple[int, ...] = option(
@@ -85,7 +85,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """One run configuration of a case.
 
     number : index among the case's variants

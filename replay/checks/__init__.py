@@ -7,17 +7,17 @@ from opgrip.cli.lazy_packages import lazy_names
 if TYPE_CHECKING:
     from opgrip.replay.checks.reference import Reference as Reference
     from opgrip.replay.checks.reference import observe as observe
+    from opgrip.replay.checks.verdicts import ResultVerdict as ResultVerdict
     from opgrip.replay.checks.verdicts import Tolerance as Tolerance
-    from opgrip.replay.checks.verdicts import Verdict as Verdict
 
-__all__ = ["Reference", "Tolerance", "Verdict", "observe"]
+__all__ = ["Reference", "ResultVerdict", "Tolerance", "observe"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Reference": "opgrip.replay.checks.reference",
         "Tolerance": "opgrip.replay.checks.verdicts",
-        "Verdict": "opgrip.replay.checks.verdicts",
+        "ResultVerdict": "opgrip.replay.checks.verdicts",
         "observe": "opgrip.replay.checks.reference",
     },
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.checks.plain import Plain
-from opgrip.replay.checks.verdicts import Difference, Tolerance, Verdict
+from opgrip.replay.checks.verdicts import ResultDifference, ResultVerdict, Tolerance
 
 STEPPED = 0.01
 """Share of a quantized result's elements that may be the neighbouring value: ties round either way."""
@@ -73,7 +73,7 @@ def magnitudes(values: Tensor) -> Tensor:
     return values.abs() if values.is_floating_point() or values.is_complex() else values.double().abs()
 
 
-def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verdict:
+def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> ResultVerdict:
     """Return the verdict on a result.
 
     name : such as `output 1`
@@ -81,14 +81,14 @@ def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verd
     """
     distance, relative = between.distance, _relative(between, wrong)
     if not len(distance):
-        return Verdict()
+        return ResultVerdict()
     count = int(wrong.sum())
     if not count:
-        return Verdict(float(distance.max()), float(relative.max()))
+        return ResultVerdict(float(distance.max()), float(relative.max()))
     worst = int(torch.where(wrong, distance, -1).argmax())
     largest = float(distance[worst]), float(relative[wrong].max())
     at = tuple(reference.place(worst)) if reference.shape else ()
-    return Verdict(faults=(Difference(name, count, len(wrong), *largest, at),))
+    return ResultVerdict(faults=(ResultDifference(name, count, len(wrong), *largest, at),))
 
 
 def _relative(between: Gap, wrong: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResultPosition:
     """The position of a result: which output, or which written argument."""
 
     kind: Literal["output", "argument"]
@@ -33,7 +33,7 @@ class Unpaired(Exception):
     """Results that cannot be compared one by one with the reference's. The message is the reason."""
 
 
-def paired(actual: Results, reference: Results) -> list[tuple[Place, Any]]:
+def paired(actual: Results, reference: Results) -> list[tuple[ResultPosition, Any]]:
     """Pair a mode's results with the reference's; raise `Unpaired` if one has more than the other.
 
     If a mode returns tensors only, only the reference's tensors count.
@@ -48,8 +48,8 @@ def paired(actual: Results, reference: Results) -> list[tuple[Place, Any]]:
             raise Unpaired(f"{len(ours)} tensors as outputs, not {len(outputs)}")
     if len(actual.arguments) != len(reference.arguments):
         raise Unpaired(f"{len(actual.arguments)} written arguments, not {len(reference.arguments)}")
-    pairs = [(Place("output", number), leaf) for number, leaf in zip(outputs, ours, strict=True)]
-    return pairs + [(Place("argument", number), leaf) for number, leaf in enumerate(actual.arguments)]
+    pairs = [(ResultPosition("output", number), leaf) for number, leaf in zip(outputs, ours, strict=True)]
+    return pairs + [(ResultPosition("argument", number), leaf) for number, leaf in enumerate(actual.arguments)]
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:

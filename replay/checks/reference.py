@@ -12,9 +12,9 @@ from torch import Tensor
 from opgrip.replay.checks.choosing_operators import chosen_otherwise, named
 from opgrip.replay.checks.closeness import gap, rounded, unsettled, verdict_on
 from opgrip.replay.checks.distributions import DROPOUT, drawn_otherwise, dropped_otherwise, runs_wanted
-from opgrip.replay.checks.plain import Place, Plain, Unpaired, paired, plain, within
+from opgrip.replay.checks.plain import Plain, ResultPosition, Unpaired, paired, plain, within
 from opgrip.replay.checks.truths import Truths, observe, run_seeded, tensors_of, truths_of
-from opgrip.replay.checks.verdicts import Tolerance, Verdict, joined, wrong
+from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance, joined, wrong
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.memory import Arguments
 from opgrip.traces.schema.arguments import leaves
@@ -54,7 +54,7 @@ class Reference:
         self._operator = named(function, op)
         self._seeded: list[Results] = []
 
-    def check(self, actual: Results, tolerance: Tolerance) -> Verdict:
+    def check(self, actual: Results, tolerance: Tolerance) -> ResultVerdict:
         """Return the verdict on a mode's results; never raises."""
         try:
             return joined(self._verdicts(actual, tolerance))
@@ -64,7 +64,7 @@ class Reference:
             message = " ".join(str(error).split())[:200]
             return wrong(f"cannot be compared: {type(error).__name__}: {message}")
 
-    def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[Verdict]:
+    def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[ResultVerdict]:
         first = self._runs(1)[0]
         chosen: dict[int, str | None] = {}
         if self._operator is not None:
@@ -73,50 +73,50 @@ class Reference:
         for place, ours in self._pairs(actual, first):
             if place.kind == "output" and place.number in chosen:
                 reason = chosen[place.number]
-                verdict = Verdict() if reason is None else wrong(f"{place}: {reason}")
+                verdict = ResultVerdict() if reason is None else wrong(f"{place}: {reason}")
             else:
                 verdict = self._judge(place, ours, actual, tolerance)
             if place.kind == "output" and place.number in self._unused:
-                verdict = Verdict() if verdict.right else Verdict(notes=(f"unused {verdict.reason}",))
+                verdict = ResultVerdict() if verdict.right else ResultVerdict(notes=(f"unused {verdict.reason}",))
             verdicts.append(verdict)
         return verdicts
 
-    def _pairs(self, actual: Results, first: Results) -> list[tuple[Place, Any]]:
+    def _pairs(self, actual: Results, first: Results) -> list[tuple[ResultPosition, Any]]:
         """Return the results that decide, with their positions; raise `Unpaired`."""
         if self._mutates and not actual.arguments and not self._written:
             first = Results(first.outputs)
         return paired(actual, first)
 
-    def _judge(self, place: Place, leaf: Any, actual: Results, tolerance: Tolerance) -> Verdict:
+    def _judge(self, place: ResultPosition, leaf: Any, actual: Results, tolerance: Tolerance) -> ResultVerdict:
         expected = place.of(self._runs(1)[0])
         if _same_tensor(leaf, expected):
-            return Verdict(0.0, 0.0)
+            return ResultVerdict(0.0, 0.0)
         reference = plain(expected)
         if isinstance(leaf, Tensor) and not isinstance(expected, Tensor) and leaf.numel() == 1:
             leaf = leaf.item()
         ours = plain(leaf)
         if reference is None or ours is None:
             same = bool(leaf == expected)
-            return Verdict() if same else wrong(f"{place} is {leaf!r:.60}, not {expected!r:.60}")
+            return ResultVerdict() if same else wrong(f"{place} is {leaf!r:.60}, not {expected!r:.60}")
         if self._operator is not None and self._operator.leaves_empty and reference.shape == (0,):
-            return Verdict()
+            return ResultVerdict()
         if ours.dtype is not reference.dtype:
             return wrong(f"{place} is {plain_name(ours.dtype)}, not {plain_name(reference.dtype)}")
         if ours.shape != reference.shape:
             right = self._of_its_own_shape(place, ours, reference, tolerance)
-            return Verdict() if right else wrong(f"{place} is {ours.shape}, not {reference.shape}")
+            return ResultVerdict() if right else wrong(f"{place} is {ours.shape}, not {reference.shape}")
         if self._operator is not None and self._operator.uninitialized:
-            return Verdict()
+            return ResultVerdict()
         between = gap(ours, reference, tolerance)
         differing = between.exceeds_tolerance
         if bool(differing.any()) and self._varies(place, reference, tolerance):
             reason = self._drawn_otherwise(place, ours, actual, tolerance)
-            return Verdict() if reason is None else wrong(f"{place}: {reason}")
+            return ResultVerdict() if reason is None else wrong(f"{place}: {reason}")
         if bool(differing.any()):
             differing = differing & ~self._excused(place, ours, reference, tolerance)
         return verdict_on(str(place), reference, between, differing)
 
-    def _excused(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
+    def _excused(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
         """(elements,) bool, where rounding explains a difference."""
         runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
         if not runs or reference.step is not None:
@@ -127,7 +127,7 @@ class Reference:
             return rounded(ours, reference, runs[0], runs[1:], tolerance, terms, self._truths.tf32)
         return unsettled(ours, [reference, *runs])
 
-    def _of_its_own_shape(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
+    def _of_its_own_shape(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
         """Return True if a shape other than the reference's is correct, because of rounding or chance.
 
         Rounding: it is the shape of a run in float64, or between those; elements cannot be compared then. Chance: runs
@@ -138,14 +138,14 @@ class Reference:
         by_chance = [result.shape for result in drawn if result is not None]
         return within(ours.shape, [reference.shape, *truths]) or within(ours.shape, by_chance, beyond=True)
 
-    def _drawn_otherwise(self, place: Place, ours: Plain, actual: Results, tolerance: Tolerance) -> str | None:
+    def _drawn_otherwise(self, place: ResultPosition, ours: Plain, actual: Results, tolerance: Tolerance) -> str | None:
         drawn = [plain(place.of(run)) for run in self._runs(runs_wanted(len(ours.values)))]
         reason = drawn_otherwise(ours, [run for run in drawn if run is not None and run.shape == ours.shape])
         if reason is None and self._operator is not None and self._operator.packet in DROPOUT:
             return dropped_otherwise(self._operator, self._make_arguments(), actual.outputs, tolerance)
         return reason
 
-    def _varies(self, place: Place, reference: Plain, tolerance: Tolerance) -> bool:
+    def _varies(self, place: ResultPosition, reference: Plain, tolerance: Tolerance) -> bool:
         if self._operator is not None and self._operator.random:
             return True
         seeds = SEEDS_OF_FEW if len(reference.values) < FEW else 2
@@ -156,7 +156,7 @@ class Reference:
             for other in others
         )
 
-    def _in_float64(self, place: Place) -> list[Plain]:
+    def _in_float64(self, place: ResultPosition) -> list[Plain]:
         """Return a result in float64, first on the exact arguments; empty if the call does not run in float64."""
         results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
         return [run for run in results if run is not None]
@@ -223,16 +223,16 @@ class CandidateReference(Reference):
     writes are noted.
     """
 
-    def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[Verdict]:
+    def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[ResultVerdict]:
         verdicts = super()._verdicts(actual, tolerance)
         before = self._first_arguments if actual.arguments else []
         changed = {place for place, tensor in enumerate(before) if is_changed(tensor, actual.arguments[place])}
-        return [*verdicts, Verdict(notes=(WRITES,))] if changed - self._written else verdicts
+        return [*verdicts, ResultVerdict(notes=(WRITES,))] if changed - self._written else verdicts
 
-    def _pairs(self, actual: Results, first: Results) -> list[tuple[Place, Any]]:
+    def _pairs(self, actual: Results, first: Results) -> list[tuple[ResultPosition, Any]]:
         outputs = paired(Results(actual.outputs), Results(first.outputs))
         ours = actual.arguments or (self._first_arguments if self._owed else [])
-        return [*outputs, *((Place("argument", place), ours[place]) for place in sorted(self._owed))]
+        return [*outputs, *((ResultPosition("argument", place), ours[place]) for place in sorted(self._owed))]
 
     @cached_property
     def _owed(self) -> set[int]:

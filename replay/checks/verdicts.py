@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ResultDifference:
     """Elements of one result that differ from the reference's beyond the tolerance.
 
     place : the result, such as `output 1`
@@ -34,14 +34,14 @@ class Difference:
         by = f"{self.max_abs:.2g} (rel {self.max_rel:.2g})"
         return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
 
-    def joined(self, other: Difference) -> Difference:
+    def joined(self, other: ResultDifference) -> ResultDifference:
         """Return the larger of two differences of the same result, with the largest relative error of both."""
         larger = max(self, other, key=lambda item: (item.max_abs, item.count))
         return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ResultVerdict:
     """Whether results are correct, and how far they are from the reference's.
 
     The columns `max_abs`, `max_rel` and the row's text all come from here, so they cannot contradict each other.
@@ -53,7 +53,7 @@ class Verdict:
 
     right_abs: float | None = None
     right_rel: float | None = None
-    faults: tuple[Difference | str, ...] = ()
+    faults: tuple[ResultDifference | str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -75,26 +75,28 @@ class Verdict:
         return "; ".join(map(str, self.faults)) or None
 
     @property
-    def _differences(self) -> list[Difference]:
-        return [item for item in self.faults if isinstance(item, Difference)]
+    def _differences(self) -> list[ResultDifference]:
+        return [item for item in self.faults if isinstance(item, ResultDifference)]
 
 
-def wrong(reason: str) -> Verdict:
+def wrong(reason: str) -> ResultVerdict:
     """Return the verdict on a result that cannot be subtracted from the reference's, such as one of another shape."""
-    return Verdict(faults=(reason,))
+    return ResultVerdict(faults=(reason,))
 
 
-def joined(verdicts: Iterable[Verdict]) -> Verdict:
+def joined(verdicts: Iterable[ResultVerdict]) -> ResultVerdict:
     """Return one verdict on several outputs or input sets."""
     parts = list(verdicts)
-    faults: dict[str, Difference | str] = {}
+    faults: dict[str, ResultDifference | str] = {}
     for fault in (fault for part in parts for fault in part.faults):
         name = fault if isinstance(fault, str) else fault.place
         before = faults.get(name)
         faults[name] = (
-            fault.joined(before) if isinstance(fault, Difference) and isinstance(before, Difference) else fault
+            fault.joined(before)
+            if isinstance(fault, ResultDifference) and isinstance(before, ResultDifference)
+            else fault
         )
-    return Verdict(
+    return ResultVerdict(
         max((part.right_abs for part in parts if part.right_abs is not None), default=None),
         max((part.right_rel for part in parts if part.right_rel is not None), default=None),
         tuple(faults.values()),

@@ -20,7 +20,7 @@ from opgrip.cli.progress import QuietReporter
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.platform.devices import check_device
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.functions import Trial, function_case, try_function
+from opgrip.replay.cases.functions import FunctionTrial, function_case, try_function
 from opgrip.replay.checks import Tolerance
 from opgrip.replay.checks.reference import in_order_of, not_comparable, other_structure
 from opgrip.replay.modes import ModeOptions, Tuning
@@ -150,7 +150,7 @@ def _contenders(
 ) -> Iterator[_Contender]:
     """Yield the functions on one set of inputs, the reference first."""
     reference: Callable[..., Any] | None = None
-    expected = Trial(writes=False)
+    expected = FunctionTrial(writes=False)
     number_of_reference = -1
     for name, function in functions.items():
         positional, kwargs = _arguments(function, inputs, args)

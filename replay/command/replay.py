@@ -24,7 +24,7 @@ from opgrip.cli.plural import counted
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.platform.machine import available_memory
-from opgrip.replay.analyses import Analysis, Session, in_order
+from opgrip.replay.analyses import Analysis, AnalysisSession, in_order
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.command.repeating import Launched, repeat, replay_launched
 from opgrip.replay.command.several.run import SeveralReplays
@@ -323,7 +323,7 @@ class Replay:
 
     def _analyses(self) -> list[Analysis]:
         """Those that the options ask for, made before any case runs."""
-        session = Session(
+        session = AnalysisSession(
             self.job,
             self.loaded,
             self.output.output,

@@ -120,7 +120,7 @@ class Zeros:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class RepeatedPiece:
     """Draws a piece of a large tensor from a model of floats and repeats it, which takes a fraction of the time.
 
     piece : least elements of the piece
@@ -175,7 +175,7 @@ def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[i
 
     numbers = {number for number in numbers_of((signature.args, signature.kwargs)) if number in values}
     models = {number: values[number] for number in numbers if number is not None}
-    return {number: Repeated(model) if isinstance(model, Floats) else model for number, model in models.items()}
+    return {number: RepeatedPiece(model) if isinstance(model, Floats) else model for number, model in models.items()}
 
 
 def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
@@ -200,7 +200,7 @@ def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[
             large |= {spec.values} if prod(spec.shape) > LONG_PIECE else set()
             deciding |= {spec.values} if depends_on_values(signature.op, name, spec.dtype) else set()
     shortened = {
-        number: Repeated(model, LONG_PIECE)
+        number: RepeatedPiece(model, LONG_PIECE)
         for number in large - deciding
         if number is not None and isinstance(model := values.get(number), Floats)
     }

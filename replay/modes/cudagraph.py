@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opgrip.replay.modes.conversions.tensor_calls import TensorCall
-    from opgrip.replay.operators.memory import Arguments, Memory
+    from opgrip.replay.operators.memory import Arguments, CallMemory
 
 
 WARMUP = 3
@@ -33,7 +33,7 @@ class _Captured:
     call: TensorCall
     tensors: Sequence[Tensor]
     results: Sequence[Tensor]
-    memory: Memory
+    memory: CallMemory
 
 
 def as_graph(task: Task) -> Program:

@@ -16,7 +16,7 @@ from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 
 if TYPE_CHECKING:
-    from opgrip.replay.operators.memory import Arguments, Function, Memory
+    from opgrip.replay.operators.memory import Arguments, CallMemory, Function
 
 EAGER = "eager"
 
@@ -110,7 +110,7 @@ class Program:
     in_place: bool = False
     enters_each_run: bool = False
     note: str = ""
-    memory: Memory | None = None
+    memory: CallMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

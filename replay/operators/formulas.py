@@ -20,7 +20,7 @@ from opgrip.traces.schema.arguments import leaves
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class OperatorFacts:
     """Facts about an operator.
 
     name : without overload, and without the underscore of in-place operators
@@ -38,11 +38,11 @@ class Schema:
 
 
 @cache
-def schema_of(function: torch._ops.OpOverload) -> Schema:
+def schema_of(function: torch._ops.OpOverload) -> OperatorFacts:
     """Return facts about an operator. Cached, because asking torch takes longer than most calls."""
     arguments, mutable = function._schema.arguments, function._schema.is_mutable
     packet = str(function._overloadpacket)
-    return Schema(
+    return OperatorFacts(
         # names such as __and__ end in underscores and write nothing
         packet.removesuffix("_") if mutable and not packet.endswith("__") else packet,
         {item.name: item.default_value for item in arguments},
@@ -54,7 +54,7 @@ def schema_of(function: torch._ops.OpOverload) -> Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """Arguments and results of an operator.
 
     name : without overload and in-place underscore: `aten.add`, `mmcv._ext:nms`
@@ -81,19 +81,21 @@ class Call:
         return max((tensor.numel() for tensor in self.ins), default=0)
 
     @property
-    def schema(self) -> Schema | None:
+    def schema(self) -> OperatorFacts | None:
         return None if self.function is None else schema_of(self.function)
 
 
 def call_of(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> Call:
+) -> OperatorCall:
     ins, outs = tensors_among([args, kwargs]), tensors_among(result)
     if not isinstance(function, torch._ops.OpOverload):
-        return Call(name, None, {**{str(place): value for place, value in enumerate(args)}, **kwargs}, ins, outs)
+        return OperatorCall(
+            name, None, {**{str(place): value for place, value in enumerate(args)}, **kwargs}, ins, outs
+        )
     schema = schema_of(function)
     values = {**schema.defaults, **dict(zip(schema.defaults, args, strict=False)), **kwargs}
-    return Call(schema.name, function, values, ins, outs)
+    return OperatorCall(schema.name, function, values, ins, outs)
 
 
 def tensors_among(tree: Any) -> tuple[torch.Tensor, ...]:
@@ -104,7 +106,7 @@ def operators(names: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in names.split())
 
 
-Formula = Callable[[Call], float]
+Formula = Callable[[OperatorCall], float]
 
 MOVES = operators(
     "clone _to_copy copy fill zero zeros ones full zeros_like ones_like full_like empty empty_like empty_strided "
@@ -160,7 +162,7 @@ INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d":
 """A product per neighbour, and the additions."""
 
 
-def flops_of(call: Call) -> int | None:
+def flops_of(call: OperatorCall) -> int | None:
     """Return the floating-point operations of a call; None without a formula."""
     if call.function is not None:
         formula = flop_registry.get(call.function._overloadpacket)
@@ -176,7 +178,7 @@ def flops_of(call: Call) -> int | None:
     return None if operations is None else int(operations)
 
 
-def _by_torch(formula: Callable[..., Any], call: Call) -> int | None:
+def _by_torch(formula: Callable[..., Any], call: OperatorCall) -> int | None:
     assert call.schema is not None
     names = list(call.schema.defaults)
     args = [call.values[name] for name in names[: call.schema.positional]]
@@ -189,7 +191,7 @@ def _by_torch(formula: Callable[..., Any], call: Call) -> int | None:
         return None
 
 
-def _by_ours(call: Call) -> float | None:
+def _by_ours(call: OperatorCall) -> float | None:
     tags = frozenset() if call.schema is None else call.schema.tags
     if call.name in FORMULAS:
         return FORMULAS[call.name](call)
@@ -207,7 +209,7 @@ def _by_ours(call: Call) -> float | None:
     return None
 
 
-def _only_views(call: Call) -> bool:
+def _only_views(call: OperatorCall) -> bool:
     mutable = call.schema is None or bool(call.schema.written)
     own = {tensor.untyped_storage()._cdata for tensor in call.ins if tensor.layout is torch.strided}
     return not mutable and all(
@@ -215,60 +217,60 @@ def _only_views(call: Call) -> bool:
     )
 
 
-def _normalized(call: Call, training: bool, scaled: bool) -> float:
+def _normalized(call: OperatorCall, training: bool, scaled: bool) -> float:
     # without training, scale and mean of a batch norm are one factor and one offset
     return call.argument_elements * (NORMALIZATION + (MOMENTS if training else 0) + (2 if scaled and training else 0))
 
 
-def _batch_norm(call: Call) -> float:
+def _batch_norm(call: OperatorCall) -> float:
     return _normalized(call, bool(call.values.get("training", "no_training" not in call.name)), _scaled(call))
 
 
-def _scaled(call: Call) -> bool:
+def _scaled(call: OperatorCall) -> bool:
     return call.values.get("weight") is not None
 
 
-def _pooled(call: Call) -> float:
+def _pooled(call: OperatorCall) -> float:
     kernel = call.values["kernel_size"]
     size = prod(kernel) if len(kernel) > 1 else kernel[0] ** (2 if "2d" in call.name else 3)
     return float(call.elements * (size - 1 if "max" in call.name else size))
 
 
-def _interpolated(call: Call) -> float:
+def _interpolated(call: OperatorCall) -> float:
     kind = call.name.rpartition("upsample_")[2].removesuffix("_aa")
     return INTERPOLATION[kind] * call.elements
 
 
-def _grid_sampled(call: Call) -> float:
+def _grid_sampled(call: OperatorCall) -> float:
     """Linear, nearest or cubic interpolation, in the order of `interpolation_mode`; nearest computes nothing."""
     linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
     return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]
 
 
-def _row_length(call: Call) -> tuple[int, int]:
+def _row_length(call: OperatorCall) -> tuple[int, int]:
     """Return the number of elements, and how many are ordered among themselves."""
     tensor = call.values["self"]
     return tensor.numel(), tensor.shape[call.values["dim"]] if tensor.dim() else 1
 
 
-def _sorted(call: Call) -> float:
+def _sorted(call: OperatorCall) -> float:
     elements, row = _row_length(call)
     return elements * ceil(log2(max(row, 1)))
 
 
-def _topk(call: Call) -> float:
+def _topk(call: OperatorCall) -> float:
     """Each element is compared with the threshold, and the kept ones are sorted."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
 
 
-def _dot(call: Call) -> float:
+def _dot(call: OperatorCall) -> float:
     return 2 * call.argument_elements
 
 
 def _attention(backward: bool) -> Formula:
-    def formula(call: Call) -> float:
+    def formula(call: OperatorCall) -> float:
         query, key, value = (tuple(call.values[name].shape) for name in ("query", "key", "value"))
         if backward:
             return float(sdpa_backward_flop_count(call.values["grad_out"].shape, query, key, value))
@@ -277,11 +279,11 @@ def _attention(backward: bool) -> Formula:
     return formula
 
 
-def _cdist(call: Call) -> float:
+def _cdist(call: OperatorCall) -> float:
     return float(3 * call.outs[0].numel() * call.values["x1"].shape[-1])
 
 
-def _linear(call: Call) -> float:
+def _linear(call: OperatorCall) -> float:
     return float(call.elements * 2 * call.values["input"].shape[-1])
 
 
@@ -289,13 +291,13 @@ def _per_parameter(operations: int) -> Formula:
     return lambda call: operations * sum(tensor.numel() for tensor in call.values["self"])
 
 
-def _nms(call: Call) -> float:
+def _nms(call: OperatorCall) -> float:
     """Greedy suppression compares each kept box with those kept before it, and each other box with at least one."""
     boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
     return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 
 
-def _roi_align(call: Call) -> float:
+def _roi_align(call: OperatorCall) -> float:
     """Bilinear samples and their mean: `sampling_ratio` squared per cell, at least one (He et al. 2017)."""
     ratio = max(int(call.values.get("sampling_ratio", 0)), 1)
     return call.ins[2].numel() * ratio**2 * (INTERPOLATION["bilinear2d"] + 1)

@@ -40,7 +40,7 @@ LARGE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class CallMemory:
     """Memory of one call in bytes.
 
     allocated : sum of all allocations
@@ -84,7 +84,7 @@ def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
     return fresh_bytes * 2 >= results
 
 
-def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
+def with_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
     """Run a function, and return its result and the memory that it took from torch's allocator."""
     if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
@@ -99,10 +99,10 @@ def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
             live += size
             allocated += max(size, 0)
             peak = max(peak, live)
-    return result, Memory(allocated, peak)
+    return result, CallMemory(allocated, peak)
 
 
-def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
+def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
     module = module_of(device)
     module.synchronize(device)
     # else what earlier calls left is used again, and nothing is reserved
@@ -119,4 +119,4 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
     if "reserved_bytes.all.peak" in after:
         reserved = after["reserved_bytes.all.peak"] - before["reserved_bytes.all.current"]
     # some backends do not count all that was ever allocated
-    return result, Memory(after[allocated] - before[allocated] if allocated in after else peak, peak, reserved)
+    return result, CallMemory(after[allocated] - before[allocated] if allocated in after else peak, peak, reserved)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay.operators.formulas import Call, call_of, flops_of, operators, tensors_among
+from opgrip.replay.operators.formulas import OperatorCall, call_of, flops_of, operators, tensors_among
 from opgrip.traces.schema.tensor_specs import plain_name
 
 OVERWRITES = operators("copy fill zero normal uniform bernoulli exponential random log_normal cauchy geometric")
@@ -34,7 +34,7 @@ ADDS = frozenset({"aten.scatter_add", "aten.scatter_reduce", "aten.index_add"})
 UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_strided")
 
 
-def bytes_moved(call: Call) -> int | None:
+def bytes_moved(call: OperatorCall) -> int | None:
     """Return the distinct bytes that a call reads plus those that it writes; None for non-strided tensors.
 
     Repeated elements count once. Results in an argument's storage are views or in-place results and not counted again.
@@ -59,7 +59,7 @@ def distinct_bytes(tensor: torch.Tensor) -> int:
     return min(elements, extent) * tensor.element_size()
 
 
-def _arguments(call: Call) -> list[tuple[str, torch.Tensor]]:
+def _arguments(call: OperatorCall) -> list[tuple[str, torch.Tensor]]:
     keys: set[tuple[object, ...]] = set()
     arguments = []
     for name, value in call.values.items():
@@ -71,7 +71,7 @@ def _arguments(call: Call) -> list[tuple[str, torch.Tensor]]:
     return arguments
 
 
-def _moved_of(call: Call, name: str, tensor: torch.Tensor, written: bool) -> int:
+def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool) -> int:
     whole = distinct_bytes(tensor)
     if written:
         if call.name in OVERWRITES or (call.schema is not None and name in call.schema.outs):
@@ -89,7 +89,7 @@ def _moved_of(call: Call, name: str, tensor: torch.Tensor, written: bool) -> int
     return whole
 
 
-def _elements_of_results(call: Call) -> int:
+def _elements_of_results(call: OperatorCall) -> int:
     """Return the result size of a function that writes into arguments: the largest one except the gathered one."""
     source = GATHERS[call.name]
     others = [tensor.numel() for name, tensor in _arguments(call) if name != source]
@@ -164,11 +164,11 @@ class _Tally(TorchDispatchMode):
         return result
 
 
-def _work(call: Call) -> Work:
+def _work(call: OperatorCall) -> Work:
     return Work(flops_of(call), bytes_moved(call), _dtype(call), 1)
 
 
-def _dtype(call: Call) -> str | None:
+def _dtype(call: OperatorCall) -> str | None:
     """Return the dtype of the largest floating-point tensor, or else of the largest tensor."""
     if call.name in NARROW_PRODUCTS:
         return plain_name(call.values["self"].dtype)

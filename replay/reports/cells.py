@@ -15,7 +15,7 @@ from opgrip.replay.analyses import in_order
 from opgrip.replay.reports.report import report_for
 from opgrip.replay.results.columns import Column, Columns, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
-from opgrip.replay.results.repeats import BehaviourColumns
+from opgrip.replay.results.repeats import ClusterColumns
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.cells import checked_cell, quoted
 from opgrip.replay.run.energy import EnergyColumns
@@ -101,7 +101,7 @@ def _refusal(path: Path, reason: str) -> UserError:
 
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("energy", EnergyColumns),
-    ("split", BehaviourColumns),
+    ("split", ClusterColumns),
     ("sequence", SequenceColumns),
     ("sequence of several ranks", RankColumns),
     ("several traces", OriginColumns),

@@ -13,7 +13,7 @@ from opgrip.cli.command import printable
 from opgrip.cli.options import flag_of, from_arguments, words_in
 from opgrip.replay.analyses import in_order
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.variants import BACKWARD, Points
+from opgrip.replay.cases.variants import BACKWARD, PointOptions
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import EAGER, ModeOptions, Tuning
 from opgrip.replay.results.columns import Columns
@@ -55,7 +55,7 @@ def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
 
 
 def _requests(args: argparse.Namespace) -> Iterator[Request]:
-    inputs, points = from_arguments(InputOptions, args), from_arguments(Points, args)
+    inputs, points = from_arguments(InputOptions, args), from_arguments(PointOptions, args)
     modes, timing = from_arguments(ModeOptions, args), from_arguments(TimingOptions, args)
     references = (modes.reference,) if modes.reference != EAGER else ()
     columns: dict[str, Iterable[object]] = {

@@ -18,7 +18,7 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.columns import Column
-from opgrip.replay.results.repeats import BehaviourColumns
+from opgrip.replay.results.repeats import ClusterColumns
 from opgrip.replay.results.results import CONTENDED, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.timing.timing_options import ON_DEVICE
@@ -223,7 +223,7 @@ def _doubts(results: Sequence[Result]) -> list[str]:
 def _behaviours(results: Sequence[Result]) -> Iterator[str]:
     """Of cases whose calls behave in several ways, each of these."""
     for result in results:
-        told = BehaviourColumns.of(result)
+        told = ClusterColumns.of(result)
         if told.behaviour_shares is not None:
             columns = (told.behaviour_shares, told.behaviours_captured_us or [], told.behaviours_us or [])
             ways = [

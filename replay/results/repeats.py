@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class BehaviourColumns(Columns):
+class ClusterColumns(Columns):
     """Where calls of a signature take other times in some places of a program than in others."""
 
     place: str | None = column("module, function and line of a call that behaves as those of the row do")
@@ -32,26 +32,24 @@ class BehaviourColumns(Columns):
 
 
 def shares_of(case: Case) -> list[float]:
-    """The share of a case's calls that each of its variants stands for; empty where that is not known."""
-    if len(case.behaviours) != 1 + len(case.variants):
+    """The share of a case's calls that each of its input_sets stands for; empty where that is not known."""
+    if len(case.timing_clusters) != 1 + len(case.input_sets):
         return []
-    counts = [len(item.calls) for item in case.behaviours]
+    counts = [len(item.calls) for item in case.timing_clusters]
     return [number / sum(counts) for number in counts]
 
 
-def telling_behaviours(result: Result, case: Case, samples: Samples) -> Result:
+def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
     """A row with how the calls of each place fared, where there are several ways."""
-    if len(case.behaviours) == 1:
-        return result.adding(BehaviourColumns(place=case.behaviours[0].place))
+    if len(case.timing_clusters) == 1:
+        return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
     medians = [samples.median_us_of(index) for index in range(len(shares))]
     known = [median for median in medians if median is not None]
     if not shares or len(known) < len(medians):
         return result
-    captured = [item.captured_us for item in case.behaviours]
-    return result.adding(
-        BehaviourColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=known)
-    )
+    captured = [item.captured_us for item in case.timing_clusters]
+    return result.adding(ClusterColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=known))
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:

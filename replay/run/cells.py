@@ -10,7 +10,7 @@ from typing import Any
 from opgrip.replay.cases.call_sites import from_text
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
-from opgrip.replay.results.repeats import BehaviourColumns
+from opgrip.replay.results.repeats import ClusterColumns
 from opgrip.replay.results.results import STATUSES, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.traces.schema.json_values import LIMIT
@@ -38,7 +38,7 @@ def measured_row(cells: Mapping[str, Any]) -> Result:
 
 @cache
 def _measured_columns() -> dict[str, Column]:
-    declared = (Result, EnergyColumns, BehaviourColumns, MachineColumns, OriginColumns)
+    declared = (Result, EnergyColumns, ClusterColumns, MachineColumns, OriginColumns)
     return {about.name: about for group in declared for about in columns_in(group)}
 
 

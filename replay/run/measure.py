@@ -14,15 +14,15 @@ import torch
 from opgrip.errors import UserError
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.preceding_calls import Surroundings, recent_bytes
-from opgrip.replay.cases.variants import Points, Way
+from opgrip.replay.cases.preceding_calls import PrecedingCalls, recent_bytes
+from opgrip.replay.cases.variants import PointOptions, Variant
 from opgrip.replay.inputs.input_options import REPEATED
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.results.ratios import base_place, with_ratios
-from opgrip.replay.results.repeats import telling_behaviours
+from opgrip.replay.results.repeats import with_timing_clusters
 from opgrip.replay.results.results import CONTENDED, NOISY, Result, rate_of
 from opgrip.replay.run.clocks import Clocks, warm_up
 from opgrip.replay.run.energy import Energy, open_meter
@@ -32,14 +32,14 @@ from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, side_by_side
 from opgrip.replay.timing.ranges import watched
-from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
+from opgrip.replay.timing.rounds import NO_ROW, Announce, Measurer, SubjectGroup
 from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
 from opgrip.replay.timing.subjects import Subject
 from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
-def metered(number: int, groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
+def metered(number: int, groups: Sequence[SubjectGroup], settings: Settings, announce: Announce) -> dict[int, Energy]:
     """What a run of each subject of a case takes of the device, by the subjects' identity, without those that fail.
 
     Empty where the device tells nothing any more.
@@ -96,7 +96,7 @@ CachedRows = Mapping[int, Mapping[int, Result]]
 def measure_cases(
     cases: Sequence[Case],
     settings: Settings,
-    surroundings: Surroundings | None = None,
+    surroundings: PrecedingCalls | None = None,
     announce: Announce = lambda number, row: None,
     without: Collection[int] = (),
     cached_rows: CachedRows | None = None,
@@ -114,7 +114,7 @@ def measure_cases(
     with closing(Clocks(None if settings.profiled else find_gpu(settings.device))) as clocks:
         for window in windows(cases, settings):
             yield from _measure(
-                window, settings, surroundings or Surroundings({}, {}), announce, without, cached_rows or {}, clocks
+                window, settings, surroundings or PrecedingCalls({}, {}), announce, without, cached_rows or {}, clocks
             )
 
 
@@ -133,7 +133,7 @@ def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Ite
     for case in cases:
         ways = settings.ways(case)
         sets = sum(way.point.batch for way in ways)
-        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants)) * sets
+        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.input_sets)) * sets
         takes_us = case.captured_us * runs * len(ways)
         if window and (len(window) == most or size + needed > most_bytes or time_us + takes_us > LONG_US):
             yield window
@@ -148,7 +148,7 @@ def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Ite
 def _measure(
     cases: Sequence[Case],
     settings: Settings,
-    surroundings: Surroundings,
+    surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
     cached_rows: CachedRows,
@@ -187,7 +187,9 @@ def _measure(
             yield _compared(filled, own, settings.modes.reference)
 
 
-def _timed(groups: Mapping[str, Sequence[Group]], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
+def _timed(
+    groups: Mapping[str, Sequence[SubjectGroup]], settings: Settings, announce: Announce
+) -> Iterator[list[Subject]]:
     """Run the subjects of all groups; gives those of a case as soon as they are done.
 
     Parameters
@@ -211,10 +213,10 @@ def _groups_with(
     cache: str,
     all_rows: Sequence[tuple[Case, list[Prepared]]],
     settings: Settings,
-    surroundings: Surroundings,
+    surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
-) -> list[Group]:
+) -> list[SubjectGroup]:
     """The groups of the rows for which the caches hold this."""
     rows = [(case, [item for item in prepared if settings.cache_of(item[0]) == cache]) for case, prepared in all_rows]
     around = _around(rows, settings, surroundings, announce, without) if cache == PROGRAM else {}
@@ -227,13 +229,13 @@ def _side_by_side(
     """What subjects took that run several at once, by their identity."""
     run_of_subject: dict[int, ConcurrentRun] = {}
     for count in {point.streams for point in settings.points} - {1}:
-        groups: dict[object, Group] = {}
+        groups: dict[object, SubjectGroup] = {}
         for case, prepared in rows:
             context, grad = settings.context_of, settings.wants_grad(case)
             for way, _, subject in prepared:
                 if subject is not None and way.point.streams == count:
                     kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
-                    groups.setdefault(kind, Group(context(case, way), grad, [])).subjects.append(subject)
+                    groups.setdefault(kind, SubjectGroup(context(case, way), grad, [])).subjects.append(subject)
         for run in side_by_side(list(groups.values()), count, settings.effort, settings.device, announce):
             run_of_subject[id(run.subject)] = run
     return run_of_subject
@@ -242,7 +244,7 @@ def _side_by_side(
 def _around(
     rows: Sequence[tuple[Case, list[Prepared]]],
     settings: Settings,
-    surroundings: Surroundings,
+    surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
 ) -> dict[int, Subject]:
@@ -258,12 +260,12 @@ def _around(
         inputs=replace(settings.inputs, values=(REPEATED,)),
         timing=replace(settings.timing, backward=False, cache=(PROGRAM,)),
         modes=ModeOptions(),
-        points=Points(),
+        points=PointOptions(),
         memory=False,
     )
     for case in surroundings.around([case for case, _ in rows]):
         if case.number not in without and case.captured_us < QUICK_US:
-            prepared = prepare(replace(case, variants=()), plain, lambda number, _: announce(number, NO_ROW))
+            prepared = prepare(replace(case, input_sets=()), plain, lambda number, _: announce(number, NO_ROW))
             subject_of_case.update((case.number, subject) for _, _, subject in prepared if subject is not None)
     return subject_of_case
 
@@ -271,18 +273,18 @@ def _around(
 def _groups(
     rows: Sequence[tuple[Case, list[Prepared]]],
     settings: Settings,
-    surroundings: Surroundings,
+    surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
-) -> list[Group]:
+) -> list[SubjectGroup]:
     """Subjects by the settings of torch that they run under."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(settings.device) if surroundings.places else 0
     for case, prepared in rows:
         grad, places = settings.wants_grad(case), surroundings.places_of(case, cache_bytes)
         for way, _, subject in prepared:
             if subject is not None and way.point.streams == 1:
                 context = settings.context_of(case, way)
-                group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
+                group = groups.setdefault(f"{sorted(context.items())} {grad}", SubjectGroup(context, grad, [], around))
                 subject.places = places or subject.places
                 group.subjects.append(subject)
     return list(groups.values())
@@ -315,7 +317,7 @@ def _fill_rows(
             yield replace(_with_times(result, run.loaded, settings, way), overlap=run.overlap)
         else:
             timed = _with_times(result, subject.samples, settings, way)
-            yield telling_behaviours(timed, case, subject.samples) if case.behaviours else timed
+            yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
 
 
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
@@ -332,7 +334,7 @@ def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: s
     return compared
 
 
-def _with_times(result: Result, samples: Samples, settings: Settings, way: Way) -> Result:
+def _with_times(result: Result, samples: Samples, settings: Settings, way: Variant) -> Result:
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)

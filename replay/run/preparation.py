@@ -12,8 +12,8 @@ import torch
 from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.unused_results import refused_argument, with_gradients
-from opgrip.replay.cases.variants import BACKWARD, Way
-from opgrip.replay.checks import Reference, Verdict
+from opgrip.replay.cases.variants import BACKWARD, Variant
+from opgrip.replay.checks import Reference, ResultVerdict
 from opgrip.replay.checks.reference import CandidateReference
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.inputs.filling import cast_signature
@@ -27,8 +27,8 @@ from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, find_operator
 from opgrip.replay.operators.memory import (
     Arguments,
+    CallMemory,
     Function,
-    Memory,
     bytes_of,
     is_out_of_memory,
     release_memory,
@@ -60,12 +60,12 @@ from opgrip.replay.run.failures import failed
 from opgrip.replay.run.settings import Settings
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
-from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import PROGRAM
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
 
-Prepared = tuple[Way, Result, Subject | None]
+Prepared = tuple[Variant, Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""
 
 
@@ -103,7 +103,7 @@ def empty_rows(case: Case, settings: Settings, status: str, error: str) -> dict[
     return {way.number: empty_row(case, way, settings, status, error) for way in settings.ways(case)}
 
 
-def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error: str | None = None) -> Result:
+def empty_row(case: Case, way: Variant, settings: Settings, status: str = OK, error: str | None = None) -> Result:
     """The row of a case before it is run, or for the reason why it cannot be."""
     signature, forward = cast_signature(case.signature, settings.dtype), way.direction != BACKWARD
     return Result(
@@ -148,7 +148,7 @@ class _Preparation:
         self._works: dict[object, Work] = {}
         self._refused: set[str] = set()
 
-    def row(self, way: Way, cached_row: Result | None) -> tuple[Result, Subject | None]:
+    def row(self, way: Variant, cached_row: Result | None) -> tuple[Result, Subject | None]:
         """A row, and what is measured for it."""
         settings = self._settings
         result = cached_row or empty_row(self._recorded, way, settings)
@@ -184,7 +184,7 @@ class _Preparation:
             release_memory(settings.device)
         return result, None
 
-    def _made(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+    def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
         """Return a row and what is measured for it, without gradients of arguments that the operator takes none of."""
         settings = self._settings
         make = self._backward if way.direction == BACKWARD else self._forward
@@ -198,9 +198,9 @@ class _Preparation:
             self._refused.add(name)
         return self._made(case, operator, way, result)
 
-    def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+    def _forward(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
-        signatures = (case.signature, *case.variants)
+        signatures = (case.signature, *case.input_sets)
         inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
         if operator.mutates:
             for item in inputs:
@@ -268,7 +268,7 @@ class _Preparation:
                 self._works[key] = counted(operator.function, *inputs.make())
         return _working(result, self._works.get(key))
 
-    def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+    def _backward(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
         inputs = self._inputs(case, operator, case.signature, way.values)
         arguments = inputs.make()
@@ -299,15 +299,27 @@ class _Preparation:
             result = _with_verdict(result, [reference.check(actual, settings.tolerance)])
         if result.status != OK:
             return result, None
-        variants = [Variant([inputs])]
+        input_sets = [InputSet([inputs])]
         return result, Subject(
-            *(case.number, case.op, way.label, function, variants, False, None, 0, enter, enters_each_run, way.number),
+            *(
+                case.number,
+                case.op,
+                way.label,
+                function,
+                input_sets,
+                False,
+                None,
+                0,
+                enter,
+                enters_each_run,
+                way.number,
+            ),
             profiled=settings.profiled,
             in_torch=find_mode(way.mode)[0].in_torch,
         )
 
     def _subject(
-        self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
+        self, case: Case, way: Variant, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
         settings = self._settings
         in_torch = find_mode(way.mode)[0].in_torch
@@ -317,7 +329,7 @@ class _Preparation:
             case.op,
             way.label,
             program.function,
-            [Variant([item]) for item in inputs],
+            [InputSet([item]) for item in inputs],
             operator.mutates and (program.enter is None or program.in_place),
             case.fresh if has_pages else None,
             result.bytes_out or 0,
@@ -329,7 +341,7 @@ class _Preparation:
             in_torch=in_torch,
         )
 
-    def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
+    def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
         """What is right for these arguments, those in this place among the case's."""
         key = (way.cache, way.point, way.values, way.direction, place)
         if key not in self._references:
@@ -350,7 +362,7 @@ class _Preparation:
             )
         return self._references[key]
 
-    def _reference_function(self, way: Way, operator: Operator, arguments: Arguments) -> Function:
+    def _reference_function(self, way: Variant, operator: Operator, arguments: Arguments) -> Function:
         settings, backward = self._settings, way.direction == BACKWARD
         program = Program(operator.function)
         # a runtime without gradients is right where eager's are
@@ -383,7 +395,7 @@ class _Preparation:
         return inputs
 
 
-def _with_memory(result: Result, memory: Memory) -> Result:
+def _with_memory(result: Result, memory: CallMemory) -> Result:
     return replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak, reserved_bytes=memory.reserved)
 
 
@@ -398,7 +410,7 @@ def _working(result: Result, work: Work | None) -> Result:
     return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
 
 
-def _with_verdict(result: Result, verdicts: Sequence[Verdict]) -> Result:
+def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
     """A row with the verdict over its runs on all sets of inputs; unchanged where none was checked."""
     if not verdicts:
         return result

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from opgrip.cli.command import positive
 from opgrip.cli.option_types import byte_count, seconds
 from opgrip.cli.options import EFFORT, option, titled
-from opgrip.replay.cases.variants import BACKWARD, FORWARD, Point, Points, Way
+from opgrip.replay.cases.variants import BACKWARD, FORWARD, Point, PointOptions, Variant
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import ModeOptions, Tuning
@@ -75,7 +75,7 @@ class Plan:
     """
 
     inputs: InputOptions = field(default_factory=InputOptions)
-    points: Points = field(default_factory=Points)
+    points: PointOptions = field(default_factory=PointOptions)
     modes: ModeOptions = field(default_factory=ModeOptions)
     tuning: Tuning = field(default_factory=Tuning)
     tolerance: Tolerance = field(default_factory=Tolerance)
@@ -139,17 +139,17 @@ class Settings(Plan):
     def _runs_backward(self, case: Case) -> bool:
         return self.timing.backward and case.phase == "forward"
 
-    def ways(self, case: Case) -> list[Way]:
+    def ways(self, case: Case) -> list[Variant]:
         """The ways in which a case is run: of the same values and point one after the other, the reference first."""
         directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
         caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
         combinations = product(caches, self.points, self.inputs.values, directions, self.modes.all_names)
         return [
-            Way(number, values, direction, mode, point, cache)
+            Variant(number, values, direction, mode, point, cache)
             for number, (cache, point, values, direction, mode) in enumerate(combinations)
         ]
 
-    def cache_of(self, way: Way) -> str:
+    def cache_of(self, way: Variant) -> str:
         """What caches hold before a run."""
         return way.cache or self.timing.caches[0]
 
@@ -168,7 +168,7 @@ class Settings(Plan):
             raise Unsupported("the batch can be scaled of single calls of a trace only")
         return scaled(case, point.batch, self.batches)
 
-    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
+    def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
         """The settings of torch that a case runs under."""
         threads = way.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}

@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary, finalize
 import torch
 
 from opgrip.cli.progress import REDRAW_S, Tell, tell_nobody
-from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
+from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, can_flow
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
 from opgrip.replay.operators.agreement.checking import checking_parts
 from opgrip.replay.operators.contexts import restored
@@ -88,7 +88,7 @@ class DryRun:
 
     def __init__(
         self,
-        flow: Flow,
+        flow: ProgramFlow,
         memory: StepMemory,
         values: Mapping[int, ValueModel],
         place: DeviceMap,

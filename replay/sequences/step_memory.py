@@ -15,7 +15,7 @@ import torch
 
 from opgrip.cli.error_causes import cause_of
 from opgrip.platform.machine import free_memory
-from opgrip.replay.cases.flow import Need
+from opgrip.replay.cases.flow import StorageNeed
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs, as_recorded
 from opgrip.replay.operators.lookup import Unsupported
@@ -47,7 +47,7 @@ class StepMemory:
 
     def __init__(
         self,
-        needs: Mapping[int, Need],
+        needs: Mapping[int, StorageNeed],
         outside: list[int],
         values: Mapping[int, ValueModel],
         place: DeviceMap,

@@ -12,7 +12,7 @@ import torch
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.flow import FlowingCall
-from opgrip.replay.cases.variants import FORWARD, Way
+from opgrip.replay.cases.variants import FORWARD, Variant
 from opgrip.replay.checks import Reference
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import RECORDED
@@ -82,7 +82,7 @@ class ModeSettings:
         """Return False: the calls of a backward pass are calls of their own."""
         return False
 
-    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
+    def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
         """Return the settings of the case."""
         return case.context
 
@@ -115,7 +115,7 @@ def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, set
         with restored(call.settings), torch.no_grad():
             bound_indices(operator.function, *arguments())
             example = (inputs.copy() if operator.mutates else inputs).make()
-            way = Way(0, RECORDED, FORWARD, settings.mode)
+            way = Variant(0, RECORDED, FORWARD, settings.mode)
             program = make_program(operator, [example], way, settings, None, grad=False)
             _, actual = run_program(program, arguments(), operator.mutates)
             synchronizer(settings.device)()

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from opgrip.replay.cases.flow import Flow, FlowingCall
+from opgrip.replay.cases.flow import FlowingCall, ProgramFlow
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
 from opgrip.replay.sequences.call_timers import typical_ns
@@ -235,7 +235,7 @@ class Passes:
 
 
 def make_result(
-    trace: Trace, flow: Flow, plans: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
+    trace: Trace, flow: ProgramFlow, plans: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
     """Return the result of a step whose calls ran as `plans` says.
 

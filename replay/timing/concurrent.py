@@ -17,7 +17,7 @@ import torch
 from opgrip.platform.contention import Contention
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import DeviceLostError, check_use, synchronizer
-from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_garbage_collection
+from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, SubjectGroup, no_garbage_collection
 from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Pace, block_size
 from opgrip.replay.timing.subjects import Subject
@@ -32,7 +32,7 @@ Work: TypeAlias = Callable[[Callable[[], None]], T]
 class Crew:
     """Threads that run functions at the same time, each under a group's settings and on a stream of its own."""
 
-    def __init__(self, group: Group, count: int, device: str) -> None:
+    def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
         self._group = group
         self.device = device
         self.synchronize = synchronizer(device)
@@ -102,7 +102,11 @@ class ConcurrentRun:
 
 
 def side_by_side(
-    groups: Sequence[Group], count: int, effort: Effort, device: str, announce: Announce = lambda number, row: None
+    groups: Sequence[SubjectGroup],
+    count: int,
+    effort: Effort,
+    device: str,
+    announce: Announce = lambda number, row: None,
 ) -> Iterator[ConcurrentRun]:
     """Measure the subjects of each group in batches of `count`, in their order.
 

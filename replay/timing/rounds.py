@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from opgrip.platform.contention import WAKING_NS, Contention, Waits
-from opgrip.replay.cases.preceding_calls import BEFORE, Place
+from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use
 from opgrip.replay.timing.samples import FEWEST
@@ -49,7 +49,7 @@ Announce = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SubjectGroup:
     """Subjects that run under the same settings of torch.
 
     grad : whether calls record a graph for autograd
@@ -91,7 +91,7 @@ class Measurer:
         self._watchful_until_ns = 0
         self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
 
-    def one_by_one(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
+    def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run the subjects of each case in turn until they are done, then the next case.
 
         Yields the subjects of a case when all are done; last those that were contended and had to run again.
@@ -107,7 +107,7 @@ class Measurer:
                         yield self._settled(case)
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
-    def in_rounds(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
+    def in_rounds(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run every subject once per round, each after its preceding calls, until all are done.
 
         Subjects of one case are compared round by round. Yields as `one_by_one`.
@@ -130,8 +130,8 @@ class Measurer:
 
     def _retry(
         self,
-        contended: Sequence[tuple[Group, list[Subject]]],
-        run: Callable[[Group, list[list[Subject]]], None],
+        contended: Sequence[tuple[SubjectGroup, list[Subject]]],
+        run: Callable[[SubjectGroup, list[list[Subject]]], None],
         spent_ns: int,
     ) -> Iterator[list[Subject]]:
         """Run contended cases again when the machine is quiet, and yield the subjects of each case.
@@ -181,7 +181,7 @@ class Measurer:
         with no_garbage_collection(), closing(Contention()) as self._contention:
             yield
 
-    def _run_until_done(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
+    def _run_until_done(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for case in cases:
                 while self._again(case):
@@ -191,7 +191,7 @@ class Measurer:
                     self._check(all_of_them=False)
                 self._check()
 
-    def _round(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
+    def _round(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
         places = [self._random.choice(case[0].places) for case in cases]
         shuffled = (self._random.sample(case, len(case)) for case in cases)
         turns = [(place, subject) for place, case in zip(places, shuffled, strict=True) for subject in case]
@@ -211,7 +211,7 @@ class Measurer:
                 self._check(all_of_them=False)
         self._check()
 
-    def _run_before(self, place: Place, group: Group) -> None:
+    def _run_before(self, place: CallPosition, group: SubjectGroup) -> None:
         for number in place.before:
             before = group.around.get(number)
             if before is None or before.failure is not None:
@@ -225,7 +225,7 @@ class Measurer:
             except Exception as error:
                 self._fail(before, error)
 
-    def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
+    def _run(self, subject: Subject, place: CallPosition = NOWHERE) -> None:
         self._announce(subject.number, subject.row)
         is_watchful = self._mark()
         try:

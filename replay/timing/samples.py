@@ -130,9 +130,9 @@ class Samples:
         """Effective number of runs: a stratum may count through few runs."""
         return effective_runs(self.weights or [1.0] * len(self))
 
-    def median_us_of(self, variant: int) -> float | None:
+    def median_us_of(self, input_set: int) -> float | None:
         """Return the median of an input set's runs in us; None if there are none."""
-        strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == variant]
+        strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == input_set]
         times = [time for stratum in strata for time in self.times[stratum]]
         return float(np.median(times)) / 1e3 if times else None
 

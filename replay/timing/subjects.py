@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from opgrip.replay.cases.preceding_calls import Place
+from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages
@@ -22,14 +22,14 @@ COPIES, COPIED_BYTES = 64, 256 << 20
 
 MOST_SLOW = 3
 """Runs in a row that are repeated because of slow page faults; the last of them counts."""
-NOWHERE = Place(0, (), ())
+NOWHERE = CallPosition(0, (), ())
 
 Stratum = tuple[int, bool]
 """The input set of a run, and whether its results were on new pages."""
 
 
 @dataclass(slots=True)
-class Variant:
+class InputSet:
     """One input set of a case.
 
     sets : copies of the arguments, one for each run of a block that writes into them
@@ -62,7 +62,7 @@ class Subject:
     label: str
     category: str
     function: Function
-    variants: Sequence[Variant]
+    input_sets: Sequence[InputSet]
     mutates: bool
     fresh: float | None
     result_bytes: int
@@ -70,7 +70,7 @@ class Subject:
     enters_each_run: bool = False
     row: int = 0
     shares: Sequence[float] = ()
-    places: Sequence[Place] = (NOWHERE,)
+    places: Sequence[CallPosition] = (NOWHERE,)
     profiled: str = ""
     in_torch: bool = True
     samples: Samples = field(init=False)
@@ -92,14 +92,14 @@ class Subject:
         self._before = Range(BEFORE, self.category, self.number)
         self._dropped = Range(DROPPED, self.category, self.number)
         if not self.mutates:
-            for variant in self.variants:
-                ready = variant.sets[0].make()
-                variant.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
+            for input_set in self.input_sets:
+                ready = input_set.sets[0].make()
+                input_set.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
 
     def fail(self, error: Exception, device: str) -> None:
         """Record an error and release all memory; no further run is made."""
         self.failure = self.failure or error
-        self.variants = ()
+        self.input_sets = ()
         self._graphs.clear()
         # those of the run, which hold its tensors
         traceback.clear_frames(error.__traceback__)
@@ -107,7 +107,7 @@ class Subject:
             release_memory(device)
 
     def run(self) -> None:
-        args, kwargs = self._arguments(self.variants[0], 1)[0]
+        args, kwargs = self._arguments(self.input_sets[0], 1)[0]
         self.function(*args, **kwargs)
 
     def run_before(self) -> None:
@@ -120,7 +120,7 @@ class Subject:
 
     def ready(self, count: int) -> list[Arguments]:
         """Return arguments for several runs of the first input set, in their first state."""
-        return self._arguments(self.variants[0], count)
+        return self._arguments(self.input_sets[0], count)
 
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
@@ -149,14 +149,14 @@ class Subject:
         next_stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         index, fresh = next_stratum
         graph = self._graph_of(index, stopwatch) if stopwatch.method == GRAPH else None
-        runs = self._arguments(self.variants[index], self._size)
+        runs = self._arguments(self.input_sets[index], self._size)
         if self.fresh is not None and pages.CONTROLLED:
             if fresh:
                 pages.give_back()
             elif self._faulted:
                 pages.touch(self.result_bytes)
         if recent:
-            self.variants[index].sets[0].use(recent)
+            self.input_sets[index].sets[0].use(recent)
         if flush is not None:
             flush()
         self._ready.end()
@@ -198,32 +198,32 @@ class Subject:
     def most_in_block(self) -> int:
         if not self.mutates and not self.enters_each_run:
             return 1 << 30
-        size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
+        size = max(max(input_set.sets[0].nbytes for input_set in self.input_sets), 1)
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
         """Return the runs of an input set as a graph over their memory, which is restored for each run."""
         if index not in self._graphs:
-            self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.variants[index], self._size))
+            self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))
         return self._graphs[index]
 
     def _shares(self) -> dict[Any, float]:
         share = self.fresh or 0.0
         both = {True: share, False: 1 - share}
-        shares = self.shares or [1.0] * len(self.variants)
+        shares = self.shares or [1.0] * len(self.input_sets)
         return {
             (index, fresh): own * part for index, own in enumerate(shares) for fresh, part in both.items() if own * part
         }
 
-    def _arguments(self, variant: Variant, count: int) -> list[Arguments]:
+    def _arguments(self, input_set: InputSet, count: int) -> list[Arguments]:
         if not self.mutates:
-            ready = variant.ready * count
+            ready = input_set.ready * count
             if self.enter is None or not self.enters_each_run:
                 return ready
         else:
-            while len(variant.sets) < count:
-                variant.sets.append(variant.sets[0].copy())
-            for inputs in variant.sets[:count]:
+            while len(input_set.sets) < count:
+                input_set.sets.append(input_set.sets[0].copy())
+            for inputs in input_set.sets[:count]:
                 inputs.restore()
-            ready = [inputs.make() for inputs in variant.sets[:count]]
+            ready = [inputs.make() for inputs in input_set.sets[:count]]
         return ready if self.enter is None else [self.enter(arguments) for arguments in ready]

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import torch
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.variants import Way
+from opgrip.replay.cases.variants import Variant
 from opgrip.replay.modes import find_mode
 from opgrip.replay.operators.devices import free_by_driver
 from opgrip.replay.programs import remove_partial
@@ -26,7 +26,7 @@ from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.worker_processes import POLL_S, Ended
 
-Row = tuple[Case, Way]
+Row = tuple[Case, Variant]
 
 MOST_BESIDE, COMPILER_BYTES = 4, 3 << 29
 """Processes that compile on one accelerator at most, and bytes of its memory for each: its context, its libraries, and

@@ -12,10 +12,10 @@ from typing import Any
 from opgrip.cli.options import from_plain
 from opgrip.replay.batch_scale.batch_scale import BatchScale
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.preceding_calls import Surroundings, make_surroundings
+from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_calls
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
-from opgrip.replay.cases.unused_results import with_unused
+from opgrip.replay.cases.unused_results import with_unused_results
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.modes import EAGER, find_mode
 from opgrip.replay.operators.devices import with_index
@@ -77,7 +77,7 @@ class Job:
         if not source_cases.is_cut:
             cases = [cases[place] for place in selection.places(len(cases))]
         if self.plan.modes.all_names != (EAGER,):
-            cases = with_unused(cases, trace)
+            cases = with_unused_results(cases, trace)
         notes = [note for note in (trace.missing, unconverted(trace)) if note]
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         settings = settings_for(self.plan, trace)
@@ -120,11 +120,11 @@ class Loaded:
         return replace(self, settings=replace(self.settings, device=device, place=place))
 
     @cached_property
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> PrecedingCalls:
         """What stands around the cases' calls, where they are run amid it."""
         if PROGRAM not in self.settings.timing.caches or not self.source_cases.are_calls:
-            return Surroundings({}, {})
-        return make_surroundings(self.trace, self.source_cases.all_cases, self.source_cases.cases)
+            return PrecedingCalls({}, {})
+        return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
 
 
 def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:

@@ -50,7 +50,7 @@ def test_a_replay_runs_all_that_was_looked_at(tmp_path: Path) -> None:
             (torch.arange(1000) < count).nonzero()
     (case,) = [case for case in make_cases(load(tmp_path / "t.jsonl")) if case.op == "aten.nonzero.default"]
     found = []
-    for signature in (case.signature, *case.variants):
+    for signature in (case.signature, *case.input_sets):
         args, _ = Inputs(signature.args, {}, case.values, device_map("cpu", None), 0).make()
         found.append((args[0].nonzero().shape[0], signature.outputs.shape[0]))
     assert found == [(100, 100), (900, 900), (500, 500)]

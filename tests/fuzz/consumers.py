@@ -19,7 +19,7 @@ from settings import settings_of
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.flow import make_flow, new_memory
-from opgrip.replay.cases.preceding_calls import make_surroundings
+from opgrip.replay.cases.preceding_calls import make_preceding_calls
 from opgrip.replay.cases.selection import FUNCTION, MODULE, Selection
 from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.inputs.inputs import Inputs
@@ -126,7 +126,7 @@ def _scripts(path: Path) -> None:
 def _around(path: Path) -> None:
     trace = load(path)
     new_memory(trace, make_flow(trace))
-    make_surroundings(trace)
+    make_preceding_calls(trace)
 
 
 def _units(path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from programs import hear_ctrl_c, program_path, run_command
 
 import opgrip
-from opgrip.replay.cases.variants import Points
+from opgrip.replay.cases.variants import PointOptions
 
 FAST = "--iterations 1 --warmup 0 --top 2"
 
@@ -56,8 +56,8 @@ def test_an_interrupted_replay_tells_the_whole_command_line_that_goes_on(tmp_pat
 
 def test_more_threads_than_processors_are_said(tiny_trace: Path) -> None:
     processors = len(os.sched_getaffinity(0))
-    assert Points(threads=(processors,)).notes == ()
-    (note,) = Points(threads=(1, processors + 1)).notes
+    assert PointOptions(threads=(processors,)).notes == ()
+    (note,) = PointOptions(threads=(1, processors + 1)).notes
     assert note.startswith(f"{processors + 1} threads share ")
     done = run_command("opreplay", tiny_trace, *FAST.split(), "--threads", processors + 1)
     assert note in done.stderr

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from small_calls import CALLS, KEYWORDS, drawn
 from torch import Tensor
 
-from opgrip.replay.checks import Reference, Tolerance, Verdict, observe
+from opgrip.replay.checks import Reference, ResultVerdict, Tolerance, observe
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.modes.mode import Results
 from opgrip.traces.schema.arguments import map_leaves
@@ -37,7 +37,7 @@ def reference(function: Any, *args: Any, mutates: bool = False, **kwargs: Any) -
     return Reference(function, made(*args, **kwargs), mutates, op)
 
 
-def checked(function: Any, *args: Any, met: Any, mutates: bool = False, **kwargs: Any) -> Verdict:
+def checked(function: Any, *args: Any, met: Any, mutates: bool = False, **kwargs: Any) -> ResultVerdict:
     """The verdict over results `met`, or over those of another function."""
     if callable(met):
         met = observe(met, made(*args, **kwargs)(), mutates)
@@ -46,13 +46,13 @@ def checked(function: Any, *args: Any, met: Any, mutates: bool = False, **kwargs
     return reference(function, *args, mutates=mutates, **kwargs).check(met, Tolerance())
 
 
-def assert_right(function: Any, *args: Any, **kwargs: Any) -> Verdict:
+def assert_right(function: Any, *args: Any, **kwargs: Any) -> ResultVerdict:
     verdict = checked(function, *args, **kwargs)
     assert verdict.right, verdict.reason
     return verdict
 
 
-def assert_wrong(function: Any, *args: Any, **kwargs: Any) -> Verdict:
+def assert_wrong(function: Any, *args: Any, **kwargs: Any) -> ResultVerdict:
     verdict = checked(function, *args, **kwargs)
     assert not verdict.right
     assert verdict.reason

@@ -29,7 +29,7 @@ from opgrip.replay.analyses.ncu.ncu import in_template
 from opgrip.replay.analyses.ncu.ncu_report import (
     BASIC,
     DURATION,
-    Kernel,
+    NcuKernel,
     joined,
     kernels_of_csv,
     metrics_of,
@@ -352,7 +352,7 @@ def test_names_that_begin_alike_are_told_apart() -> None:
     found, outside = joined(
         [row(1, None), row(1, 2), row(11, None)],
         [
-            Kernel(name, f"7:opgrip:{name}:int64:1:none:none:registered:{name}", {})
+            NcuKernel(name, f"7:opgrip:{name}:int64:1:none:none:registered:{name}", {})
             for name in ("case 1 aten.mm eager", "case 1 aten.mm eager 2 threads", "case 11 aten.mm eager")
         ],
     )
@@ -412,7 +412,7 @@ def test_the_module_that_comes_with_ncu_is_preferred_and_its_failure_is_not_ours
     for path in (whole, broken):
         path.write_text(table([("case 4 aten.add eager", "from the page", 1.0)]))
     [kernel] = read_report(str(stand_in.binary), whole, BASIC)
-    assert kernel == Kernel("gemm", "case 3 aten.mm eager", {DURATION: 42.0})
+    assert kernel == NcuKernel("gemm", "case 3 aten.mm eager", {DURATION: 42.0})
     [kernel] = read_report(str(stand_in.binary), broken, BASIC)
     assert kernel.name == "from the page"
 
@@ -447,7 +447,7 @@ def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_p
     if not spans:
         pytest.skip("this nsys shows no ranges of this nvtx: constraints.txt pins one that it shows")
     rows = target.profiled_rows(tmp_path)
-    found, outside = joined(rows, [Kernel("kernel", span.message, {}) for span in spans])
+    found, outside = joined(rows, [NcuKernel("kernel", span.message, {}) for span in spans])
     assert outside == 0
     assert {key: len(kernels) for key, kernels in found.items()} == {
         (row.case, row.mode): row.samples + row.dropped for row in rows if row.status == "ok"

@@ -19,7 +19,7 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses import nsys
 from opgrip.replay.analyses.ncu.ncu import FLAGS as NCU_FLAGS
 from opgrip.replay.analyses.nsys import PLACES, NsysColumns, Runs, joined, joined_alone, with_seen
-from opgrip.replay.analyses.nsys_report import Report, read_report
+from opgrip.replay.analyses.nsys_report import NsysReport, read_report
 from opgrip.replay.analyses.profiler_programs import arguments_in, find_program, merged_arguments
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.cells import load_results
@@ -79,7 +79,7 @@ def test_rows_that_the_first_report_lacks_are_run_again(
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     reports: list[set[int]] = []
 
-    def lacking(exported: Iterable[Report]) -> tuple[Runs, int]:
+    def lacking(exported: Iterable[NsysReport]) -> tuple[Runs, int]:
         seen, outside = joined_alone(exported)
         reports.append({case for case, _ in seen})
         if len(reports) == 1:

@@ -16,7 +16,7 @@ from optional import needs
 from settings import rows_of, settings_of
 
 from opgrip.cli.progress import Reporter
-from opgrip.replay.analyses.analysis import Session
+from opgrip.replay.analyses.analysis import AnalysisSession
 from opgrip.replay.analyses.nsys import (
     Nsys,
     NsysAnalysis,
@@ -27,7 +27,7 @@ from opgrip.replay.analyses.nsys import (
     profile_rows,
     with_seen,
 )
-from opgrip.replay.analyses.nsys_report import GRAPH_NAME, Report, read_report
+from opgrip.replay.analyses.nsys_report import GRAPH_NAME, NsysReport, read_report
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing import subjects
@@ -65,7 +65,7 @@ def test_a_trace_of_a_gpu_is_profiled_on_it_though_no_device_is_named(
     loaded = job.load()
     # as settings are for a trace whose tensors were on a GPU
     loaded = replace(loaded, settings=replace(loaded.settings, device="cuda:0"))
-    session = Session(job, loaded, tmp_path / "rows.json", False, False, Reporter("opreplay"))
+    session = AnalysisSession(job, loaded, tmp_path / "rows.json", False, False, Reporter("opreplay"))
     assert job.plan.inputs.device is None
     NsysAnalysis(NsysOptions(nsys=True, nsys_bin=str(stand_in.binary)), session).add_to([row(0)])
     [words] = stand_in.calls()
@@ -224,7 +224,7 @@ def test_runs_of_several_reports_of_the_real_nsys_are_joined_each_alone(tmp_path
     assert outside == 0
 
 
-def _exported(report: Path) -> Report:
+def _exported(report: Path) -> NsysReport:
     database = report.with_suffix(".sqlite")
     subprocess.run(
         ["nsys", "export", "--type=sqlite", f"--output={database}", str(report)], check=True, capture_output=True

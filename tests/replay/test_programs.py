@@ -13,7 +13,7 @@ from settings import settings_of
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.cases.variants import FORWARD, Point, Way
+from opgrip.replay.cases.variants import FORWARD, Point, Variant
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments
@@ -22,7 +22,7 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 
 VECTOR = TensorSpec((4,), (1,), torch.float32, "cpu", values=3)
-WAY = Way(1, "recorded", FORWARD, "aot")
+WAY = Variant(1, "recorded", FORWARD, "aot")
 
 
 def case(context: dict[str, object] | None = None, **about: object) -> Case:
@@ -30,7 +30,7 @@ def case(context: dict[str, object] | None = None, **about: object) -> Case:
     return Case(replace(signature, **about), {}, 1, 1.0, 1.0, 1.0, context=context or {})  # type: ignore[arg-type]
 
 
-def key(tmp_path: Path, of: Case, way: Way = WAY, **options: object) -> str | None:
+def key(tmp_path: Path, of: Case, way: Variant = WAY, **options: object) -> str | None:
     wanted = settings_of(mode=["eager", "aot"], store=tmp_path, **options)
     with restored(wanted.context_of(of, way)):
         return key_of(of, way, wanted)
@@ -55,7 +55,7 @@ def test_the_same_call_of_another_trace_has_the_same_program(tmp_path: Path) -> 
         (case(), replace(WAY, point=Point(threads=torch.get_num_threads() + 1))),
     ],
 )
-def test_another_call_or_setting_has_another_program(tmp_path: Path, of: Case, way: Way) -> None:
+def test_another_call_or_setting_has_another_program(tmp_path: Path, of: Case, way: Variant) -> None:
     assert key(tmp_path, of, way) != key(tmp_path, case())
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from made_ranks import made_rank
 
 from opgrip.errors import UserError
-from opgrip.replay.cases.flow import Flow, FlowingCall
+from opgrip.replay.cases.flow import FlowingCall, ProgramFlow
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks.plan import (
     Meeting,
@@ -271,9 +271,9 @@ def test_an_offer_survives_json() -> None:
     assert Offer.from_plain(plain) == offer_of(read)
 
 
-def flow_of(*calls: tuple[tuple[int, ...], tuple[int, ...]]) -> Flow:
+def flow_of(*calls: tuple[tuple[int, ...], tuple[int, ...]]) -> ProgramFlow:
     flowing = [FlowingCall(number, "op", 0, 0, takes, gives, (), {}) for number, (takes, gives) in enumerate(calls)]
-    return Flow(flowing, {}, {}, {}, [], 0, 0, 0, [])
+    return ProgramFlow(flowing, {}, {}, {}, [], 0, 0, 0, [])
 
 
 def test_a_collective_is_waited_for_where_its_memory_is_taken() -> None:

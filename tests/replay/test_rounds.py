@@ -21,16 +21,16 @@ from opgrip.capture import Capture
 from opgrip.platform.contention import Waits
 from opgrip.platform.machine import last_cache_bytes
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.preceding_calls import BEFORE, FLUSHING_BYTES, Place, make_surroundings, recent_bytes
+from opgrip.replay.cases.preceding_calls import BEFORE, FLUSHING_BYTES, CallPosition, make_preceding_calls, recent_bytes
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.timing import pages, rounds, stopwatch
-from opgrip.replay.timing.rounds import Group, Measurer
+from opgrip.replay.timing.rounds import Measurer, SubjectGroup
 from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
-from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import COLD, CONTINUOUS, DISCRETE, WARM, Effort, flusher
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
@@ -56,13 +56,13 @@ def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any)
     inputs = Inputs((vector,), {}, {}, PLACE, 0)
     inputs.keep()
     options = {"fresh": None, "result_bytes": 0} | rest
-    return Subject(0, "tested", "eager", function, [Variant([inputs])], mutates, **options)
+    return Subject(0, "tested", "eager", function, [InputSet([inputs])], mutates, **options)
 
 
 def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
     watch = Stopwatch(method, lambda: None, 0.0)
     measurer = Measurer(watch, effort, None, announce or (lambda number, row: None))
-    list(measurer.one_by_one([Group({}, False, [subject])]))
+    list(measurer.one_by_one([SubjectGroup({}, False, [subject])]))
 
 
 @pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
@@ -242,7 +242,7 @@ def test_clean_runs_between_contended_ones_decide(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: not is_clean()))
     subject = subject_of(run)
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
-    list(getattr(measurer, reading)([Group({}, False, [subject])]))
+    list(getattr(measurer, reading)([SubjectGroup({}, False, [subject])]))
     assert not subject.samples.is_contended
     assert subject.samples.quantile_us(0.5) == 1.0
     assert subject.samples.dropped > 50
@@ -261,7 +261,7 @@ def test_contended_cases_are_run_again_when_the_machine_is_quiet(monkeypatch: py
     subjects = [subject_of(torch.sin) for _ in range(2)]
     subjects[1].number = 1
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
-    assert len(list(measurer.in_rounds([Group({}, False, subjects)]))) == 2
+    assert len(list(measurer.in_rounds([SubjectGroup({}, False, subjects)]))) == 2
     assert len(looks) > 3
     for subject in subjects:
         assert not subject.samples.is_contended
@@ -281,7 +281,7 @@ def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(monkeypat
         None,
         lambda number, row: announced.append(row),
     )
-    list(measurer.in_rounds([Group({}, False, [subject])]))
+    list(measurer.in_rounds([SubjectGroup({}, False, [subject])]))
     assert subject.samples.is_contended
     assert 1 <= announced.count(rounds.NO_ROW) <= 5
 
@@ -297,7 +297,7 @@ def test_contended_cases_are_not_all_run_again_if_the_first_stay_contended(
     for number, subject in enumerate(subjects):
         subject.number = number
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
-    settled = list(getattr(measurer, reading)([Group({}, False, subjects)]))
+    settled = list(getattr(measurer, reading)([SubjectGroup({}, False, subjects)]))
     assert sorted(case[0].number for case in settled) == list(range(30))
     assert all(subject.samples.is_contended for subject in subjects)
     first_runs = len(subjects) * MOST_CONTENDED
@@ -322,7 +322,7 @@ def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path:
     trace = load(tmp_path / "t.jsonl")
     op = {case.number: case.op.split(".")[1] for case in cases}
     (wanted,) = [case for case in cases if op[case.number] == "abs"]
-    surroundings = make_surroundings(trace)
+    surroundings = make_preceding_calls(trace)
     announced: list[str] = []
     settings = settings_of(warmup=0, iterations=4)
     rows_of([wanted], settings, surroundings, lambda number, row: announced.append(op[number]))
@@ -342,7 +342,7 @@ def test_nothing_is_run_before_a_call_that_leaves_nothing_of_it_in_a_cache(tmp_p
 
     cases = cases_of(tmp_path, program)
     op = {case.number: case.op.split(".")[1] for case in cases}
-    surroundings = make_surroundings(load(tmp_path / "t.jsonl"))
+    surroundings = make_preceding_calls(load(tmp_path / "t.jsonl"))
     before = {op[case.number]: surroundings.places[case.number][0].before for case in cases}
     assert [op[number] for number in before["sin"]] == ["abs", "exp"]
     assert [op[number] for number in before["abs"]] == ["neg", "tan"]
@@ -351,10 +351,10 @@ def test_nothing_is_run_before_a_call_that_leaves_nothing_of_it_in_a_cache(tmp_p
 @pytest.mark.usefixtures("quiet")
 def test_the_budget_of_a_case_counts_what_runs_before_it() -> None:
     before, subject = subject_of(lambda *args: time.sleep(0.02)), subject_of(lambda *args: time.sleep(0.001))
-    subject.places, subject.number = [Place(0, (1,), ())], 2
+    subject.places, subject.number = [CallPosition(0, (1,), ())], 2
     effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), effort, None, lambda number, row: None)
-    list(measurer.in_rounds([Group({}, False, [subject], {1: before})]))
+    list(measurer.in_rounds([SubjectGroup({}, False, [subject], {1: before})]))
     assert 3 <= len(subject.samples) + subject.samples.dropped <= 6
     assert subject.samples.done(effort) == "budget"
 
@@ -370,7 +370,7 @@ def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path
 
     cases_of(tmp_path, program)
     trace = load(tmp_path / "t.jsonl")
-    surroundings, near = make_surroundings(trace), recent_bytes("cpu")
+    surroundings, near = make_preceding_calls(trace), recent_bytes("cpu")
     case_of = {case.op: case for case in make_cases(trace)}
     (place,) = surroundings.places_of(case_of["aten.mul.Tensor"], near)
     # the first argument was just made; the other was last read before 32 MB of other things, a view of it reads nothing
@@ -387,7 +387,7 @@ def test_a_larger_cache_holds_what_was_used_longer_before(tmp_path: Path, monkey
         weights.sin()
 
     (case,) = [case for case in cases_of(tmp_path, program) if case.op == "aten.sin.default"]
-    surroundings = make_surroundings(load(tmp_path / "t.jsonl"))
+    surroundings = make_preceding_calls(load(tmp_path / "t.jsonl"))
     sizes = {"cuda:0": 20 << 20, "cuda:1": 100 << 20}
     monkeypatch.setattr("opgrip.replay.cases.preceding_calls.last_cache_bytes", sizes.__getitem__)
     for device, recent in {"cpu": (), "cuda:0": (), "cuda:1": (0,)}.items():
@@ -426,7 +426,7 @@ def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.Monk
     flush = flusher("cpu")
     subject = subject_of(lambda _: clock.pass_by(7))
     watch = Stopwatch(DISCRETE, lambda: None, 0.0)
-    list(Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([Group({}, False, [subject])]))
+    list(Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([SubjectGroup({}, False, [subject])]))
     assert len(flushed) == 4
     assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
     assert [time for _, time in subject.runs] == [7] * 4

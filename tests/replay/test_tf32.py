@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opgrip.platform.precisions import read_precision
-from opgrip.replay.checks import Reference, Tolerance, Verdict, observe
+from opgrip.replay.checks import Reference, ResultVerdict, Tolerance, observe
 from opgrip.replay.operators import contexts as tf32
 from opgrip.replay.operators.contexts import restored
 
@@ -40,7 +40,7 @@ def of_tf32(function: Callable[..., Tensor], how: Callable[[Tensor], Tensor]) ->
 
 def verdict(
     function: Callable[..., Tensor], met: Callable[..., Tensor], args: tuple[Tensor, ...], allowed: str
-) -> Verdict:
+) -> ResultVerdict:
     op = str(function) if isinstance(function, torch._ops.OpOverload) else None
     with restored({"fp32_precision": PLACES.format(*allowed.split("/"))}):
         return Reference(function, lambda: (args, {}), False, op).check(observe(met, (args, {}), False), Tolerance())

@@ -17,7 +17,7 @@ from several_traces import small_trace
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.cases.preceding_calls import RECENT_BYTES, Place, make_surroundings
+from opgrip.replay.cases.preceding_calls import RECENT_BYTES, CallPosition, make_preceding_calls
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import OK
@@ -319,10 +319,10 @@ def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> 
     assert sorted(case.key for case in cases) == sorted(distilled.keys)
     times = dict(zip(corpus.frame["key"], corpus.frame["median_us"], strict=True))
     whole_of = {case.key: case for case in make_cases(whole)}
-    around_part, around_whole = make_surroundings(part), make_surroundings(whole)
+    around_part, around_whole = make_preceding_calls(part), make_preceding_calls(whole)
     for case in cases:
         same = whole_of[case.key]
-        assert bool(case.variants) == bool(same.variants)
+        assert bool(case.input_sets) == bool(same.input_sets)
         assert case.captured_us == pytest.approx(times[case.key], rel=1e-3)
         assert (case.fresh or 0) == pytest.approx(same.fresh or 0, abs=0.4)
         places = described(part, around_part.places_of(case, RECENT_BYTES))
@@ -331,7 +331,7 @@ def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> 
         assert any(place in known for place in places), case.op
 
 
-def described(trace: Trace, places: Sequence[Place]) -> list[tuple[object, ...]]:
+def described(trace: Trace, places: Sequence[CallPosition]) -> list[tuple[object, ...]]:
     """What stands before calls, and which of their arguments were just used."""
     ops = {signature.number: (signature.op, repr(signature.args)[:40]) for signature in trace.signatures}
     return [(tuple(ops[number] for number in place.before), place.recent) for place in places]

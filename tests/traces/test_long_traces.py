@@ -366,7 +366,7 @@ def test_cases_of_a_long_trace_count_all_calls_of_what_was_looked_at_in_places(
     assert looked_at.index.max() > 15_000
     few = {case.key: case for case in make_cases(trace)}
     assert {key: case.count for key, case in few.items()} == {key: case.count for key, case in exact.items()}
-    varied = [key for key, case in exact.items() if case.variants]
+    varied = [key for key, case in exact.items() if case.input_sets]
     assert len(varied) > 5
     for key in varied:
         assert few[key].captured_us == pytest.approx(exact[key].captured_us, rel=0.2)

@@ -77,7 +77,7 @@ FIRST, KERNEL, RANGES = "ID", "Kernel Name", "Range:PL_Type"
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class NcuKernel:
     """A launch of a kernel.
 
     ranges : text with the names of the NVTX ranges around it
@@ -89,14 +89,14 @@ class Kernel:
     metrics: Mapping[str, float]
 
 
-def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> list[Kernel]:
+def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> list[NcuKernel]:
     """Return the kernels of a report with their metrics. `binary` is the path of ncu. Raises `UserError`."""
     folder = module_folder(binary)
     if folder is not None:
         script_command = [sys.executable, str(SCRIPT), str(folder), str(report), *requested_metrics]
         done = _run(script_command)
         if done.returncode == 0:
-            return [Kernel(**json.loads(line)) for line in done.stdout.splitlines()]
+            return [NcuKernel(**json.loads(line)) for line in done.stdout.splitlines()]
     done = _run([binary, f"--import={report}", *TO_CSV])
     if done.returncode:
         raise UserError(f"ncu cannot read its report: {last_words(done)}", "update it")
@@ -110,7 +110,7 @@ def module_folder(binary: str) -> Path | None:
     return next((path.parent.resolve() for path in module_paths), None)
 
 
-def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[Kernel]:
+def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
     """Return the kernels in ncu's raw page of a report; raise `UserError` for other text."""
     lines = text.splitlines(keepends=True)
     # words of ncu itself come first
@@ -128,7 +128,7 @@ def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[Kern
         row = dict(zip(heading, cells, strict=False))
         if row.get(FIRST, "").isdigit():
             ranges = "\n".join(cell for name, cell in row.items() if RANGES in name)
-            yield Kernel(row.get(KERNEL, ""), ranges, dict(_metrics(row, requested_metrics)))
+            yield NcuKernel(row.get(KERNEL, ""), ranges, dict(_metrics(row, requested_metrics)))
 
 
 def _metrics(row: Mapping[str, str], requested_metrics: Sequence[str]) -> Iterator[tuple[str, float]]:
@@ -163,13 +163,13 @@ class NcuColumns(Columns):
     ncu_metrics: str | None = column("further ones that were asked for, as `name=value; ...`")
 
 
-def joined(rows: Sequence[Result], kernels: Sequence[Kernel]) -> tuple[dict[Key, list[Kernel]], int]:
+def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[Key, list[NcuKernel]], int]:
     """Return the kernels of each row, and how many belong to none."""
     keys = {row_name(row.case, row.op, key_of(row)[1]): key_of(row) for row in rows}
     # the longest first: one name can begin another
     names = "|".join(re.escape(name) for name in sorted(keys, key=len, reverse=True))
     named = re.compile(rf"(?<!\w)(?:{names})(?![\w.])")
-    kernels_by_row: dict[Key, list[Kernel]] = {}
+    kernels_by_row: dict[Key, list[NcuKernel]] = {}
     outside = 0
     for kernel in kernels:
         match = named.search(kernel.ranges)
@@ -180,7 +180,7 @@ def joined(rows: Sequence[Result], kernels: Sequence[Kernel]) -> tuple[dict[Key,
     return kernels_by_row, outside
 
 
-def columns_of(kernels: Sequence[Kernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
+def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
     """Return the columns of a row for one run, of `runs` runs."""
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
@@ -198,23 +198,23 @@ def columns_of(kernels: Sequence[Kernel], runs: int, requested_metrics: Sequence
     )
 
 
-def _sum(kernels: Sequence[Kernel], name: str) -> float | None:
+def _sum(kernels: Sequence[NcuKernel], name: str) -> float | None:
     values = [kernel.metrics[name] for kernel in kernels if name in kernel.metrics]
     return sum(values) if values else None
 
 
-def _mean(kernels: Sequence[Kernel], name: str) -> float | None:
+def _mean(kernels: Sequence[NcuKernel], name: str) -> float | None:
     """Return the mean weighted by the kernels' times."""
     measured = [kernel for kernel in kernels if name in kernel.metrics]
     time = sum(map(_time, measured))
     return sum(kernel.metrics[name] * _time(kernel) for kernel in measured) / time if time else None
 
 
-def _time(kernel: Kernel) -> float:
+def _time(kernel: NcuKernel) -> float:
     return kernel.metrics.get(DURATION, 1.0)
 
 
-def _other(kernels: Sequence[Kernel], runs: int, name: str) -> float | None:
+def _other(kernels: Sequence[NcuKernel], runs: int, name: str) -> float | None:
     if name.endswith(".sum"):
         total = _sum(kernels, name)
         return None if total is None else total / runs

@@ -30,7 +30,7 @@ LAUNCHES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """A matrix product whose rate is a peak.
 
     precision : of torch's float32 products
@@ -50,12 +50,15 @@ def _scaled_product(first: Tensor, second: Tensor) -> Tensor:
 
 
 PRODUCTS = {
-    **{plain_name(dtype): Product(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)},
-    "int8": Product(torch.int8, aten._int_mm.default),
+    **{
+        plain_name(dtype): MatrixProduct(dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    },
+    "int8": MatrixProduct(torch.int8, aten._int_mm.default),
 }
 """By dtype of their arithmetic."""
-ON_ACCELERATORS = {"float8_e4m3fn": Product(torch.float8_e4m3fn, _scaled_product)}
-ROUNDED = {TF32: Product(torch.float32, precision="high")}
+ON_ACCELERATORS = {"float8_e4m3fn": MatrixProduct(torch.float8_e4m3fn, _scaled_product)}
+ROUNDED = {TF32: MatrixProduct(torch.float32, precision="high")}
 """On accelerators with TF32."""
 NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 """What torch and its backends raise for what a device lacks."""
@@ -74,7 +77,7 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
         raise UserError(problem, "leave --roofline out, or measure another device") from error
 
 
-def products_of(kind: str) -> dict[str, Product]:
+def products_of(kind: str) -> dict[str, MatrixProduct]:
     """Return the products to measure on a kind of device, by dtype."""
     if kind == "cpu":
         return PRODUCTS
@@ -109,7 +112,7 @@ def _measure(device: str, tell: Tell) -> Ceilings:
     )
 
 
-def _matrix_rate(product: Product, device: str) -> float | None:
+def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
     """Return Gflop/s of the fastest product; None if the device has none."""
     best = None
     wait = synchronizer(device)

@@ -15,9 +15,9 @@ import pandas as pd
 import torch
 
 from opgrip.errors import UserError
-from opgrip.replay.cases.cases import Case, contexts_of, matches, no_match
+from opgrip.replay.cases.cases import Case, contexts_of
 from opgrip.replay.cases.functions import NOT_KNOWN, function_case
-from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.selection import Selection, matches, no_match
 from opgrip.traces import Trace, load
 from opgrip.traces.io.sample_folder import CALLS, SAMPLE, OpenSample, SampleFolder, open_sample, read_sample
 from opgrip.traces.schema.arguments import Opaque, TensorSpec

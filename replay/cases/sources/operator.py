@@ -12,8 +12,8 @@ import torch
 
 from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
-from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
-from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection, matches
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.unused_results import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from opgrip.cli.suggestions import did_you_mean, nearest
 from opgrip.errors import UserError
-from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
-from opgrip.replay.cases.functions import FunctionOperator, Held, described_case
-from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.functions import FunctionOperator, TensorValues, described_case
+from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection, matches
 from opgrip.replay.cases.sources.gripped_samples import folders_in, gripped_samples, hash_of
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.operators.lookup import Operator
@@ -167,7 +167,7 @@ class ConfigurationTensor:
     place: int
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
+        return TensorValues(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
 
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:

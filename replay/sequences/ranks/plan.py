@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from opgrip.errors import UserError
-from opgrip.replay.cases.flow import Flow
+from opgrip.replay.cases.flow import ProgramFlow
 from opgrip.replay.sequences.ranks.rank_collectives import LOCAL, MOST_MEMBERS, ReplayedCollective, is_exchange
 from opgrip.traces import Trace
 from opgrip.traces.analysis.ranks.collectives import ALL_TO_ALL, MESSAGES, SEND, SEND_RECV, size_of
@@ -94,7 +94,7 @@ def exchanges_alone(trace: Trace) -> Trace:
     return replace(trace, calls=calls.reset_index(drop=True), signatures=signatures)
 
 
-def wait_points(flow: Flow, places: Sequence[int], kept: Sequence[int] | None = None) -> dict[int, list[int]]:
+def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | None = None) -> dict[int, list[int]]:
     """Return by place of a call the collectives that must be done before it, by their places.
 
     A trace does not say where a program waited for an asynchronous collective; it had to before a call that uses its

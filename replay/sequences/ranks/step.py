@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from torch import distributed
 
 from opgrip.cli.progress import Tell, tell_nobody
-from opgrip.replay.cases.flow import Flow, FlowingCall, NewMemory, make_flow, new_memory
+from opgrip.replay.cases.flow import FlowingCall, NewMemory, ProgramFlow, make_flow, new_memory
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Unsupported
@@ -150,12 +150,12 @@ def _with_tensors_alone(part: Trace, exchanges: Mapping[int, ReplayedCollective 
     return replace(part, signatures=signatures)
 
 
-def _places(flow: Flow, exchanges: Mapping[int, object]) -> list[int]:
+def _places(flow: ProgramFlow, exchanges: Mapping[int, object]) -> list[int]:
     return [place for place, call in enumerate(flow.calls) if call.signature in exchanges]
 
 
 def _agree(
-    flow: Flow,
+    flow: ProgramFlow,
     places: Sequence[int],
     exchanges: Mapping[int, ReplayedCollective | str],
     reasons: Mapping[int, str],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.options import from_arguments
 from opgrip.cli.plural import counted
-from opgrip.replay.cases.variants import Points
+from opgrip.replay.cases.variants import PointOptions
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.workers.engines.engine import Engine, engines
 from opgrip.replay.workers.engines.engine_options import EngineOptions
@@ -32,7 +32,7 @@ def start_engine(args: argparse.Namespace) -> Iterator[Engine]:
     UserError : where it cannot be started, or options are not for it
     """
     options = from_arguments(EngineOptions, args)
-    options.check(from_arguments(InputOptions, args).devices, from_arguments(Points, args).pin)
+    options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
     start = engines.get(options.engine)
     assert start is not None, "one of its choices"
     with start(options) as engine:

@@ -14,8 +14,8 @@ from busy import compared_times
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.timing import concurrent
 from opgrip.replay.timing.concurrent import ConcurrentRun, Crew, Work, side_by_side
-from opgrip.replay.timing.rounds import Group
-from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.timing.rounds import SubjectGroup
+from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import Effort
 from opgrip.traces.schema.arguments import TensorSpec
 
@@ -40,11 +40,11 @@ def subject_of(function: Callable[..., Any], number: int = 0, mutates: bool = Fa
     vector = TensorSpec((4,), (1,), torch.float32, "cpu")
     inputs = Inputs((vector,), {}, {}, device_map("cpu", None), 0)
     inputs.keep()
-    return Subject(number, "tested", "eager", function, [Variant([inputs])], mutates, None, 0)
+    return Subject(number, "tested", "eager", function, [InputSet([inputs])], mutates, None, 0)
 
 
 def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings: Any) -> list[ConcurrentRun]:
-    group = Group({**ONE_THREAD, **settings}, grad, list(subjects))
+    group = SubjectGroup({**ONE_THREAD, **settings}, grad, list(subjects))
     return list(side_by_side([group], count, FEW, "cpu"))
 
 
@@ -119,7 +119,7 @@ def test_a_short_call_runs_until_the_longest_is_done() -> None:
 
 def test_subjects_run_in_batches_in_their_order() -> None:
     told: list[int] = []
-    group = Group(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
+    group = SubjectGroup(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
     rows = list(side_by_side([group], 2, FEW, "cpu", lambda number, row: told.append(number)))
     assert [row.together for row in rows] == [2, 2, 2, 2, 1]
     assert list(dict.fromkeys(told)) == [0, 1, 2, 3, 4]
@@ -192,7 +192,7 @@ def test_a_runtime_with_streams_of_its_own_is_waited_for_with_the_whole_device(i
     waited: list[str] = []
 
     class Streams(Crew):
-        def __init__(self, group: Group, count: int, device: str) -> None:
+        def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
             super().__init__(group, count, device)
             self.synchronize = lambda: waited.append("device")
 
@@ -203,6 +203,6 @@ def test_a_runtime_with_streams_of_its_own_is_waited_for_with_the_whole_device(i
     subjects = [subject_of(torch.relu, number) for number in range(2)]
     for subject in subjects:
         subject.in_torch = in_torch
-    streams = Streams(Group(ONE_THREAD, False, subjects), 2, "cpu")
+    streams = Streams(SubjectGroup(ONE_THREAD, False, subjects), 2, "cpu")
     concurrent._Batch(subjects, streams, FEW, lambda number, row: None).measured()
     assert ("stream" in waited) == in_torch

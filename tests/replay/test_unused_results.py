@@ -14,7 +14,7 @@ from torch.nn import functional
 from opgrip.capture import Capture
 from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused
+from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
 from opgrip.replay.checks import Reference, Tolerance
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.replay_options import job_with
@@ -40,7 +40,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def unused_in(trace: Trace) -> dict[str, set[int]]:
-    cases = with_unused(make_cases(trace), trace)
+    cases = with_unused_results(make_cases(trace), trace)
     return {case.op: {*case.unused} for case in cases if case.op.split(".")[1] in FOR_BACKWARD}
 
 

@@ -16,7 +16,7 @@ from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.replay_options import job_with
 from opgrip.replay.reports.results_table import print_results
-from opgrip.replay.results.repeats import BehaviourColumns
+from opgrip.replay.results.repeats import ClusterColumns
 from opgrip.replay.run.measure import measure_cases
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
@@ -84,8 +84,8 @@ def write_trace(
 
 
 def drawn(case: Case) -> list[float]:
-    """The constant that each variant of a case is drawn from."""
-    numbers = [signature.args[0].values for signature in (case.signature, *case.variants)]
+    """The constant that each input_set of a case is drawn from."""
+    numbers = [signature.args[0].values for signature in (case.signature, *case.input_sets)]
     return [case.values[number].value for number in numbers]  # type: ignore[union-attr]
 
 
@@ -93,8 +93,8 @@ def test_a_case_has_the_values_of_each_place_and_their_shares(tmp_path: Path) ->
     (case,) = make_cases(load(write_trace(tmp_path / "t.jsonl"), partial=True))
     assert (case.number, case.count, case.captured_us) == (0, 15, 42)
     assert drawn(case) == [2.0, DENORMAL]
-    assert [len(item.calls) for item in case.behaviours] == [12, 3]
-    assert [item.captured_us for item in case.behaviours] == pytest.approx([41.5, 200])
+    assert [len(item.calls) for item in case.timing_clusters] == [12, 3]
+    assert [item.captured_us for item in case.timing_clusters] == pytest.approx([41.5, 200])
     # each place for itself is not scattered
     assert case.captured_spread is not None
     assert case.captured_spread < 0.1
@@ -108,7 +108,7 @@ def test_split_gives_a_case_for_each_way(tmp_path: Path) -> None:
     ]
     assert len({case.number for case in cases} | {0}) == 3
     assert sum(case.share for case in cases) == pytest.approx(1)
-    assert cases[0].behaviours[0].place == "layer step nets.py:7"
+    assert cases[0].timing_clusters[0].place == "layer step nets.py:7"
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_places_that_take_as_long_or_were_not_looked_at_are_one_way(
     trace = load(write_trace(tmp_path / "t.jsonl", looked_at=looked_at, times=times), partial=True)
     for split in (False, True):
         (case,) = make_cases(trace, Selection(split=split))
-        assert case.behaviours == ()
+        assert case.timing_clusters == ()
         assert case.number == 0
 
 
 def test_a_row_tells_the_ways_apart_and_each_runs_in_its_share(tmp_path: Path) -> None:
     case, *_ = make_cases(load(write_trace(tmp_path / "t.jsonl"), partial=True))
     ((row,),) = list(measure_cases([case], settings_of(iterations=40)))
-    told = BehaviourColumns.of(row)
+    told = ClusterColumns.of(row)
     assert told.behaviour_shares == [0.8, 0.2]
     assert told.behaviours_captured_us == pytest.approx([41.5, 200])
     assert told.behaviours_us is not None
@@ -148,14 +148,14 @@ def test_merged_traces_know_the_places(tmp_path: Path) -> None:
     ]
     merge(paths, tmp_path / "all.jsonl", partial=True)
     (case,) = make_cases(load(tmp_path / "all.jsonl", partial=True))
-    assert [len(item.calls) for item in case.behaviours] == [24, 6]
+    assert [len(item.calls) for item in case.timing_clusters] == [24, 6]
     assert drawn(case) == [2.0, DENORMAL]
 
 
 def test_a_call_of_another_thread_is_not_taken_for_the_one_that_was_looked_at(tmp_path: Path) -> None:
     (case,) = make_cases(load(write_trace(tmp_path / "t.jsonl", other_thread=True), partial=True))
     assert drawn(case) == [2.0, DENORMAL]
-    assert [len(item.calls) for item in case.behaviours] == [14, 3]
+    assert [len(item.calls) for item in case.timing_clusters] == [14, 3]
 
 
 def test_traces_without_the_memory_of_what_was_looked_at_are_read(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_selected_calls_have_the_values_of_calls_that_behave_as_they_do(
     trace = load(write_trace(tmp_path / "t.jsonl", modules="abcde"), partial=True)
     (case,) = make_cases(trace, Selection(module=(modules,)))
     assert drawn(case) == values
-    assert [len(item.calls) for item in case.behaviours] == counts
+    assert [len(item.calls) for item in case.timing_clusters] == counts
     # numbers do not depend on the selection
     everywhere = {drawn(case)[0]: case.number for case in make_cases(trace, Selection(split=True))}
     parts = make_cases(trace, Selection(module=(modules,), split=True))
@@ -274,4 +274,4 @@ def test_calls_without_tensors_have_places_too(tensors: list[int], tmp_path: Pat
         for record in records:
             writer.write(record)
     (case,) = make_cases(load(path, partial=True))
-    assert [item.captured_us for item in case.behaviours] == [1, 9]
+    assert [item.captured_us for item in case.timing_clusters] == [1, 9]

@@ -252,7 +252,7 @@ def test_a_function_in_a_loop_is_one_case_with_a_count(tmp_path: Path) -> None:
 
     trace = captured(tmp_path, program)
     cases = make_units(trace, Selection(op=["*:scaled"]), FUNCTION)
-    assert {(case.op, case.count) for case in cases} == {("test_units:scaled", 4), ("test_units:scaled", 1)}
+    assert {(case.op, case.count) for case in cases} == {("test_subgraphs:scaled", 4), ("test_subgraphs:scaled", 1)}
     (often,) = (case for case in cases if case.count == 4)
     assert torch.equal(run(often)[0], results[0])
 
@@ -366,8 +366,8 @@ def test_a_function_takes_in_those_that_it_calls_where_a_pattern_names_it_alone(
     assert torch.equal(arguments(case)[0], torch.linspace(-2, 2, 9))
     assert torch.equal(run(case)[0], torch.linspace(-2, 2, 9).clamp(0, 1) + 1)
     assert {case.op for case in make_units(trace, Selection(op=["*:clipped", "*:inner"]), FUNCTION)} == {
-        "test_units:clipped",
-        "test_units:inner",
+        "test_subgraphs:clipped",
+        "test_subgraphs:inner",
     }
 
 
