@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-# keeps how long a command took, for `make held`
+# keeps how long a command took, for `make thresholds`
 TIMES = $(BIN)/python benchmarks/figures/times.py
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
@@ -19,7 +19,7 @@ NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
-.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check zoo held clean
+.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check zoo thresholds clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -77,7 +77,7 @@ types: $(INSTALLED) ## check types
 	$(BIN)/mypy -p opgrip
 
 bench: $(INSTALLED) ## run the benchmarks
-	@for benchmark in $(filter-out benchmarks/held.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+	@for benchmark in $(filter-out benchmarks/thresholds.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
 
 gpu-check: $(INSTALLED) ## check opgrip on this machine's GPU, in ten minutes, and leave one file to be sent back
 	$(PIP) -e '.[dev,gpu]'
@@ -86,8 +86,8 @@ gpu-check: $(INSTALLED) ## check opgrip on this machine's GPU, in ten minutes, a
 zoo: $(OPENMMLAB) ## make the traces of the zoo that are not there, or have another recipe by now: hours; ARGS=--force for all
 	$(BIN)/opgrip zoo make '*' $(ARGS)
 
-held: $(INSTALLED) ## measure what earlier work reached, and fail where it is no longer: ARGS=--quick for two minutes
-	$(BIN)/python benchmarks/held.py $(ARGS)
+thresholds: $(INSTALLED) ## measure the performance figures and compare them with their thresholds: ARGS=--quick for two minutes
+	$(BIN)/python benchmarks/thresholds.py $(ARGS)
 
 clean: ## remove the virtual environment and everything made
 	rm -rf $(VENV) build demo *.egg-info

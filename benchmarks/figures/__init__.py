@@ -1,1 +1,1 @@
-"""Figures that `benchmarks/held.py` measures, and their thresholds."""
+"""Figures that `benchmarks/thresholds.py` measures, and their thresholds."""

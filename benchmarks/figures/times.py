@@ -1,6 +1,6 @@
 """Run a command and keep its duration, with the time of importing torch on this machine.
 
-Set-up and tests are too long for `benchmarks/held.py`, so it reads the durations kept here.
+Set-up and tests are too long for `benchmarks/thresholds.py`, so it reads the durations kept here.
 
     python benchmarks/figures/times.py test -- .venv/bin/python -m pytest
 """

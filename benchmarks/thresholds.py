@@ -2,13 +2,13 @@
 
 A figure is the ratio of two quantities that were measured alternately in this run. It fails if its whole interval is
 worse than its threshold, also after adding the rounds of a second measurement. Thresholds are in
-benchmarks/figures/bounds.csv, for processors without AVX-512 in bounds-avx2.csv. The exit status is 1 if a figure
+benchmarks/figures/thresholds.csv, for processors without AVX-512 in thresholds-avx2.csv. The exit status is 1 if a figure
 fails.
 
-    python benchmarks/held.py                                   # about ten minutes on two quiet cores
-    python benchmarks/held.py --quick                           # about two, part of the figures
-    python benchmarks/held.py --only 'capture of BERT*' -o run.json
-    python benchmarks/held.py --set run1.json run2.json run3.json
+    python benchmarks/thresholds.py                                   # about ten minutes on two quiet cores
+    python benchmarks/thresholds.py --quick                           # about two, part of the figures
+    python benchmarks/thresholds.py --only 'capture of BERT*' -o run.json
+    python benchmarks/thresholds.py --set run1.json run2.json run3.json
 """
 
 from __future__ import annotations
@@ -27,13 +27,21 @@ from time import perf_counter
 from types import MappingProxyType
 
 import torch
-from figures.bounds import FEWEST_RUNS, Bound, Verdict, bounds_on, judge, lower_bounds, new_bound
 from figures.capture import CAPTURE
 from figures.commands import COMMANDS
 from figures.engines import ENGINES
 from figures.figure import Experiment, Figure, NotMeasuredError, Reading, Rounds, read_figure
 from figures.idle import SERVICE
 from figures.replay import REPLAY
+from figures.table_of_thresholds import (
+    FEWEST_RUNS,
+    Threshold,
+    Verdict,
+    judge,
+    lower_thresholds,
+    new_threshold,
+    thresholds_on,
+)
 from others import in_a_process
 from rich.console import Console
 from rich.table import Table
@@ -68,12 +76,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="part of the figures, by fewer rounds")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="figures by name, such as '*first step*'")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="keep the figures' rounds as JSON")
-    parser.add_argument("--set", nargs="+", type=Path, metavar="FILE", help="lower bounds to what these runs gave")
+    parser.add_argument("--set", nargs="+", type=Path, metavar="FILE", help="lower thresholds to what these runs gave")
     args = parser.parse_args()
     if args.set:
         if len(args.set) < FEWEST_RUNS:
-            parser.error(f"bounds are set by {FEWEST_RUNS} runs or more, of which they keep the worst")
-        set_bounds(args.set)
+            parser.error(f"thresholds are set by {FEWEST_RUNS} runs or more, of which they keep the worst")
+        set_thresholds(args.set)
         return 0
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     machine = f"torch {torch.__version__}, Python {platform.python_version()}, {processor('cpu')[1]}"
@@ -92,14 +100,14 @@ def main() -> int:
 
 def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
     """Yield the outcomes of selected figures, running each experiment in a separate process."""
-    bounds = bounds_on(VECTORS)
+    thresholds = thresholds_on(VECTORS)
     outcomes: dict[str, list[Outcome]] = {}
     again = []
     for experiment in experiments:
         rounds = experiment.quick_rounds if quick else experiment.rounds
         if rounds and any(is_named(figure, pattern) for figure in experiment.figures):
             start = perf_counter()
-            outcomes[experiment.name] = run_experiment(experiment, rounds, bounds)
+            outcomes[experiment.name] = run_experiment(experiment, rounds, thresholds)
             console.print(f"{experiment.name}: {rounds} rounds in {perf_counter() - start:.0f} s")
             worse = [item.figure for item in outcomes[experiment.name] if item.verdict is Verdict.WORSE]
             if experiment.rounds > 1 and any(is_named(figure, pattern) for figure in worse):
@@ -108,7 +116,7 @@ def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, co
         # after all others, because a slow phase of a shared machine affects all rounds of a short experiment
         console.print(f"{experiment.name}: worse, so {experiment.rounds} more rounds are measured")
         before = {outcome.figure: outcome.rounds for outcome in outcomes[experiment.name]}
-        outcomes[experiment.name] = run_experiment(experiment, experiment.rounds, bounds, before)
+        outcomes[experiment.name] = run_experiment(experiment, experiment.rounds, thresholds, before)
     for own in outcomes.values():
         yield from (outcome for outcome in own if is_named(outcome.figure, pattern))
 
@@ -120,7 +128,7 @@ def is_named(figure: Figure, pattern: str) -> bool:
 def run_experiment(
     experiment: Experiment,
     rounds: int,
-    bounds: Mapping[str, Bound],
+    thresholds: Mapping[str, Threshold],
     before: Mapping[Figure, Rounds] = MappingProxyType({}),
 ) -> list[Outcome]:
     """Return the outcomes of an experiment's figures, including rounds that were measured before."""
@@ -135,26 +143,26 @@ def run_experiment(
     for figure, own in zip(experiment.figures, rounds_by_figure, strict=True):
         every = [*before.get(figure, ()), *own]
         reading = read_figure(figure, every)
-        outcomes.append(Outcome(figure, every, judge(figure, reading, bounds.get(figure.name)), reading))
+        outcomes.append(Outcome(figure, every, judge(figure, reading, thresholds.get(figure.name)), reading))
     return outcomes
 
 
 def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Print one row per figure."""
-    bounds = bounds_on(VECTORS)
-    table = Table("figure", "bound", "now", "interval", "when set", "verdict")
+    thresholds = thresholds_on(VECTORS)
+    table = Table("figure", "threshold", "now", "interval", "when set", "verdict")
     table.columns[0].no_wrap = True
     for column in table.columns[1:5]:
         column.justify = "right"
     for outcome in outcomes:
-        figure, reading, bound = outcome.figure, outcome.reading, bounds.get(outcome.figure.name)
-        limit = f"{'>=' if figure.larger_is_better else '<='} {bound.bound:.4g}" if bound else "-"
+        figure, reading, threshold = outcome.figure, outcome.reading, thresholds.get(outcome.figure.name)
+        limit = f"{'>=' if figure.larger_is_better else '<='} {threshold.threshold:.4g}" if threshold else "-"
         now = (
             (f"{reading.value:.4g} {figure.unit}".strip(), f"{reading.low:.4g} - {reading.high:.4g}")
             if reading
             else ("-", "-")
         )
-        before = f"{bound.when_set:.4g}" if bound else "-"
+        before = f"{threshold.when_set:.4g}" if threshold else "-"
         verdict = f"{outcome.verdict.value}: {outcome.why}" if outcome.why else outcome.verdict.value
         table.add_row(figure.name, limit, *now, before, verdict, style="red" if outcome.verdict.fails else "")
     console.print(table)
@@ -162,24 +170,28 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     for figure in failing:
         console.print(f"{figure.name}: {figure.meaning}", style="red")
     console.print(
-        f"{len(failing)} of {len(outcomes)} figures fail" if failing else "every figure that was measured is held"
+        f"{len(failing)} of {len(outcomes)} figures miss their thresholds"
+        if failing
+        else "all measured figures reach their thresholds"
     )
 
 
-def set_bounds(paths: Sequence[Path]) -> None:
+def set_thresholds(paths: Sequence[Path]) -> None:
     """Lower each threshold to the worst value in the given runs, if they all have the figure."""
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     processors = {document["processor"] for document in documents}
     if len(processors) > 1:
-        sys.exit(f"held.py: these runs are of {' and '.join(sorted(processors))}: bounds are set by runs of one kind")
+        sys.exit(
+            f"thresholds.py: these runs are of {' and '.join(sorted(processors))}: thresholds are set by runs of one kind"
+        )
     runs = [document["rounds"] for document in documents]
     day = date.today().isoformat()
     new = {
-        name: new_bound(figure, [read_figure(figure, run[name]).value for run in runs], day)
+        name: new_threshold(figure, [read_figure(figure, run[name]).value for run in runs], day)
         for name, figure in FIGURES.items()
         if all(name in run for run in runs)
     }
-    lower_bounds(FIGURES.values(), new, *processors)
+    lower_thresholds(FIGURES.values(), new, *processors)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,225 @@
+"""Figures and their thresholds: what fails a run of `benchmarks/thresholds.py`, and its table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from figures import table_of_thresholds as table_module
+from figures import times
+from figures.commands import read_time
+from figures.figure import Experiment, Figure, Rounds, offset_of_ratios, ratio_of_added, read_figure
+from figures.table_of_thresholds import (
+    Threshold,
+    Verdict,
+    judge,
+    lower,
+    new_threshold,
+    read_thresholds,
+    thresholds_on,
+    write_thresholds,
+)
+from programs import ROOT
+from rich.console import Console
+
+COST = Figure("cost", "what over what")
+SHARE = Figure("share", "right of all", "", larger_is_better=True)
+STEADY = [(2.0, 1.0), (2.02, 1.0), (1.98, 1.0), (2.01, 1.0), (1.99, 1.0)]
+NOISY = [(2.0, 1.0), (0.5, 1.0), (4.0, 1.0), (0.9, 1.0), (2.5, 1.0)]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    # benchmarks set these for themselves when they are loaded
+    for name in ("TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL"):
+        monkeypatch.setenv(name, "9")
+    import thresholds as benchmark
+
+    return benchmark
+
+
+def verdict(figure: Figure, rounds: Rounds, threshold: float, when_set: float = 2.0) -> Verdict:
+    return judge(figure, read_figure(figure, rounds), Threshold(figure.name, threshold, when_set, "2025-01-01"))
+
+
+def run(
+    benchmark: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    threshold: float,
+    arguments: Sequence[str] = (),
+    later: Rounds = STEADY,
+) -> int:
+    """The exit status of a run whose one figure is 2; a whole run's rounds are `later`."""
+    # built in, so that a fresh process can load it
+    measure = {3: [later], 1: [STEADY]}.__getitem__
+    monkeypatch.setattr(benchmark, "EXPERIMENTS", (Experiment("made up", (COST,), measure, rounds=3, quick_rounds=1),))
+    monkeypatch.setattr(
+        benchmark, "thresholds_on", lambda processor: {"cost": Threshold("cost", threshold, threshold, "2025-01-01")}
+    )
+    monkeypatch.setattr(sys, "argv", ["thresholds.py", *arguments])
+    return int(benchmark.main())
+
+
+def test_a_threshold_that_is_planted_too_low_fails_the_run_and_the_table_says_which(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(benchmark, monkeypatch, threshold=2.5) == 0
+    assert "reach their thresholds" in capsys.readouterr().out
+    assert run(benchmark, monkeypatch, threshold=1.5, arguments=["--quick"]) == 1
+    output = capsys.readouterr().out
+    assert "so 3 more rounds are measured" in output
+    assert "WORSE" in output
+    assert "1 of 1 figures miss their thresholds" in output
+
+
+def test_what_is_worse_is_measured_again_and_held_where_it_is_not_with_both_together(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(benchmark, monkeypatch, threshold=1.5, arguments=["--quick"], later=[(1.0, 1.0)] * 9) == 0
+    output = capsys.readouterr().out
+    assert "made up: worse, so 3 more rounds are measured" in output
+    assert "reach their thresholds" in output
+
+
+def test_a_figure_is_worse_only_where_all_of_its_interval_is() -> None:
+    assert verdict(COST, STEADY, threshold=1.9) is Verdict.WORSE
+    assert verdict(COST, NOISY, threshold=1.9) is Verdict.NOISE
+    assert verdict(COST, NOISY, threshold=0.4) is Verdict.WORSE
+    assert verdict(COST, STEADY, threshold=2.1) is Verdict.REACHED
+
+
+def test_where_larger_is_better_a_threshold_is_the_least() -> None:
+    assert verdict(SHARE, STEADY, threshold=2.1) is Verdict.WORSE
+    assert verdict(SHARE, NOISY, threshold=2.1) is Verdict.NOISE
+    assert verdict(SHARE, STEADY, threshold=1.9) is Verdict.REACHED
+
+
+def test_a_figure_that_became_better_says_that_its_threshold_can_be_lowered() -> None:
+    assert verdict(COST, STEADY, threshold=3.0, when_set=2.9) is Verdict.BETTER
+    assert verdict(COST, NOISY, threshold=3.0, when_set=2.9) is Verdict.REACHED
+
+
+def test_a_figure_without_threshold_and_an_experiment_that_breaks_fail_the_run(benchmark: ModuleType) -> None:
+    assert judge(COST, read_figure(COST, STEADY), None).fails
+    broken = Experiment("broken", (COST,), {}.__getitem__, rounds=3)
+    (outcome,) = benchmark.run_experiment(broken, 3, {})
+    assert outcome.verdict.fails
+    assert "KeyError" in outcome.why
+
+
+def test_a_figure_that_cannot_be_measured_is_said_and_does_not_fail_the_run(
+    benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = Experiment("made up", (COST,), partial(read_time, "nothing"), rounds=1)
+    (outcome,) = benchmark.run_experiment(experiment, 1, {})
+    assert outcome.verdict is Verdict.NOT_MEASURED
+    assert not outcome.verdict.fails
+    benchmark.print_table(Console(width=200), [outcome])
+    assert "not measured: build/times.json has no time of nothing" in capsys.readouterr().out
+
+
+def test_a_difference_that_is_lost_in_noise_bounds_nothing() -> None:
+    lost = read_figure(COST, [(2.0, -1.0), (2.0, 1.0), (2.0, -0.5), (2.0, 0.5)])
+    assert lost.high == float("inf")
+
+
+def test_what_is_added_is_told_from_rounds_of_which_half_are_disturbed() -> None:
+    added = Figure("added", "", statistic=ratio_of_added)
+    quiet = [(3.0, 1.0, 2.0, 1.0)] * 4
+    slowed = [(6.0, 1.0, 2.0, 1.0), (3.0, 2.0, 4.0, 1.0), (3.0, 1.0, 4.0, 2.0), (6.0, 2.0, 2.0, 2.0)]
+    assert read_figure(added, quiet).value == read_figure(added, quiet + slowed).value == 2.0
+    assert read_figure(added, [(3.0, 1.0, 1.0, 1.0)]).value == float("inf")
+
+
+def test_an_offset_is_as_large_above_one_as_below() -> None:
+    offset = Figure("offset", "", "", offset_of_ratios)
+    assert read_figure(offset, [(1.1, 1.0)]).value == pytest.approx(read_figure(offset, [(0.9, 1.0)]).value)
+
+
+def test_a_threshold_is_the_worst_of_several_runs_and_only_goes_down() -> None:
+    old = {"cost": Threshold("cost", 2.0, 1.9, "2025-01-01")}
+    assert new_threshold(COST, [1.2041, 1.1, 1.0], "today") == Threshold("cost", 1.21, 1.1, "today")
+    assert new_threshold(SHARE, [0.98761, 1.0, 1.0], "today").threshold == 0.987
+    assert lower([COST], old, {"cost": new_threshold(COST, [2.5, 2.4, 2.3], "today")}) == old
+    assert lower([COST], old, {"cost": new_threshold(COST, [1.5, 1.4, 1.3], "today")})["cost"].threshold == 1.5
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the project's history is not here")
+def test_a_threshold_that_goes_up_says_why(benchmark: ModuleType, tmp_path: Path) -> None:
+    path = table_module.TABLE.relative_to(ROOT)
+    commits = git("log", "--format=%H", "--", str(path)).split()
+    tables = [table_module.TABLE.read_text(), *(git("show", f"{commit}:{path}") for commit in commits)]
+    files = [tmp_path / str(number) for number in range(len(tables))]
+    for file, table in zip(files, tables, strict=True):
+        file.write_text(table)
+    versions = [read_thresholds(file) for file in files]
+    for new, old in pairwise(versions):
+        for name in new.keys() & old.keys() & benchmark.FIGURES.keys():
+            if benchmark.FIGURES[name].is_worse(new[name].threshold, old[name].threshold):
+                assert new[name].note not in ("", old[name].note), name
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_every_threshold_names_a_figure_that_is_measured_and_every_figure_has_one(benchmark: ModuleType) -> None:
+    assert list(read_thresholds()) == list(benchmark.FIGURES)
+
+
+def test_a_processor_s_own_rows_are_of_figures_that_the_table_has_and_say_why() -> None:
+    common = read_thresholds()
+    assert thresholds_on("DEFAULT") == common
+    own = read_thresholds(table_module.TABLE.with_name("thresholds-avx2.csv"))
+    assert thresholds_on("AVX2") == common | own
+    assert own.keys() <= common.keys()
+    assert all(threshold.note for threshold in own.values())
+
+
+def test_runs_lower_the_rows_of_their_own_processor(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(table_module, "TABLE", tmp_path / "thresholds.csv")
+    first, second = list(benchmark.FIGURES)[:2]
+    rows = [Threshold(name, 100.0, 99.0, "2025-01-01") for name in (first, second)]
+    write_thresholds({row.figure: row for row in rows}, tmp_path / "thresholds.csv")
+    write_thresholds({second: rows[1]}, tmp_path / "thresholds-avx2.csv")
+
+    def run_of(processor: str, number: int) -> Path:
+        path = tmp_path / f"{processor}{number}.json"
+        rounds = {name: [[2.0, 0.0, 1.0, 0.0]] for name in (first, second)}
+        path.write_text(json.dumps({"processor": processor, "rounds": rounds}))
+        return path
+
+    with pytest.raises(SystemExit, match="of AVX2 and AVX512: thresholds are set by runs of one kind"):
+        benchmark.set_thresholds([run_of("AVX2", 0), run_of("AVX512", 0)])
+    benchmark.set_thresholds([run_of("AVX2", number) for number in range(3)])
+    assert [row.threshold for row in thresholds_on("AVX512").values()] == [2.0, 100.0]
+    assert [row.threshold for row in thresholds_on("AVX2").values()] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("table", [table_module.TABLE, table_module.table_of("AVX2")], ids=["common", "AVX2"])
+def test_a_table_is_written_as_it_is_read(table: Path, tmp_path: Path) -> None:
+    path = tmp_path / "thresholds.csv"
+    write_thresholds(read_thresholds(table), path)
+    assert path.read_text() == table.read_text()
+
+
+def test_the_time_of_a_command_is_kept_beside_that_of_an_import_of_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(times, "TIMES_FILE", tmp_path / "build/times.json")
+    monkeypatch.setattr(times, "import_seconds", lambda python: 2.0)
+    monkeypatch.setattr(times.signal, "signal", lambda number, handler: None)
+    for name, status in (("passes", 0), ("fails", 3)):
+        monkeypatch.setattr(sys, "argv", ["times.py", name, "--", sys.executable, "-c", f"raise SystemExit({status})"])
+        assert times.main() == status
+    assert list(times.read_times()) == ["passes"]
+    assert times.read_times()["passes"]["import_torch_s"] == 2.0
