@@ -2,8 +2,8 @@
 
 A figure is the ratio of two quantities that were measured alternately in this run. It fails if its whole interval is
 worse than its threshold, also after adding the rounds of a second measurement. Thresholds are in
-benchmarks/figures/thresholds.csv, for processors without AVX-512 in thresholds-avx2.csv. The exit status is 1 if a figure
-fails.
+benchmarks/figures/thresholds.csv, for processors without AVX-512 in thresholds-avx2.csv. The exit status is 1 if a
+figure fails.
 
     python benchmarks/thresholds.py                                   # about ten minutes on two quiet cores
     python benchmarks/thresholds.py --quick                           # about two, part of the figures
@@ -169,11 +169,10 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     failing = [outcome.figure for outcome in outcomes if outcome.verdict.fails]
     for figure in failing:
         console.print(f"{figure.name}: {figure.meaning}", style="red")
-    console.print(
-        f"{len(failing)} of {len(outcomes)} figures miss their thresholds"
-        if failing
-        else "all measured figures reach their thresholds"
-    )
+    if failing:
+        console.print(f"{len(failing)} of {len(outcomes)} figures miss their thresholds")
+    else:
+        console.print("all measured figures reach their thresholds")
 
 
 def set_thresholds(paths: Sequence[Path]) -> None:
@@ -181,9 +180,8 @@ def set_thresholds(paths: Sequence[Path]) -> None:
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     processors = {document["processor"] for document in documents}
     if len(processors) > 1:
-        sys.exit(
-            f"thresholds.py: these runs are of {' and '.join(sorted(processors))}: thresholds are set by runs of one kind"
-        )
+        kinds = " and ".join(sorted(processors))
+        sys.exit(f"thresholds.py: these runs are of {kinds}: thresholds are set by runs of one kind")
     runs = [document["rounds"] for document in documents]
     day = date.today().isoformat()
     new = {
