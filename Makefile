@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-# keeps how long a command took, for `make thresholds`
+# keeps the duration of a command for `make thresholds`
 TIMES = $(BIN)/python benchmarks/figures/times.py
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
@@ -11,7 +11,7 @@ BROWSER := $(VENV)/browser
 FUZZER := $(VENV)/fuzzer
 PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-# the ends of what pyproject.toml admits, each in an environment of its own
+# the oldest and newest versions that pyproject.toml allows, in separate environments
 OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= python3.13
 OLDEST := build/oldest
@@ -21,7 +21,7 @@ TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
 .PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check zoo thresholds clean
 
-help: ## list what there is to make
+help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(INSTALLED) ## capture the built-in detector, replay its trace, print the table
@@ -29,10 +29,10 @@ demo: $(INSTALLED) ## capture the built-in detector, replay its trace, print the
 	$(BIN)/opcapture --force -o demo/faster_rcnn.jsonl
 	$(BIN)/opreplay demo/faster_rcnn.jsonl --top 20
 
-test: $(INSTALLED) ## run the quick tests: every feature, and nothing that takes long
+test: $(INSTALLED) ## run the quick tests, which touch every feature
 	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python $(PYTEST) -m 'not slow' $(ARGS)
 
-test-all: $(INSTALLED) ## run all tests of what is installed
+test-all: $(INSTALLED) ## run all tests whose packages are installed
 	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) --durations 25 --durations-min 5 $(ARGS)
 
 test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on the oldest and the newest Python and torch
@@ -53,20 +53,20 @@ smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest
 	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict || exit 1; \
 	done
 
-fuzz: $(FUZZER) ## change traces and other tools' files as strangers might, for ten minutes: ARGS='--seconds 60' for one
+fuzz: $(FUZZER) ## fuzz the readers of traces and other tools' files for ten minutes: ARGS='--seconds 60' for one
 	$(BIN)/python tests/fuzz $(ARGS)
 	$(BIN)/python tests/fuzz/guided.py $(ARGS)
 
-coverage: $(INSTALLED) ## run all tests and print how many branches they took
+coverage: $(INSTALLED) ## run all tests and print the branch coverage
 	@rm -rf build/coverage && mkdir -p build/coverage
 	$(BIN)/python -m coverage run $(PYTEST) $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered
 
 openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
-runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need, Ray, Triton and a web service
+runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow for modes, Ray, Triton and a web service
 
-browser: $(BROWSER) ## add what tests pages in a browser and notebooks in a kernel, and Chromium where Debian's packages can be had
+browser: $(BROWSER) ## add the packages that test pages in a browser and notebooks, and Chromium if Debian's packages are available
 
 lint: $(INSTALLED) ## check style, format and the order of the packages
 	$(BIN)/ruff check .
@@ -83,13 +83,13 @@ gpu-check: $(INSTALLED) ## check opgrip on this machine's GPU, in ten minutes, a
 	$(PIP) -e '.[dev,gpu]'
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
-zoo: $(OPENMMLAB) ## make the traces of the zoo that are not there, or have another recipe by now: hours; ARGS=--force for all
+zoo: $(OPENMMLAB) ## make missing traces of the zoo, and traces whose recipe changed: hours; ARGS=--force for all
 	$(BIN)/opgrip zoo make '*' $(ARGS)
 
 thresholds: $(INSTALLED) ## measure the performance figures and compare them with their thresholds: ARGS=--quick for two minutes
 	$(BIN)/python benchmarks/thresholds.py $(ARGS)
 
-clean: ## remove the virtual environment and everything made
+clean: ## remove the virtual environment and everything that was built
 	rm -rf $(VENV) build demo *.egg-info
 
 $(BIN)/python:
@@ -110,7 +110,7 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt c
 	  -e '.[zstd,samples,results,report,plot,schema]' $(TESTING)
 	@touch $@
 
-# tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs
+# tensorflow-cpu is tensorflow without its hundreds of megabytes for GPUs
 $(RUNTIMES): $(INSTALLED)
 	$(PIP) -e '.[dev,onnx,tvm,xla,ray,triton,service]' tensorflow-cpu absl-py
 	@touch $@
@@ -118,19 +118,19 @@ $(RUNTIMES): $(INSTALLED)
 $(BROWSER): $(INSTALLED)
 	$(PIP) -e '.[dev,browser,notebook]'
 	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null \
-	  || echo 'there is no chromium: tests of pages are passed over until the system has one'
+	  || echo 'chromium is not installed: tests of pages are skipped'
 	@touch $@
 
-# there is no wheel of atheris for each Python
+# not every Python has a wheel of atheris
 $(FUZZER): $(INSTALLED)
-	@$(PIP) --only-binary atheris -e '.[dev,fuzz]' 2>/dev/null || echo 'there is no atheris for this Python: no fuzzer is guided'
+	@$(PIP) --only-binary atheris -e '.[dev,fuzz]' 2>/dev/null || echo 'no wheel of atheris for this Python: the guided fuzzer is skipped'
 	@touch $@
 
-# mmdet and mmsegmentation say that they want an older mmcv, hence --no-deps: docs/openmmlab.md
+# --no-deps because mmdet and mmsegmentation require an older mmcv: docs/openmmlab.md
 $(OPENMMLAB): $(INSTALLED)
 	$(PIP) -e '.[dev,openmmlab]'
 	@$(PIP) --only-binary mmcv mmcv || { \
-	  echo 'pip finds no wheel of mmcv for this torch: building it from source, which takes about twenty minutes and needs a C++ compiler'; \
+	  echo 'no wheel of mmcv for this torch: building it from source, which takes about twenty minutes and needs a C++ compiler'; \
 	  $(PIP) 'setuptools<80' wheel ninja psutil && MMCV_WITH_OPS=1 $(PIP) --no-build-isolation mmcv; }
 	$(PIP) --no-deps mmdet mmsegmentation
 	@touch $@
