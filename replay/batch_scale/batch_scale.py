@@ -1,8 +1,7 @@
 """Batch scale: infer from operators and dataflow which dimension of each tensor is the batch, and scale calls.
 
 Data enters as a batch through the operators in `ANCHORS`, or because a call would contradict a larger batch otherwise.
-The
-calls are traversed until nothing changes, at most `PASSES` times.
+The calls are traversed until nothing changes, at most `PASSES` times.
 """
 
 from __future__ import annotations
@@ -120,8 +119,7 @@ class BatchScale:
     """The batch of a trace.
 
     Little contradicts in a trace of a batch of one, since what exists once looks the same for all elements: record a
-    larger
-    batch.
+    larger batch.
 
     Parameters
     ----------

@@ -78,8 +78,7 @@ class DeviceClockTimer:
     """Timer by an accelerator's clock for calls that work on it, and by the host's for others.
 
     It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
-    as
-    its launch.
+    as its launch.
 
     Parameters
     ----------

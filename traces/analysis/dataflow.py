@@ -214,8 +214,7 @@ class _Shapes:
     """Tensors of all signatures of a trace.
 
     An extent, in bytes, has a number that grows with it. Numbers of arguments exceed those of results: a signature
-    holds the
-    results of its first call only, while the arguments are those of all calls.
+    holds the results of its first call only, while the arguments are those of all calls.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:

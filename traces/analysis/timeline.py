@@ -194,8 +194,7 @@ def _device_track(
     """Yield what a thread gave a device.
 
     Its start is unknown: it is at least the start of the call and the end of the work before. Calls inside extension
-    functions
-    are part of these; a function of the program consists of its calls.
+    functions are part of these; a function of the program consists of its calls.
     """
     end_ns: float | None = None
     for calls in parts:

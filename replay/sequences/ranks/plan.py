@@ -226,8 +226,7 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
     """Return which collectives of these ranks run.
 
     Calls match by their group and their order in it. If ranks disagree about one, it and all later ones of the group
-    are left
-    out, since they cannot be matched.
+    are left out, since they cannot be matched.
 
     Parameters
     ----------

@@ -1,12 +1,9 @@
 """Time of operators and between operators, without what the capture and the system did there.
 
 Recording a known call costs some microseconds, which `CaptureCost` holds. Recording a new one (describing arguments,
-fitting
-values) takes many times as long, in the time between two calls; so does looking again at the values of some later
-calls.
-Repeated steps are therefore assumed to take their typical time, and calls that are marked as perturbed, and gaps before
-them,
-do not count if there are others.
+fitting values) takes many times as long, in the time between two calls; so does looking again at the values of some
+later calls. Repeated steps are therefore assumed to take their typical time, and calls that are marked as perturbed,
+and gaps before them, do not count if there are others.
 
 A call on an accelerator counts with its device time only, since the host runs ahead.
 """
@@ -229,8 +226,7 @@ class Traffic:
         """Add the bytes that a call of a run moves into and out of it.
 
         What the function itself made, in any phase, can stay in a kernel. What others made is read once; what others
-        take later, or
-        nothing recorded reads, is written once; and so is what existed before.
+        take later, or nothing recorded reads, is written once; and so is what existed before.
         """
         borders.pass_by(call)
         operation = call.operation

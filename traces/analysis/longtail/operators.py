@@ -71,8 +71,7 @@ def is_dense(signature: Signature) -> bool:
     """Return True for one kernel that does much work.
 
     Convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling, embedding lookups,
-    functions
-    of extensions and compiled regions.
+    functions of extensions and compiled regions.
     """
     if signature.kind != OPERATOR:
         return True

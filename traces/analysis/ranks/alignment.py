@@ -1,10 +1,8 @@
 """Clocks of ranks aligned by their collectives, which are matched between traces.
 
 Nobody leaves a collective before all have come. So each one bounds the offset of two clocks from both sides, and all
-together
-leave a range of possible offsets. Within it, the offset is chosen by which most ends agree, since a collective ends for
-all at
-about the same time.
+together leave a range of possible offsets. Within it, the offset is chosen by which most ends agree, since a
+collective ends for all at about the same time.
 """
 
 from __future__ import annotations
@@ -256,8 +254,7 @@ def match(
     """Return the collectives that at least two processes took part in.
 
     They match by group and order in it, which is the same in all members; from the first one on whose kinds differ, a
-    group is
-    unmatched.
+    group is unmatched.
 
     Parameters
     ----------

@@ -1,10 +1,8 @@
 """Collectives of one rank, read in memory that grows with its collectives and not with its calls.
 
 A collective begins with its call. A trace shows its end in one of three ways: a program that waits at once continues
-with its
-next call; `wait_tensor` marks it; else the first call that takes its results starts after it, so that at most the idle
-time
-right before that call was spent waiting.
+with its next call; `wait_tensor` marks it; else the first call that takes its results starts after it, so that at most
+the idle time right before that call was spent waiting.
 """
 
 from __future__ import annotations

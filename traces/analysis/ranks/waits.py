@@ -1,8 +1,7 @@
 """Waits of ranks: what each computed, spent in collectives, and waited for the last one to come.
 
 Nobody leaves a collective before the last has come. From when a rank was ready until the last one began, it waited for
-that
-one; the time from there on is the collective's own.
+that one; the time from there on is the collective's own.
 """
 
 from __future__ import annotations
