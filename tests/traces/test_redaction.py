@@ -23,7 +23,7 @@ from opgrip.traces.analysis.redaction.arguments import Position
 from opgrip.traces.analysis.redaction.coarse_models import _COARSE, IntegerMap, coarse_float, coarse_int
 from opgrip.traces.analysis.redaction.names import NAME_RULES, NameHasher
 from opgrip.traces.analysis.redaction.policy import RedactionReport
-from opgrip.traces.analysis.redaction.redact import redact
+from opgrip.traces.analysis.redaction.redaction import redact
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.io.writer import encode_line

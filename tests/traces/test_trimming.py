@@ -58,7 +58,7 @@ def test_steps_are_those_that_the_program_made(tmp_path: Path) -> None:
 
 def test_a_trace_that_tells_no_steps_is_refused(tiny_trace: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.jsonl"
-    old.write_text(re.sub(r'"step_starts_ns":\[[0-9,]*\],', "", tiny_trace.read_text()))
+    old.write_text(re.sub(r',"step_starts_ns":\[[0-9,]*\]', "", tiny_trace.read_text()))
     with pytest.raises(UserError, match="does not say how many steps"):
         trimmed(old, tmp_path, TracePart(steps=(0, 1)))
     assert list(tmp_path.iterdir()) == [old]

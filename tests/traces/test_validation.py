@@ -14,8 +14,7 @@ from example_trace import write
 from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.validation import validate
-from opgrip.traces.analysis.validation.validate import NOT_INSTALLED, SchemaCheck
+from opgrip.traces.analysis.validation import NOT_INSTALLED, SchemaCheck, validate
 
 Line = dict[str, Any]
 

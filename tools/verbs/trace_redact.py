@@ -18,7 +18,7 @@ from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.redaction import Policy
-    from opgrip.traces.analysis.redaction.redact import RedactedFile
+    from opgrip.traces.analysis.redaction.redaction import RedactedFile
 
 KEPT = ("modules", "functions", "files", "labels", "model", "scalars", "values")
 EXAMPLES = """\
@@ -61,7 +61,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the redacted trace, and say what is left in it."""
     from opgrip.cli.output_files import check_writable, whole_file
-    from opgrip.traces.analysis.redaction.redact import redact
+    from opgrip.traces.analysis.redaction.redaction import redact
     from opgrip.traces.io.shipped_traces import trace_file
 
     for path in (args.output, args.report):

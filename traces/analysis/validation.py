@@ -101,7 +101,6 @@ class References:
                     self._opened(place, record.signature, record.opened)
 
     def end(self) -> None:
-        """Check references that later records could have satisfied."""
         for number, place in self._awaited_values.items():
             if number not in self._values:
                 self._validation.add(place, REFERENCE, f"no record has the values {number}")
@@ -181,14 +180,14 @@ class SchemaCheck:
         if self.is_available:
             from jsonschema import Draft202012Validator
 
-            schema = json.loads((Path(__file__).parents[2] / "schema.json").read_text(encoding="utf-8"))
+            schema = json.loads((Path(__file__).parents[1] / "schema.json").read_text(encoding="utf-8"))
             names = [branch["$ref"].rpartition("/")[2] for branch in schema["oneOf"]]
             self._validators = {
                 name: Draft202012Validator({**schema["$defs"][name], "$defs": schema["$defs"]}) for name in names
             }
 
     def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the errors of a record with their place in it; none for unknown types."""
+        """Yield the errors of a record; none for unknown types."""
         validator = self._validators.get(form["type"])
         if validator is None:
             return
@@ -358,7 +357,7 @@ class Finding:
 
     Attributes
     ----------
-    record : number of the record from 1; of the last one for the whole file
+    record : its number from 1; of the last one for the whole file
     kind : `form` of an unreadable line, `schema`, `number` that occurs twice, `reference` to nothing, `time` of calls
         that
         cross, `total` that differs
@@ -375,7 +374,6 @@ class Validation:
 
     Attributes
     ----------
-    records : number of records read
     findings : the first `MOST`, in record order
     counts : of all findings, by kind
     notes : what is not wrong but worth knowing
