@@ -69,21 +69,21 @@ def rate(trace: Path, mode: str, workers: int, environment: dict[str, str]) -> t
 def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
     """Return the same as `rate`, for workers of this process."""
     from opgrip.cli.progress import QuietReporter
-    from opgrip.replay.replay_options import job_with
-    from opgrip.replay.workers.engines.engine_options import EngineOptions
-    from opgrip.replay.workers.engines.ray import start_ray
+    from opgrip.replay.replay_options import request_with
+    from opgrip.replay.run.workload import load_workload
+    from opgrip.replay.workers.executors.executor import EngineOptions
+    from opgrip.replay.workers.executors.ray import start_ray
 
-    job = job_with(trace, mode=mode, cache="warm", iterations=MODES[mode], warmup=0, threads=1, jobs=1)
-    loaded = job.load()
+    request = request_with(trace, mode=mode, cache="warm", iterations=MODES[mode], warmup=0, threads=1, jobs=1)
+    workload = load_workload(request)
     # no worker may wait for processors that it does not need
-    with start_ray(EngineOptions(engine="ray", workers=workers, processors=0), processors=workers) as engine:
-        runner = engine.runner(job, loaded, may_fork=False)
+    with start_ray(EngineOptions(engine="ray", workers=workers, processors=0), processors=workers) as executor:
         begin = perf_counter()
-        runner.about()
+        executor.about(workload)
         started = perf_counter()
-        cached = runner.compile((), QuietReporter("engines"))
+        cached = executor.compile(workload, (), QuietReporter("engines"), False)
         compiled = perf_counter()
-        times = [perf_counter() for _ in runner.run((), cached)]
+        times = [perf_counter() for _ in executor.run(workload, (), cached, False)]
     if cached:
         cases_per_s = len(cached) / (compiled - started)
     else:

@@ -27,12 +27,11 @@ from opgrip.capture import Capture
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import find_operator
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload, workload_for
 from opgrip.replay.timing.timing_options import CONTINUOUS, WARM
-from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 
 PART = 10
@@ -82,12 +81,12 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
     return Comparison(results, measurements, sum(part.replay_s for part in parts), sum(part.timer_s for part in parts))
 
 
-def usual_settings() -> Settings:
-    """Return settings that time a case as a Timer does: many runs as one, with warm caches."""
-    return settings_for(job_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM).plan)
+def usual_settings() -> Workload:
+    """Those that time a case as a Timer does: many runs as one, with warm caches."""
+    return workload_for(request_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM))
 
 
-def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
+def compare(cases: Sequence[Case], settings: Workload) -> Comparison:
     """Time cases by a replay, then by a Timer."""
     start = perf_counter()
     rows_of_case = {rows[0].case: rows for rows in measure_cases(cases, settings)}
@@ -118,8 +117,11 @@ def _runs_again(case: Case) -> bool:
         return False
 
 
-def time_case(case: Case, settings: Settings) -> Measurement:
-    inputs = Inputs(case.signature.args, case.signature.kwargs, case.values, settings.place, settings.inputs.seed)
+def time_case(case: Case, settings: Workload) -> Measurement:
+    """A Timer's measurement of a case."""
+    inputs = Inputs(
+        case.signature.args, case.signature.kwargs, case.values, settings.place, settings.request.inputs.seed
+    )
     args, kwargs = inputs.make()
     function = find_operator(case.signature).function
     with torch.no_grad():

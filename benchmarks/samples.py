@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.sources.samples import SHIPPED
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import whole_cells
+from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.timing_options import WARM
-from opgrip.replay.workers.ahead import make_ahead, rows_ahead
-from opgrip.replay.workers.supervisor import supervise
+from opgrip.replay.workers.scheduling import make_ahead, rows_ahead, run_cases
 from opgrip.samples import Sample, Tag, samples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,12 +62,12 @@ def configured() -> list[tuple[Sample, str]]:
 def measured(
     modes: tuple[str, ...], without: Collection[int], jobs: int, compile_only: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the selected cases."""
-    job = job_with(SHIPPED, mode=modes, threads=1, cache=WARM, budget=1.0)
-    loaded = job.load()
-    ready_results = make_ahead(job, loaded, rows_ahead(loaded, without), jobs, TIMEOUT_S, may_fork=False)
+    """The rows of the cases that are not left out."""
+    request = request_with(SHIPPED, mode=modes, threads=1, cache=WARM, budget=1.0, timeout=TIMEOUT_S)
+    workload = load_workload(request)
+    ready_results = make_ahead(workload, rows_ahead(workload, without), jobs)
     if not compile_only:
-        for rows in supervise(job, loaded, TIMEOUT_S, without, False, ready_results):
+        for rows in run_cases(workload, without, cached_rows=ready_results):
             yield from whole_cells(rows)
 
 

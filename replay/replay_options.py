@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opgrip.cli.command import OneLineParser, add_debug, add_version
 from opgrip.cli.options import (
@@ -25,15 +25,11 @@ from opgrip.cli.options import (
 from opgrip.errors import UserError
 from opgrip.platform.machine import cache_folder
 from opgrip.replay.analyses import analyses, in_order
-from opgrip.replay.cases.selection import Selection
 from opgrip.replay.inputs.input_options import InputOptions
-from opgrip.replay.run.settings import GROUPS, Plan
+from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
-from opgrip.replay.workers.engines.engine_options import PROCESSES, EngineOptions
-
-if TYPE_CHECKING:
-    from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.executors.executor import PROCESSES, EngineOptions
 
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\
@@ -164,7 +160,7 @@ class OperatorRequest:
 
 def option_classes() -> list[type]:
     """The classes of all options, in the order of the help."""
-    of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, Selection, *GROUPS.values()]
+    of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, *OPTION_GROUPS.values()]
     of_sequences: list[type] = [SequenceOptions, RankOptions]
     return [*of_cases, *of_sequences, EngineOptions, *(analysis.options for analysis in in_order())]
 
@@ -200,40 +196,34 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def job_with(trace: str | Path | None, **options: Any) -> Job:
-    """The replay that options ask for, by their long names with `_` for `-`; raises as `job_of` does."""
-    return job_of(arguments_of(make_parser(), words_of(trace), options))
+def request_with(trace: str | Path | None, **options: Any) -> RunRequest:
+    """Return the request of options, by their long names with `_` for `-`; raises as `request_of` does."""
+    return request_of(arguments_of(make_parser(), words_of(trace), options))
 
 
 def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
-    """What a command line has where a Python call names what to replay."""
+    """Return the words of a command line for what a Python call names as the trace."""
     if isinstance(trace, str | Path):
         return [str(trace)]
     return list(map(str, trace or ()))
 
 
-def job_of(args: argparse.Namespace) -> Job:
-    """The replay that a command line asks for.
+def request_of(args: argparse.Namespace) -> RunRequest:
+    """Return the request of a command line.
 
     Raises
     ------
-    UserError : for options that do not go together
+    UserError : for options that contradict each other
     """
     from opgrip.replay.cases.sources import source_of
-    from opgrip.replay.workers.job import Job
 
     target = _target_of(args)
-    source = source_of(target)
+    source, launch = source_of(target), launch_of()
     if args.sequence:
-        refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
-        if from_arguments(InputOptions, args).is_spread:
-            raise UserError("a sequence is replayed on one device", "name one with --device")
-        if len(args.mode) > 1:
-            raise UserError("a sequence runs under one mode at a time", "name one with --mode")
-        from opgrip.replay.sequences.step_programs import check_mode
-
-        check_mode(args.mode[0])
-    if not (args.sequence and launch_of()):
+        _check_sequence(args)
+    if args.sequence and launch and args.sandbox:
+        raise UserError("--sandbox is for worker processes, and ranks run in their own", "leave it out")
+    if not (args.sequence and launch):
         refuse_options(args, option_classes(), ("ranks",), "start them by torchrun, with --sequence")
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if args.engine != PROCESSES:
@@ -243,11 +233,23 @@ def job_of(args: argparse.Namespace) -> Job:
         if PROGRAM in args.cache:
             raise UserError(f"{target} stands in no program that --cache program could follow", "use warm or cold")
         args.cache = args.cache or (WARM,)
-    return Job(target, from_arguments(Selection, args), plan_of(args), from_arguments(EngineOptions, args).shard)
+    return replace(options_of(args), trace=target, shard=from_arguments(EngineOptions, args).shard)
+
+
+def _check_sequence(args: argparse.Namespace) -> None:
+    """Raise `UserError` for options that a step replay does not take."""
+    refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
+    if from_arguments(InputOptions, args).is_spread:
+        raise UserError("a sequence is replayed on one device", "name one with --device")
+    if len(args.mode) > 1:
+        raise UserError("a sequence runs under one mode at a time", "name one with --mode")
+    from opgrip.replay.sequences.step_programs import check_mode
+
+    check_mode(args.mode[0])
 
 
 def _target_of(args: argparse.Namespace) -> str:
-    """What the cases come from: a trace or samples, or operators that are named."""
+    """Return what the cases come from: a trace, samples, or operators that are named."""
     request = from_arguments(OperatorRequest, args)
     if request.operator and args.trace:
         raise UserError("--operator stands in the place of a trace", f"leave out {args.trace[0]}, or --operator")
@@ -264,23 +266,24 @@ def _target_of(args: argparse.Namespace) -> str:
     return str(args.trace[0])
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
-    """How a command line says that cases are run.
+def options_of(args: argparse.Namespace) -> RunRequest:
+    """Return the request of a command line without its trace and shard.
 
     Raises
     ------
-    UserError : for options that do not go together
+    UserError : for options that contradict each other
     """
-    groups = {name: from_arguments(declared, args) for name, declared in GROUPS.items()}
+    groups = {name: from_arguments(declared, args) for name, declared in OPTION_GROUPS.items()}
     requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]
-    plan = Plan(
+    request = RunRequest(
         **groups,
         detail=args.debug,
         store=str(cache_folder()),
         count_work=any(item.counts_work for item in requested),
+        sandbox=args.sandbox,
     )
-    plan.timing.check()
-    plan.modes.check(plan.tuning, in_graph=plan.timing.exec_mode == GRAPH)
-    # what was not said is resolved, so that saying it makes no other job
-    timing = replace(plan.timing, cache=plan.timing.caches)
-    return replace(plan, timing=timing, modes=replace(plan.modes, mode=plan.modes.all_names))
+    request.timing.check()
+    request.modes.check(request.tuning, in_graph=request.timing.exec_mode == GRAPH)
+    # defaults are filled in, so that stating one makes no other request
+    timing = replace(request.timing, cache=request.timing.caches)
+    return replace(request, timing=timing, modes=replace(request.modes, mode=request.modes.all_names))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,9 +18,7 @@ from settings import settings_of
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.sources import CaseSet
 from opgrip.replay.timing.timing_options import WARM
-from opgrip.replay.workers.ahead import make_ahead, rows_ahead
-from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.supervisor import supervise
+from opgrip.replay.workers.scheduling import make_ahead, rows_ahead, run_cases
 
 
 def main(modes: list[str], names: list[str]) -> None:
@@ -27,11 +26,12 @@ def main(modes: list[str], names: list[str]) -> None:
     chosen = {name: BREAKING[name] for name in names or BREAKING}
     cases = [function_case(function, args, number=number) for number, (function, args) in enumerate(chosen.values())]
     with tempfile.TemporaryDirectory() as store:
-        settings = settings_of(iterations=3, mode=["eager", *modes], cache=WARM, store=Path(store), detail=True)
-        loaded = Loaded(CaseSet(cases), cases, settings, [])
-        job = Job("")
-        known = make_ahead(job, loaded, rows_ahead(loaded), 2, 300, may_fork=True)
-        for rows in supervise(job, loaded, 300, (), True, known):
+        workload = settings_of(
+            iterations=3, mode=["eager", *modes], cache=WARM, store=Path(store), detail=True, timeout=300
+        )
+        workload = replace(workload, source_cases=CaseSet(cases), cases=cases)
+        known = make_ahead(workload, rows_ahead(workload), 2, may_fork=True)
+        for rows in run_cases(workload, may_fork=True, cached_rows=known):
             for row in rows:
                 print(json.dumps(row.to_plain()))
 

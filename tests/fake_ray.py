@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opgrip.replay.workers.engines import ray_pool
+from opgrip.replay.workers import ray_pool
 
 
 class RayError(Exception):

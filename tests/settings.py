@@ -9,22 +9,21 @@ from typing import Any
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.settings import Settings
-from opgrip.replay.workers.job import settings_for
+from opgrip.replay.run.workload import Workload, workload_for
 
 
-def settings_of(*, store: Path | None = None, memory: bool = False, detail: bool = False, **options: Any) -> Settings:
+def settings_of(*, store: Path | None = None, memory: bool = False, detail: bool = False, **options: Any) -> Workload:
     """Settings by the words of options; what compilers make is kept nowhere."""
-    plan = replace(job_with("trace.jsonl", **options).plan, store=None if store is None else str(store), detail=detail)
-    return replace(settings_for(plan), memory=memory)
+    plan = replace(request_with("trace.jsonl", **options), store=None if store is None else str(store), detail=detail)
+    return replace(workload_for(plan), memory=memory)
 
 
 def rows_of(
     cases: Sequence[Case],
-    settings: Settings,
+    settings: Workload,
     surroundings: PrecedingCalls | None = None,
     announce: Callable[[int, int], None] = lambda number, row: None,
 ) -> list[Result]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -16,6 +15,7 @@ import torch
 
 from opgrip.cli.plural import counted
 from opgrip.errors import one_line
+from opgrip.platform.sandbox import run_program
 from opgrip.replay import Results, compare, replay
 from opgrip.replay.cases.cases import contexts_of
 from opgrip.replay.comparison.differences import Verdict
@@ -106,8 +106,8 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
     remaining = list(numbers)
     while remaining:
         command = [sys.executable, "-m", "opgrip.tools.redaction_check", str(path), *map(str, remaining)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        output = run_program(command).output
+        rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
         given |= {row.pop("signature"): row for row in rows}
         if len(rows) < len(remaining):
             given[remaining[len(rows)]] = {"error": CRASHED}

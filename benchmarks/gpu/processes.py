@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
 from gpu.step import NotHereError, Outcome, Place, Step, Verdict, WrongError
+from opgrip.platform.sandbox import run_program
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 OUTCOME = "outcome.json"
@@ -40,23 +38,7 @@ def run_apart(step: Step, place: Place, log: Path, most_s: float) -> Outcome:
     timeout_s = min(step.timeout_s, most_s)
     start = perf_counter()
     with log.open("wb") as file:
-        # a separate process group, which ends with it
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gpu.processes", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            start_new_session=True,
-        )
-        try:
-            status: int | None = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        status = run_program([sys.executable, "-m", "gpu.processes", *words], timeout_s, variables, file).status
     seconds = perf_counter() - start
     if status is None:
         return Outcome(step.name, Verdict.WRONG, f"it took longer than {timeout_s:.0f} s", {}, seconds)

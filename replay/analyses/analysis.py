@@ -17,7 +17,7 @@ from opgrip.replay.results.columns import Columns
 from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
-    from opgrip.replay.workers.job import Job, Loaded
+    from opgrip.replay.run.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class AnalysisSession:
     may_fork : whether this process has not run torch yet and can be forked
     """
 
-    job: Job
-    loaded: Loaded
+    workload: Workload
     output: Path | None
     may_replace: bool
     resume: bool
@@ -40,11 +39,11 @@ class AnalysisSession:
 
     @property
     def timeout_s(self) -> float:
-        return self.job.plan.limits.timeout
+        return self.workload.request.limits.timeout
 
     @property
     def device(self) -> str:
-        return self.loaded.settings.device
+        return self.workload.device
 
     @property
     def base(self) -> Path:
@@ -54,7 +53,7 @@ class AnalysisSession:
         # it loads torch, and this file is loaded to show the help
         from opgrip.replay.cases.sources.operator import PREFIX, name_of_target
 
-        target = self.job.trace
+        target = self.workload.request.trace
         return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
@@ -63,12 +62,12 @@ class AnalysisSession:
 
     def check_one_cache(self, profiler: str) -> None:
         """Raise `UserError` if rows differ in cache state, which a profiler's ranges do not show."""
-        if len(self.job.plan.timing.caches) > 1:
+        if len(self.workload.request.timing.caches) > 1:
             raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
 
     def check_one_device(self, profiler: str) -> None:
         """Raise `UserError` if cases are spread over devices: a profiler's report covers one process."""
-        if self.job.plan.inputs.is_spread:
+        if self.workload.request.inputs.is_spread:
             raise UserError(f"{profiler} watches one device", "name one with --device")
 
     def beside(self, suffix: str) -> Path:

@@ -36,7 +36,7 @@ from opgrip.replay.results.results import RAN, Result
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, NSYS, PREPARE, READY, check_ranges
 
 if TYPE_CHECKING:
-    from opgrip.replay.workers.job import Job
+    from opgrip.replay.run.request import RunRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class NsysAnalysis(Analysis):
 
     def __init__(self, options: NsysOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
-        if any(count > 1 for count in session.job.plan.points.streams):
+        if any(count > 1 for count in session.workload.request.points.streams):
             raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
         session.check_one_device("nsys")
         check_ranges("nsys")
@@ -260,19 +260,25 @@ class NsysAnalysis(Analysis):
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         session = self.session
         with session.running(rows, "nsys"):
-            return profile_rows(session.job, rows, self._nsys, session.timeout_s, session.reporter.say, session.device)
+            request, say = session.workload.request, session.reporter.say
+            return profile_rows(request, rows, self._nsys, session.timeout_s, say, session.device)
 
 
 def profile_rows(
-    job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None], device: str
+    request: RunRequest,
+    results: Sequence[Result],
+    nsys: Nsys,
+    timeout_s: float,
+    say: Callable[[str], None],
+    device: str,
 ) -> list[Result]:
     """Run the rows' cases once more under nsys, and return the rows with its columns.
 
     say : reports what does not concern a single row
     Raises `UserError` if nsys fails.
     """
-    effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
-    job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
+    effort = replace(request.effort, warmup=nsys.warmup, iterations=nsys.iterations)
+    request = replace(request, effort=effort, profiled=NSYS)
     runs_by_row: Runs = {}
     own: dict[Key, Result] = {}
     outside = report_count = 0
@@ -281,7 +287,7 @@ def profile_rows(
         left_out = {row.case for row in results} - {row.case for row in unseen}
         with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
             folder = Path(name)
-            _run(nsys, folder, profiled_command(folder, job, left_out, timeout_s), device)
+            _run(nsys, folder, profiled_command(folder, request, left_out, timeout_s), device)
             new_runs, lost = joined_alone(_exported(nsys, path) for path in _reports_in(folder))
             own |= {key: row for row in profiled_rows(folder) if (key := key_of(row)) not in runs_by_row}
             report_count += _keep_reports(folder, nsys.report, report_count, say)

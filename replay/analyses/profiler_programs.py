@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from opgrip.replay.cases.variants import Point, Variant
 from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:
-    from opgrip.replay.workers.job import Job
+    from opgrip.replay.run.request import RunRequest
 
 Key = tuple[int, str]
 """Case number and the words that distinguish its row."""
@@ -154,10 +154,10 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
     return "; ".join(lines[-LAST_LINES:]) or f"status {done.returncode}"
 
 
-def profiled_command(folder: Path, job: Job, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that runs the cases under a profiler: this module, with a job file and a file for the rows."""
-    request = {"job": asdict(job), "without": sorted(without), "timeout_s": timeout_s}
-    (folder / "work.json").write_text(json.dumps(request))
+def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
+    """Return the command that runs the cases under a profiler: this module, with files of its work and rows."""
+    limited = replace(request, limits=replace(request.limits, timeout=timeout_s))
+    (folder / "work.json").write_text(json.dumps({"request": asdict(limited), "without": sorted(without)}))
     return own_python("opgrip.replay.analyses.profiler_programs", str(folder / "work.json"), str(folder / "rows.jsonl"))
 
 
@@ -169,16 +169,16 @@ def profiled_rows(folder: Path) -> list[Result]:
 
 
 def main(request_path: str, output: str) -> int:
-    """Run the cases of a job file, and write a row per line."""
-    from opgrip.replay.workers.job import Job
-    from opgrip.replay.workers.supervisor import supervise
+    """Run the cases of a file of work, and write a row per line."""
+    from opgrip.replay.run.request import RunRequest
+    from opgrip.replay.run.workload import load_workload
+    from opgrip.replay.workers.scheduling import run_cases
 
     work: dict[str, Any] = json.loads(Path(request_path).read_text())
-    job = Job.from_plain(work["job"])
-    loaded = job.load()
+    workload = load_workload(RunRequest.from_plain(work["request"]))
     with open(output, "w", encoding="utf-8") as file:
         # a fork would share this process's connection to the profiler
-        for rows in supervise(job, loaded, work["timeout_s"], set(work["without"]), may_fork=False):
+        for rows in run_cases(workload, set(work["without"])):
             for row in rows:
                 file.write(json.dumps(row.to_plain()) + "\n")
     return 0

@@ -97,7 +97,7 @@ class PointsAnalysis(UnaskedAnalysis):
     place = 45
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        print_points(rows, self.session.job.plan.modes.reference, file)
+        print_points(rows, self.session.workload.request.modes.reference, file)
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
@@ -127,7 +127,7 @@ class ModesAnalysis(UnaskedAnalysis):
     place = 40
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        print_modes(rows, self.session.job.plan.modes.reference, file)
+        print_modes(rows, self.session.workload.request.modes.reference, file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class SweepAnalysis(Analysis):
 
     def __init__(self, options: SweepOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
-        if not session.job.plan.points.is_sweep:
+        if not session.workload.request.points.is_sweep:
             raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
 
     @classmethod

@@ -54,19 +54,17 @@ class TimelineAnalysis(Analysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         """Run the rows' cases under torch's profiler; raise `UserError` if it saw nothing."""
-        from opgrip.replay.workers.supervisor import supervise
+        from opgrip.replay.workers.scheduling import run_cases
 
         session, say = self.session, self.session.reporter.say
-        job, loaded = session.job, session.loaded
-        effort = replace(job.plan.effort, iterations=job.plan.effort.iterations or RUNS)
+        effort = session.workload.request.effort
+        effort = replace(effort, iterations=effort.iterations or RUNS)
         with (
             tempfile.TemporaryDirectory(prefix="opgrip-timeline-") as folder,
             session.running(rows, "torch's profiler"),
         ):
-            changes: dict[str, Any] = {"effort": effort, "profiled": TORCH, "timelines": folder}
-            job = replace(job, plan=replace(job.plan, **changes))
-            watched = replace(loaded, settings=replace(loaded.settings, **changes))
-            rows_of_cases = supervise(job, watched, session.timeout_s, not_run(rows), may_fork=session.may_fork)
+            watched = session.workload.with_request(effort=effort, profiled=TORCH, timelines=folder)
+            rows_of_cases = run_cases(watched, not_run(rows), session.may_fork)
             again = {key_of(row): row for case_rows in rows_of_cases for row in case_rows}
             parts = sorted(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             if not parts:

@@ -56,7 +56,7 @@ class Case:
     fresh : share of calls whose results were on new pages; None if unknown or irrelevant
     operator : what the case calls, if the signature does not name it
     reference : what to compare results with under every mode; None for the case itself under the reference mode
-    unused : indices of results that the program does not use, see `with_unused`
+    unused : indices of results that the program does not use, see `with_unused_results`
     part_of : number of the trace's signature, if the case is one timing cluster of it
     load : completes the case in the process that runs it; None if it is complete
     """

@@ -28,16 +28,15 @@ from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_devic
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.outcome import Results
 from opgrip.replay.outputs import check_output
-from opgrip.replay.replay_options import Output, make_parser, plan_of, run_settings
+from opgrip.replay.replay_options import Output, make_parser, options_of, run_settings
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.ratios import ratio_over
 from opgrip.replay.results.results import OF_MODE, SETTINGS, WAY, WRONG, Result
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.preparation import empty_rows
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload, workload_for
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
-from opgrip.replay.workers.job import settings_for
 
 OPTIONS = (
     *("device", "dtype", "seed", "threads", "output", "force"),
@@ -93,7 +92,7 @@ def benchmark(
         use_device(args.device)
         output = from_arguments(Output, args)
         check_output(output, args)
-        settings = replace(settings_for(plan_of(args)), memory=True)
+        workload = replace(workload_for(options_of(args)), memory=True)
     names = _distinct(map(_name, functions))
     numbers = count()
     contenders = [
@@ -101,7 +100,7 @@ def benchmark(
         for case_inputs in inputs
         for contender in _contenders(dict(zip(names, functions, strict=True)), case_inputs, args, numbers)
     ]
-    rows = _measured(contenders, settings, device)
+    rows = _measured(contenders, workload, device)
     header = {"torch": torch.__version__, "device": str(device), "seed": args.seed, SETTINGS: run_settings(args)}
     results = Results(rows, header | facts_of(args.device))
     for line in unfulfilled(args, rows):
@@ -185,10 +184,10 @@ def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], res
     return call
 
 
-def _measured(contenders: Sequence[_Contender], settings: Settings, device: Any) -> list[Result]:
+def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any) -> list[Result]:
     """Return the rows of all functions, in their order."""
     rows_of_case = {
-        item.case.number: list(empty_rows(item.case, settings, WRONG, item.fault).values())
+        item.case.number: list(empty_rows(item.case, workload, WRONG, item.fault).values())
         for item in contenders
         if item.fault
     }
@@ -196,14 +195,14 @@ def _measured(contenders: Sequence[_Contender], settings: Settings, device: Any)
     doing = f"timing {counted(len(cases), 'case')} on {device}"
     with pages.keeping_freed_memory(), QuietReporter("opgrip").doing(doing, len(cases)) as advance:
         try:
-            for rows in measure_cases(cases, settings):
+            for rows in measure_cases(cases, workload):
                 rows_of_case[rows[0].case] = rows
                 advance()
         except DeviceLostError as error:
             raise UserError(f"{device} serves this process no more: {error}", "start Python anew without it") from error
     compared = []
     for item in contenders:
-        base = {_way(row): row for row in rows_of_case[item.reference] if row.mode == settings.modes.reference}
+        base = {_way(row): row for row in rows_of_case[item.reference] if row.mode == workload.request.modes.reference}
         for row in rows_of_case[item.case.number]:
             if item.note:
                 row = replace(row, note=", ".join(filter(None, (row.note, item.note))))

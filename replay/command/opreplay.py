@@ -1,4 +1,4 @@
-"""The command `opreplay`: runs the calls of a trace again, and measures them."""
+"""The command `opreplay`: replays the calls of a trace, and prints the tables."""
 
 from __future__ import annotations
 
@@ -6,240 +6,196 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.command import INTERRUPTED, run_command
 from opgrip.cli.options import from_arguments
 from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter, loading
-from opgrip.errors import NothingSelectedError, UserError
+from opgrip.errors import UserError
+from opgrip.replay.cases.selection import Selection
 from opgrip.replay.replay_options import Output, ScoreOptions, make_parser
-from opgrip.replay.results.results import RAN, summarize
-from opgrip.replay.sequences.step_options import RankLaunch, launch_of
+from opgrip.replay.results.results import RAN, Result, summarize
+from opgrip.replay.sequences.step_options import launch_of
 
 if TYPE_CHECKING:
-    from opgrip.replay.command.replay import Replay
-    from opgrip.replay.command.several.targets import Target
+    from opgrip.replay.command.trace_replay import ReplayOutcome
     from opgrip.replay.outcome import Results
-    from opgrip.replay.results.results import Result
+    from opgrip.replay.run.workload import Workload
+
+    PrintScore = Callable[[Results, IO[str]], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opreplay --help`."""
     words = sys.argv[1:] if argv is None else list(argv)
-    return run_command(make_parser(), lambda args: run(args, words), words)
+    return run_command(make_parser(), partial(run, words=words), words)
 
 
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
-    """Load the trace, replay its cases, print the tables.
+    """Replay what the command line asks for, print the tables, and return the exit status.
 
     Parameters
     ----------
-    words : the command line, to be told again with what goes on where it was interrupted
+    words : the command line, which is shown with what goes on if it is interrupted
     """
     with loading("opreplay"):
-        from opgrip.replay.command.replay import Replay
-        from opgrip.replay.command.several.targets import targets_of
-        from opgrip.replay.outputs import is_completed
-        from opgrip.replay.workers.engines.local_processes import start_engine
-        from opgrip.replay.workers.shards import settle_shard
+        from opgrip.replay.command.replay import perform
+        from opgrip.replay.command.scorers import scorers
+        from opgrip.replay.command.trace_targets import targets_of
 
-    reporter = Reporter("opreplay")
-    settle_shard(args)
-    output = from_arguments(Output, args)
-    is_done = is_completed(output)
-    if args.sequence and (launch := launch_of()) is not None:
-        return _replay_ranks(args, launch, reporter)
-    if args.shard is None and (launch := launch_of()) is not None and launch.world_size > 1:
+    reporter, output = Reporter("opreplay"), from_arguments(Output, args)
+    launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline
+    if not args.sequence and args.shard is None and launch is not None and launch.world_size > 1:
         raise UserError(
             f"each of {launch.world_size} processes would replay the same", "add --shard auto, or --sequence for a step"
         )
-    targets = targets_of(list(map(str, args.trace)))
-    if targets is not None:
-        return _replay_several(args, targets, output, words, reporter)
-    if from_arguments(ScoreOptions, args).baseline is not None:
+    is_ranks = args.sequence and launch is not None
+    is_several = not is_ranks and targets_of(list(map(str, args.trace))) is not None
+    if baseline_file is not None and not is_several and not is_ranks:
         raise UserError("--baseline is for several traces", "name a folder, zoo or zoo:PATTERN")
-    with start_engine(args) as engine:
-        return _replay_one(Replay(args, reporter, engine=engine), args, is_done, words, reporter)
-
-
-def _replay_one(
-    replay: Replay, args: argparse.Namespace, is_done: bool, words: Sequence[str], reporter: Reporter
-) -> int:
-    """Replay one trace, and print its table."""
-    from opgrip.replay.command.scorers import scorers
-    from opgrip.replay.reports.results_table import list_cases, print_results
-
-    output = replay.output
-    if is_done:
-        replay.completed_rows()
-        reporter.say(f"{output.output} is whole: there is nothing to go on with")
+    # what is refused is refused before any case runs
+    if is_several:
+        printers = [scorer.against(baseline_file) for scorer in scorers.values()]
+    else:
+        printers = [scorer.print_scores for scorer in scorers.values()]
+    again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
+    outcome = perform(args, reporter, again=again, check=_check_scorers)
+    if outcome is None:
+        return 0
+    if outcome.was_complete:
+        reporter.say(f"{args.output} is whole: there is nothing to go on with")
         return 0
     if output.list:
-        list_cases(replay.loaded.cases, sys.stdout)
-        return 0
-    if replay.is_sequence:
-        return _replay_sequence(replay, args, reporter)
-    # what is refused is refused before it runs
-    for scorer in scorers.values():
-        scorer.check(replay.loaded.trace.header)
-    again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
-    try:
-        replayed = replay.run()
-    except UserError:
-        _say_what_is_stored(replay, again, reporter)
-        raise
-    rows = list(replayed.results)
-    if rows or not replayed.interrupted:
-        print_results(rows, sys.stdout)
-    if replayed.problem is not None:
-        _say_what_is_stored(replay, again, reporter)
-        raise replayed.problem
-    for analysis in replayed.analyses:
-        analysis.print(rows, sys.stdout)
-    for scorer in scorers.values():
-        _print_score(scorer.print_scores, replayed.results, reporter)
-    if not replayed.interrupted:
-        _say_where(replay, replayed.results, reporter)
-    for row in rows:
-        if row.detail is not None:
-            reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
-    if replayed.interrupted:
-        hint = f"go on with: {again}" if output.output else "with --output it could go on"
-        ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
-        reporter.say(f"interrupted after {ran} of {counted(all_cases, 'case')}; {hint}")
+        return _print_list(outcome, reporter)
+    rows = list(outcome.results)
+    if outcome.step is not None:
+        _print_step(outcome, args)
+    elif is_several:
+        _print_several(outcome, printers, reporter)
+    else:
+        _print_cases(outcome, printers, reporter)
+    if outcome.problem is not None:
+        if is_several:
+            reporter.say(f"the rows are kept; go on with: {again}")
+        raise outcome.problem
+    if outcome.interrupted:
+        _report_details(outcome, reporter)
+        reporter.say(f"{_where_interrupted(outcome, rows)}; {_hint(output, again)}")
         return INTERRUPTED
-    return _end(args, rows, reporter)
+    _keep(outcome.results, args, reporter)
+    _report_details(outcome, reporter)
+    if outcome.unmatched:
+        reporter.say(outcome.unmatched)
+    if outcome.problems:
+        names = ", ".join(outcome.problems)
+        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {names}")
+    return _end(args, outcome, reporter)
 
 
-def _end(args: argparse.Namespace, rows: Sequence[Result], reporter: Reporter, is_ok: bool = True) -> int:
-    """Say which requests no row fulfilled, and what came of all rows; return the exit status."""
-    from opgrip.replay.reports.fulfilment import unfulfilled
+def _check_scorers(workload: Workload) -> None:
+    """Raise `UserError` for a trace that asks for scores that it cannot have."""
+    from opgrip.replay.command.scorers import scorers
 
-    lines = unfulfilled(args, rows)
-    for line in lines:
-        reporter.say(line)
-    reporter.say(summarize(list(rows)))
-    is_ok = is_ok and all(row.status in RAN for row in rows)
-    return 1 if lines or (args.strict and not is_ok) else 0
+    for scorer in scorers.values():
+        scorer.check(workload.trace.header)
 
 
-def _print_score(print_score: Callable[[Results, IO[str]], None], results: Results, reporter: Reporter) -> None:
-    """Print a score, or why there is none: an error here must not lose rows that took hours."""
+def _print_cases(outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter) -> None:
+    from opgrip.replay.reports.results_table import print_results
+
+    rows = list(outcome.results)
+    if rows or not outcome.interrupted:
+        print_results(rows, sys.stdout)
+    if outcome.problem is None:
+        for analysis in outcome.analyses:
+            analysis.print(rows, sys.stdout)
+        _print_scores(printers, outcome.results, reporter)
+
+
+def _print_several(outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter) -> None:
+    """Print a line for each model and the score."""
+    from opgrip.replay.reports.results_table import print_reasons
+
+    rows = list(outcome.results)
+    if rows:
+        _print_scores(printers, outcome.results, reporter)
+        print_reasons(rows, sys.stdout)
+    for analysis in outcome.analyses:
+        analysis.print(rows, sys.stdout)
+
+
+def _print_scores(printers: Sequence[PrintScore], results: Results, reporter: Reporter) -> None:
+    """Print scores, or why there are none: an error here must not lose rows that took hours."""
     try:
-        print_score(results, sys.stdout)
+        for print_score in printers:
+            print_score(results, sys.stdout)
     except UserError as error:
         reporter.say(f"no score: {error}")
 
 
-def _say_where(replay: Replay, results: Results, reporter: Reporter) -> None:
-    """Keep the results, and say where they are."""
-    rows = counted(len(results), "row")
-    if replay.output.output is not None:
-        reporter.say(f"{rows} to {replay.output.output}")
-    if (kept := replay.keep(results)) is not None:
-        reporter.say(f"{rows} kept as {kept}")
+def _print_step(outcome: ReplayOutcome, args: argparse.Namespace) -> None:
+    from opgrip.replay.reports import ranks, sequence
+    from opgrip.replay.sequences.step_results import SequenceResult
+
+    top = from_arguments(Selection, args).top
+    if isinstance(outcome.step, SequenceResult):
+        sequence.print_sequence(outcome.step, list(outcome.results), top or sequence.ROWS, sys.stdout)
+    elif outcome.step is not None:
+        ranks.print_ranks(outcome.step, top or ranks.ROWS, sys.stdout)
 
 
-def _replay_several(
-    args: argparse.Namespace, targets: Sequence[Target], output: Output, words: Sequence[str], reporter: Reporter
-) -> int:
-    """Replay several traces in turn, and print a line for each model and the score."""
-    from opgrip.replay.command.replay import keep, several_replays
-    from opgrip.replay.command.scorers import scorers
-    from opgrip.replay.outputs import is_completed
-    from opgrip.replay.reports.results_table import print_reasons
-    from opgrip.replay.workers.engines.local_processes import start_engine
-
-    baseline = from_arguments(ScoreOptions, args).baseline
-    printers = [scorer.against(baseline) for scorer in scorers.values()]
-    if is_completed(output):
-        reporter.say(f"{output.output} is whole: there is nothing to go on with")
-        return 0
-    if output.list:
-        return _list_several(args, targets, reporter)
-    again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
-    with start_engine(args) as engine:
-        outcome = several_replays(args, targets, reporter, engine).run()
-    rows = list(outcome.results)
-    if rows:
-        for print_score in printers:
-            _print_score(print_score, outcome.results, reporter)
-        print_reasons(rows, sys.stdout)
-    for analysis in outcome.analyses:
-        analysis.print(rows, sys.stdout)
-    if outcome.problem is not None:
-        reporter.say(f"the rows are kept; go on with: {again}")
-        raise outcome.problem
-    if outcome.interrupted:
-        hint = f"go on with: {again}" if output.output else "with --output it could go on"
-        ran = len({row.trace for row in rows})
-        reporter.say(f"interrupted in trace {max(ran, 1)} of {len(targets)}; {hint}")
-        return INTERRUPTED
-    if output.output is not None:
-        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
-    if (kept := keep(outcome.results, output, reporter)) is not None:
-        reporter.say(f"{counted(len(rows), 'row')} kept as {kept}")
-    if outcome.unmatched:
-        reporter.say(outcome.unmatched)
-    if outcome.problems:
-        of_all = counted(len(targets), "trace")
-        reporter.say(f"{len(outcome.problems)} of {of_all} not replayed: {', '.join(outcome.problems)}")
-    return _end(args, rows, reporter, is_ok=not outcome.problems)
-
-
-def _list_several(args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter) -> int:
-    from opgrip.replay.command.replay import Replay
-    from opgrip.replay.command.several.run import Unmatched
-    from opgrip.replay.command.several.targets import args_of_one
+def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:
     from opgrip.replay.reports.results_table import list_cases
 
-    unmatched = Unmatched(len(targets))
-    for target in targets:
-        try:
-            loaded = Replay(args_of_one(args, target), reporter, origin=target.origin).loaded
-        except NothingSelectedError as error:
-            unmatched.add(error)
-            continue
-        except UserError as error:
-            reporter.say(f"{target.origin.trace}: {error}")
-            continue
-        print(f"{target.origin.trace}:")
-        list_cases(loaded.cases, sys.stdout)
-    if unmatched.are_all:
-        raise unmatched.error()
-    if line := unmatched.line():
-        reporter.say(line)
+    for name, cases in outcome.listed:
+        if name:
+            print(f"{name}:")
+        list_cases(cases, sys.stdout)
+    if outcome.unmatched:
+        reporter.say(outcome.unmatched)
     return 0
 
 
-def _say_what_is_stored(replay: Replay, again: str, reporter: Reporter) -> None:
-    """Say what a replay that failed left, and how to go on with it."""
-    from opgrip.replay.workers.journal import journal_path
-
-    if replay.output.output is not None and replay.stored_cases:
-        cases = f"{replay.stored_cases} of {counted(len(replay.loaded.cases), 'case')}"
-        reporter.say(f"{cases} are in {journal_path(replay.output.output)}; go on with: {again}")
+def _report_details(outcome: ReplayOutcome, reporter: Reporter) -> None:
+    """Print the whole text of errors, which rows of a single trace have with `--debug`."""
+    for row in outcome.results if not outcome.traces and outcome.step is None else ():
+        if row.detail is not None:
+            reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
 
 
-def _replay_sequence(replay: Replay, args: argparse.Namespace, reporter: Reporter) -> int:
-    from opgrip.replay.reports.sequence import ROWS, print_sequence
-
-    results, result = replay.run_sequence()
-    rows = list(results)
-    print_sequence(result, rows, replay.job.selection.top or ROWS, sys.stdout)
-    _say_where(replay, results, reporter)
-    return _end(args, rows, reporter, is_ok=not result.unsupported)
+def _where_interrupted(outcome: ReplayOutcome, rows: Sequence[Result]) -> str:
+    if outcome.traces:
+        return f"interrupted in trace {max(len({row.trace for row in rows}), 1)} of {outcome.traces}"
+    return f"interrupted after {len({row.case for row in rows})} of {counted(outcome.cases, 'case')}"
 
 
-def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Reporter) -> int:
-    """Replay a step with other ranks; the first prints."""
-    from opgrip.replay.command.replay import replay_with_ranks
-    from opgrip.replay.reports.ranks import ROWS, print_ranks
+def _hint(output: Output, again: str) -> str:
+    return f"go on with: {again}" if output.output else "with --output it could go on"
 
-    launched = replay_with_ranks(args, launch, reporter)
-    if launched is None:
-        return 0
-    print_ranks(launched.outcome, launched.whole.job.selection.top or ROWS, sys.stdout)
-    _say_where(launched.whole, launched.results, reporter)
-    return _end(args, list(launched.results), reporter)
+
+def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:
+    """Keep the results in the store, and report where they are."""
+    from opgrip.replay.command.trace_replay import keep
+
+    rows, output = counted(len(results), "row"), from_arguments(Output, args)
+    if output.output is not None:
+        reporter.say(f"{rows} to {output.output}")
+    if (kept := keep(results, output, reporter)) is not None:
+        reporter.say(f"{rows} kept as {kept}")
+
+
+def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:
+    """Report which requests no row fulfilled, and how many cases have which status; return the exit status."""
+    from opgrip.replay.reports.fulfilment import unfulfilled
+    from opgrip.replay.sequences.step_results import SequenceResult
+
+    rows = list(outcome.results)
+    lines = unfulfilled(args, rows)
+    for line in lines:
+        reporter.say(line)
+    reporter.say(summarize(rows))
+    is_ok = all(row.status in RAN for row in rows) and not outcome.problems
+    is_ok &= not (isinstance(outcome.step, SequenceResult) and outcome.step.unsupported)
+    return 1 if lines or (args.strict and not is_ok) else 0

@@ -20,7 +20,7 @@ from opgrip.replay.results.columns import Columns
 from opgrip.replay.results.results import CONTENDED, OK, WRONG, Result
 from opgrip.replay.run.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.timing.timing_options import TimingOptions
-from opgrip.replay.workers.engines.engine_options import EngineOptions
+from opgrip.replay.workers.executors.executor import EngineOptions
 
 RAN = (OK, WRONG, CONTENDED)
 """Statuses of rows that gave results."""

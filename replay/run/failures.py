@@ -11,7 +11,7 @@ from opgrip.errors import UserError
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.results.results import FAILED, UNSUPPORTED, Result
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload
 
 OUT_OF_MEMORY = "out of memory"
 """Beginning of the reason of a row that had too little of it."""
@@ -44,8 +44,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     return FAILED, cause_of(error)
 
 
-def failed(result: Result, error: BaseException, settings: Settings) -> Result:
+def failed(result: Result, error: BaseException, workload: Workload) -> Result:
     """A row whose making or running raised."""
     status, reason = describe_failure(error)
-    detail = "".join(traceback.format_exception(error)) if settings.detail else None
+    detail = "".join(traceback.format_exception(error)) if workload.request.detail else None
     return replace(result, status=status, error=reason, detail=detail)

@@ -28,7 +28,7 @@ from opgrip.replay.run.clocks import Clocks, warm_up
 from opgrip.replay.run.energy import Energy, open_meter
 from opgrip.replay.run.failures import failed
 from opgrip.replay.run.preparation import Prepared, prepare
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, side_by_side
 from opgrip.replay.timing.ranges import watched
@@ -39,7 +39,7 @@ from opgrip.replay.timing.subjects import Subject
 from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
-def metered(number: int, groups: Sequence[SubjectGroup], settings: Settings, announce: Announce) -> dict[int, Energy]:
+def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
     """What a run of each subject of a case takes of the device, by the subjects' identity, without those that fail.
 
     Empty where the device tells nothing any more.
@@ -48,10 +48,10 @@ def metered(number: int, groups: Sequence[SubjectGroup], settings: Settings, ann
     ----------
     number : of the case
     """
-    wait = synchronizer(settings.device)
+    wait = synchronizer(workload.device)
     energy_of_subject: dict[int, Energy] = {}
     try:
-        meter = open_meter(settings.device)
+        meter = open_meter(workload.device)
     except UserError:
         return energy_of_subject
     try:
@@ -64,8 +64,8 @@ def metered(number: int, groups: Sequence[SubjectGroup], settings: Settings, ann
                     try:
                         energy_of_subject[id(subject)] = meter.measure(subject.run, wait)
                     except Exception as error:
-                        check_use(settings.device, error)
-                        subject.fail(error, settings.device)
+                        check_use(workload.device, error)
+                        subject.fail(error, workload.device)
     finally:
         meter.close()
     return energy_of_subject
@@ -95,7 +95,7 @@ CachedRows = Mapping[int, Mapping[int, Result]]
 
 def measure_cases(
     cases: Sequence[Case],
-    settings: Settings,
+    workload: Workload,
     surroundings: PrecedingCalls | None = None,
     announce: Announce = lambda number, row: None,
     without: Collection[int] = (),
@@ -111,14 +111,14 @@ def measure_cases(
     cached_rows : rows of which it is known what came of making them ready
     """
     pages.keep_freed_memory()
-    with closing(Clocks(None if settings.profiled else find_gpu(settings.device))) as clocks:
-        for window in windows(cases, settings):
+    with closing(Clocks(None if workload.request.profiled else find_gpu(workload.device))) as clocks:
+        for window in windows(cases, workload):
             yield from _measure(
-                window, settings, surroundings or PrecedingCalls({}, {}), announce, without, cached_rows or {}, clocks
+                window, workload, surroundings or PrecedingCalls({}, {}), announce, without, cached_rows or {}, clocks
             )
 
 
-def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Iterator[list[Case]]:
+def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
     """Cases in the parts in which they are measured side by side, each under all of its modes.
 
     Parameters
@@ -127,11 +127,11 @@ def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Ite
     """
     window: list[Case] = []
     size, time_us = 0, 0.0
-    limit = settings.limits.memory_limit
+    limit = workload.request.limits.memory_limit
     most_bytes = BYTES if limit is None else min(BYTES, round(SHARE * limit))
-    runs = settings.effort.warmup + (settings.effort.iterations or LEAST)
+    runs = workload.request.effort.warmup + (workload.request.effort.iterations or LEAST)
     for case in cases:
-        ways = settings.ways(case)
+        ways = workload.ways(case)
         sets = sum(way.point.batch for way in ways)
         needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.input_sets)) * sets
         takes_us = case.captured_us * runs * len(ways)
@@ -147,7 +147,7 @@ def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Ite
 
 def _measure(
     cases: Sequence[Case],
-    settings: Settings,
+    workload: Workload,
     surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
@@ -156,39 +156,39 @@ def _measure(
 ) -> Iterator[list[Result]]:
     rows: dict[int, list[Prepared]] = {}
     for case in cases:
-        rows[case.number] = prepare(case, settings, announce, cached_rows.get(case.number))
+        rows[case.number] = prepare(case, workload, announce, cached_rows.get(case.number))
         if all(subject is None for _, _, subject in rows[case.number]):
             yield [row for _, row, _ in rows.pop(case.number)]
     prepared_cases = [(case, rows[case.number]) for case in cases if case.number in rows]
     groups = {
-        cache: _groups_with(cache, prepared_cases, settings, surroundings, announce, without)
-        for cache in settings.timing.caches
+        cache: _groups_with(cache, prepared_cases, workload, surroundings, announce, without)
+        for cache in workload.timing.caches
     }
     all_groups = list(chain.from_iterable(groups.values()))
-    if not settings.profiled:
-        warm_up(settings.device, settings.timing.clock_warmup)
+    if not workload.request.profiled:
+        warm_up(workload.device, workload.timing.clock_warmup)
     announce = clocks.reading(announce)
-    concurrent_runs = _side_by_side(prepared_cases, settings, announce)
+    concurrent_runs = _side_by_side(prepared_cases, workload, announce)
     running = Counter(subject.number for group in all_groups for subject in group.subjects)
     for case, prepared in prepared_cases:
         if not running[case.number]:
-            filled = list(_fill_rows(case, prepared, settings, concurrent_runs, {}, clocks))
-            yield _compared(filled, prepared, settings.modes.reference)
+            filled = list(_fill_rows(case, prepared, workload, concurrent_runs, {}, clocks))
+            yield _compared(filled, prepared, workload.request.modes.reference)
     case_of_number = {case.number: case for case, _ in prepared_cases}
-    for subjects in _timed(groups, settings, announce):
+    for subjects in _timed(groups, workload, announce):
         number = subjects[0].number
         running[number] -= len(subjects)
         if not running[number]:
-            metered_energies = settings.energy.energy and not settings.profiled
-            energies = metered(number, all_groups, settings, announce) if metered_energies else {}
+            metered_energies = workload.request.energy.energy and not workload.request.profiled
+            energies = metered(number, all_groups, workload, announce) if metered_energies else {}
             case = case_of_number[number]
             own = rows.pop(number)
-            filled = list(_fill_rows(case, own, settings, concurrent_runs, energies, clocks))
-            yield _compared(filled, own, settings.modes.reference)
+            filled = list(_fill_rows(case, own, workload, concurrent_runs, energies, clocks))
+            yield _compared(filled, own, workload.request.modes.reference)
 
 
 def _timed(
-    groups: Mapping[str, Sequence[SubjectGroup]], settings: Settings, announce: Announce
+    groups: Mapping[str, Sequence[SubjectGroup]], workload: Workload, announce: Announce
 ) -> Iterator[list[Subject]]:
     """Run the subjects of all groups; gives those of a case as soon as they are done.
 
@@ -196,15 +196,15 @@ def _timed(
     ----------
     groups : by what the caches hold
     """
-    wait = synchronizer(settings.device)
-    with watched(settings.profiled, settings.device, settings.timelines):
+    wait = synchronizer(workload.device)
+    with watched(workload.request.profiled, workload.device, workload.request.timelines):
         for cache, same_cache in groups.items():
             measurer = Measurer(
-                Stopwatch(settings.timing.exec_mode or DISCRETE, wait, empty_call_ns(wait), settings.device),
-                settings.effort,
-                flusher(settings.device) if cache == COLD else None,
+                Stopwatch(workload.timing.exec_mode or DISCRETE, wait, empty_call_ns(wait), workload.device),
+                workload.request.effort,
+                flusher(workload.device) if cache == COLD else None,
                 announce,
-                settings.inputs.seed,
+                workload.request.inputs.seed,
             )
             yield from measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache)
 
@@ -212,38 +212,38 @@ def _timed(
 def _groups_with(
     cache: str,
     all_rows: Sequence[tuple[Case, list[Prepared]]],
-    settings: Settings,
+    workload: Workload,
     surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
 ) -> list[SubjectGroup]:
     """The groups of the rows for which the caches hold this."""
-    rows = [(case, [item for item in prepared if settings.cache_of(item[0]) == cache]) for case, prepared in all_rows]
-    around = _around(rows, settings, surroundings, announce, without) if cache == PROGRAM else {}
-    return _groups(rows, settings, surroundings, around)
+    rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
+    around = _around(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
+    return _groups(rows, workload, surroundings, around)
 
 
 def _side_by_side(
-    rows: Sequence[tuple[Case, list[Prepared]]], settings: Settings, announce: Announce
+    rows: Sequence[tuple[Case, list[Prepared]]], workload: Workload, announce: Announce
 ) -> dict[int, ConcurrentRun]:
     """What subjects took that run several at once, by their identity."""
     run_of_subject: dict[int, ConcurrentRun] = {}
-    for count in {point.streams for point in settings.points} - {1}:
+    for count in {point.streams for point in workload.request.points} - {1}:
         groups: dict[object, SubjectGroup] = {}
         for case, prepared in rows:
-            context, grad = settings.context_of, settings.wants_grad(case)
+            context, grad = workload.context_of, workload.wants_grad(case)
             for way, _, subject in prepared:
                 if subject is not None and way.point.streams == count:
                     kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
                     groups.setdefault(kind, SubjectGroup(context(case, way), grad, [])).subjects.append(subject)
-        for run in side_by_side(list(groups.values()), count, settings.effort, settings.device, announce):
+        for run in side_by_side(list(groups.values()), count, workload.request.effort, workload.device, announce):
             run_of_subject[id(run.subject)] = run
     return run_of_subject
 
 
 def _around(
     rows: Sequence[tuple[Case, list[Prepared]]],
-    settings: Settings,
+    workload: Workload,
     surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
@@ -255,12 +255,10 @@ def _around(
         for _, _, subject in reversed(prepared)
         if subject is not None and subject.number not in without
     }
+    inputs = replace(workload.request.inputs, values=(REPEATED,))
     plain = replace(
-        settings,
-        inputs=replace(settings.inputs, values=(REPEATED,)),
-        timing=replace(settings.timing, backward=False, cache=(PROGRAM,)),
-        modes=ModeOptions(),
-        points=PointOptions(),
+        workload.with_request(inputs=inputs, modes=ModeOptions(), points=PointOptions()),
+        timing=replace(workload.timing, backward=False, cache=(PROGRAM,)),
         memory=False,
     )
     for case in surroundings.around([case for case, _ in rows]):
@@ -272,18 +270,18 @@ def _around(
 
 def _groups(
     rows: Sequence[tuple[Case, list[Prepared]]],
-    settings: Settings,
+    workload: Workload,
     surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
 ) -> list[SubjectGroup]:
     """Subjects by the settings of torch that they run under."""
     groups: dict[str, SubjectGroup] = {}
-    cache_bytes = recent_bytes(settings.device) if surroundings.places else 0
+    cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
-        grad, places = settings.wants_grad(case), surroundings.places_of(case, cache_bytes)
+        grad, places = workload.wants_grad(case), surroundings.places_of(case, cache_bytes)
         for way, _, subject in prepared:
             if subject is not None and way.point.streams == 1:
-                context = settings.context_of(case, way)
+                context = workload.context_of(case, way)
                 group = groups.setdefault(f"{sorted(context.items())} {grad}", SubjectGroup(context, grad, [], around))
                 subject.places = places or subject.places
                 group.subjects.append(subject)
@@ -293,7 +291,7 @@ def _groups(
 def _fill_rows(
     case: Case,
     prepared: Sequence[Prepared],
-    settings: Settings,
+    workload: Workload,
     concurrent_runs: Mapping[int, ConcurrentRun],
     energies: Mapping[int, Energy],
     clocks: Clocks,
@@ -311,12 +309,12 @@ def _fill_rows(
         if subject is None:
             yield result
         elif subject.failure is not None:
-            yield failed(result, subject.failure, settings)
+            yield failed(result, subject.failure, workload)
         elif id(subject) in concurrent_runs:
             run = concurrent_runs[id(subject)]
-            yield replace(_with_times(result, run.loaded, settings, way), overlap=run.overlap)
+            yield replace(_with_times(result, run.loaded, workload, way), overlap=run.overlap)
         else:
-            timed = _with_times(result, subject.samples, settings, way)
+            timed = _with_times(result, subject.samples, workload, way)
             yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
 
 
@@ -334,7 +332,7 @@ def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: s
     return compared
 
 
-def _with_times(result: Result, samples: Samples, settings: Settings, way: Variant) -> Result:
+def _with_times(result: Result, samples: Samples, workload: Workload, way: Variant) -> Result:
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)
@@ -350,12 +348,12 @@ def _with_times(result: Result, samples: Samples, settings: Settings, way: Varia
         samples=len(samples),
         runs=samples.effective_runs,
         spread=spread,
-        stopped="contended" if samples.is_contended else samples.done(settings.effort) or "most",
+        stopped="contended" if samples.is_contended else samples.done(workload.request.effort) or "most",
         dropped=samples.dropped,
         slowed=samples.slowed / len(samples) if len(samples) else None,
         noisy=None if spread is None else spread > NOISY,
-        method=settings.timing.exec_mode,
-        cache=settings.cache_of(way),
+        method=workload.timing.exec_mode,
+        cache=workload.cache_of(way),
         times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
         weights=samples.weights,
         memory_gb_per_s=samples.memory_gb_per_s,

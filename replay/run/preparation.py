@@ -57,7 +57,7 @@ from opgrip.replay.results.results import (
     same_outputs,
 )
 from opgrip.replay.run.failures import failed
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import InputSet, Subject
@@ -71,7 +71,7 @@ Prepared = tuple[Variant, Result, Subject | None]
 
 def prepare(
     case: Case,
-    settings: Settings,
+    workload: Workload,
     announce: Announce = lambda number, row: None,
     cached_rows: Mapping[int, Result] | None = None,
     only: int | None = None,
@@ -83,9 +83,9 @@ def prepare(
     cached_rows : rows by their number, of which it is known what came of making them ready
     only : number of the one row to make; None for all
     """
-    preparation = _Preparation(case, settings)
+    preparation = _Preparation(case, workload)
     rows: list[Prepared] = []
-    for way in settings.ways(case):
+    for way in workload.ways(case):
         if only in (None, way.number):
             announce(case.number, way.number)
             result, subject = preparation.row(way, (cached_rows or {}).get(way.number))
@@ -93,19 +93,19 @@ def prepare(
     return rows
 
 
-def expected_rows(cases: Iterable[Case], settings: Settings) -> list[Result]:
+def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
     """The rows that a replay gives, without what is measured."""
-    return [empty_row(case, way, settings) for case in cases for way in settings.ways(case)]
+    return [empty_row(case, way, workload) for case in cases for way in workload.ways(case)]
 
 
-def empty_rows(case: Case, settings: Settings, status: str, error: str) -> dict[int, Result]:
+def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[int, Result]:
     """The rows of a case that could not be measured, for this reason."""
-    return {way.number: empty_row(case, way, settings, status, error) for way in settings.ways(case)}
+    return {way.number: empty_row(case, way, workload, status, error) for way in workload.ways(case)}
 
 
-def empty_row(case: Case, way: Variant, settings: Settings, status: str = OK, error: str | None = None) -> Result:
+def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
     """The row of a case before it is run, or for the reason why it cannot be."""
-    signature, forward = cast_signature(case.signature, settings.dtype), way.direction != BACKWARD
+    signature, forward = cast_signature(case.signature, workload.dtype), way.direction != BACKWARD
     return Result(
         case=case.number,
         op=case.op,
@@ -113,7 +113,7 @@ def empty_row(case: Case, way: Variant, settings: Settings, status: str = OK, er
         count=case.count,
         share=case.share,
         mode=way.mode,
-        device=settings.device,
+        device=workload.device,
         status=status,
         key=case.key,
         module=module_of(case.call_sites),
@@ -126,10 +126,10 @@ def empty_row(case: Case, way: Variant, settings: Settings, status: str = OK, er
         perturbed=case.perturbed,
         values=way.values,
         direction=way.direction,
-        dtype="" if signature == case.signature else str(settings.inputs.dtype),
-        tune=settings.tuning.words_of(way.mode),
-        cache=settings.cache_of(way),
-        method=settings.timing.exec_mode,
+        dtype="" if signature == case.signature else str(workload.request.inputs.dtype),
+        tune=workload.request.tuning.words_of(way.mode),
+        cache=workload.cache_of(way),
+        method=workload.timing.exec_mode,
         threads=way.point.threads,
         batch_scale=way.point.batch,
         streams=way.point.streams,
@@ -142,53 +142,53 @@ def empty_row(case: Case, way: Variant, settings: Settings, status: str = OK, er
 class _Preparation:
     """Makes the rows of one case ready."""
 
-    def __init__(self, case: Case, settings: Settings) -> None:
-        self._recorded, self._settings = case, settings
+    def __init__(self, case: Case, workload: Workload) -> None:
+        self._recorded, self._workload = case, workload
         self._references: dict[object, Reference] = {}
         self._works: dict[object, Work] = {}
         self._refused: set[str] = set()
 
     def row(self, way: Variant, cached_row: Result | None) -> tuple[Result, Subject | None]:
         """A row, and what is measured for it."""
-        settings = self._settings
-        result = cached_row or empty_row(self._recorded, way, settings)
+        workload = self._workload
+        result = cached_row or empty_row(self._recorded, way, workload)
         if result.status != OK:
             return result, None
         raised = self._recorded.signature.raised
         if raised is not None:
             return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
         try:
-            case = settings.scaled(self._recorded, way.point)
-            result = cached_row or empty_row(case, way, settings)
+            case = workload.scaled(self._recorded, way.point)
+            result = cached_row or empty_row(case, way, workload)
             # captured below autograd, so replayed without it
             if case.load is not None:
                 case = case.load(case.number)
             with (
                 entered(PREPARE, way.label, case.number),
-                restored(settings.context_of(case, way)),
-                torch.set_grad_enabled(settings.wants_grad(case)),
+                restored(workload.context_of(case, way)),
+                torch.set_grad_enabled(workload.wants_grad(case)),
             ):
-                operator = case.operator or find_operator(case.signature, settings.inputs.extensions)
+                operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
                 result, subject = self._made(case, operator, way, result)
                 if subject is not None:
-                    for _ in range(settings.effort.warmup):
+                    for _ in range(workload.request.effort.warmup):
                         subject.run()
                 # what a device says of it only now is not the next row's
-                synchronizer(settings.device)()
+                synchronizer(workload.device)()
                 return result, subject
         except (Exception, SystemExit) as error:
-            check_use(settings.device, error)
-            result, is_memory_short = failed(result, error, settings), is_out_of_memory(error)
+            check_use(workload.device, error)
+            result, is_memory_short = failed(result, error, workload), is_out_of_memory(error)
         # when the error is gone, and with it the frames that hold tensors
         if is_memory_short:
-            release_memory(settings.device)
+            release_memory(workload.device)
         return result, None
 
     def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
         """Return a row and what is measured for it, without gradients of arguments that the operator takes none of."""
-        settings = self._settings
+        workload = self._workload
         make = self._backward if way.direction == BACKWARD else self._forward
-        is_unsaid = settings.adds_gradients and settings.wants_grad(case) and not operator.mutates
+        is_unsaid = workload.adds_gradients and workload.wants_grad(case) and not operator.mutates
         try:
             return make(with_gradients(case, is_unsaid, self._refused), operator, way, result)
         except Exception as error:
@@ -199,7 +199,7 @@ class _Preparation:
         return self._made(case, operator, way, result)
 
     def _forward(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        settings = self._settings
+        workload = self._workload
         signatures = (case.signature, *case.input_sets)
         inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
         if operator.mutates:
@@ -207,18 +207,18 @@ class _Preparation:
                 item.keep()
         examples = [(item.copy() if operator.mutates else item).make() for item in inputs]
         began = perf_counter_ns()
-        grad = settings.wants_grad(case)
-        program = make_program(operator, examples, way, settings, key_of(case, way, settings), grad)
+        grad = workload.wants_grad(case)
+        program = make_program(operator, examples, way, workload, key_of(case, way, workload), grad)
         faithful, verdicts = [], []
         for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
             if place == 0:
                 result, actual = self._first_run(case, result, operator, program, item, began)
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
-            faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None, case.unused))
-            if way.mode != settings.modes.reference or case.reference is not None:
+            faithful.append(same_outputs(signature.outputs, actual.outputs, workload.dtype is None, case.unused))
+            if way.mode != workload.request.modes.reference or case.reference is not None:
                 reference = self._reference(case, way, place, operator, item)
-                verdicts.append(reference.check(actual, settings.tolerance))
+                verdicts.append(reference.check(actual, workload.request.tolerance))
         result = _with_verdict(result, verdicts)
         if result.status != OK:
             return result, None
@@ -229,16 +229,16 @@ class _Preparation:
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, Results]:
         """Run it once, for the time of the first call; and once more for what does not change: flops, memory."""
-        settings = self._settings
-        device = _device_of(case.signature, settings)
+        workload = self._workload
+        device = _device_of(case.signature, workload)
         args, kwargs = inputs.make()
         raw_result, results = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
-        if settings.memory and program.memory is not None:
+        if workload.memory and program.memory is not None:
             result = _with_memory(result, program.memory)
-        elif settings.memory and find_mode(result.mode)[0].in_torch:
+        elif workload.memory and find_mode(result.mode)[0].in_torch:
             del raw_result, results
             if operator.mutates:
                 inputs.restore()
@@ -262,27 +262,27 @@ class _Preparation:
         if key not in self._works:
             if case.operator is None and in_torch:
                 self._works[key] = work_of(operator.function, case.op, *run)
-            elif self._settings.count_work and case.operator is not None:
+            elif self._workload.request.count_work and case.operator is not None:
                 if operator.mutates:
                     inputs.restore()
                 self._works[key] = counted(operator.function, *inputs.make())
         return _working(result, self._works.get(key))
 
     def _backward(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        settings = self._settings
+        workload = self._workload
         inputs = self._inputs(case, operator, case.signature, way.values)
         arguments = inputs.make()
         check_gradients(operator, arguments)
         began = perf_counter_ns()
-        key = key_of(case, way, settings)
+        key = key_of(case, way, workload)
         if find_mode(way.mode)[0].differentiable:
-            program = make_program(operator, [arguments], way, settings, key, grad=True)
+            program = make_program(operator, [arguments], way, workload, key, grad=True)
             function, enter, enters_each_run = gradients, graph_of(program), True
             actual = Results(gradients(*enter(arguments)[0]))
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():
-                program = make_program(Operator(graph, False), [(saved, {})], way, settings, key, grad=False)
+                program = make_program(Operator(graph, False), [(saved, {})], way, workload, key, grad=False)
                 _, actual = run_program(program, (saved, {}), mutates=False)
             enter_program = program.enter or (lambda arguments: arguments)
             function, enter, enters_each_run = (
@@ -291,12 +291,12 @@ class _Preparation:
                 program.enters_each_run,
             )
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
-        if settings.count_work:
+        if workload.request.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function))(inputs.make())
             result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
-        if way.mode != settings.modes.reference or case.reference is not None:
+        if way.mode != workload.request.modes.reference or case.reference is not None:
             reference = self._reference(case, way, 0, operator, inputs)
-            result = _with_verdict(result, [reference.check(actual, settings.tolerance)])
+            result = _with_verdict(result, [reference.check(actual, workload.request.tolerance)])
         if result.status != OK:
             return result, None
         input_sets = [InputSet([inputs])]
@@ -314,16 +314,16 @@ class _Preparation:
                 enters_each_run,
                 way.number,
             ),
-            profiled=settings.profiled,
+            profiled=workload.request.profiled,
             in_torch=find_mode(way.mode)[0].in_torch,
         )
 
     def _subject(
         self, case: Case, way: Variant, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
-        settings = self._settings
+        workload = self._workload
         in_torch = find_mode(way.mode)[0].in_torch
-        has_pages = in_torch and settings.device == "cpu" and settings.cache_of(way) == PROGRAM
+        has_pages = in_torch and workload.device == "cpu" and workload.cache_of(way) == PROGRAM
         return Subject(
             case.number,
             case.op,
@@ -337,7 +337,7 @@ class _Preparation:
             program.enters_each_run,
             way.number,
             shares_of(case),
-            profiled=settings.profiled,
+            profiled=workload.request.profiled,
             in_torch=in_torch,
         )
 
@@ -363,27 +363,27 @@ class _Preparation:
         return self._references[key]
 
     def _reference_function(self, way: Variant, operator: Operator, arguments: Arguments) -> Function:
-        settings, backward = self._settings, way.direction == BACKWARD
+        workload, backward = self._workload, way.direction == BACKWARD
         program = Program(operator.function)
         # a runtime without gradients is right where eager's are
-        if settings.modes.reference != EAGER and (
-            not backward or find_mode(settings.modes.reference)[0].differentiable
+        if workload.request.modes.reference != EAGER and (
+            not backward or find_mode(workload.request.modes.reference)[0].differentiable
         ):
-            reference = replace(way, mode=settings.modes.reference)
-            program = make_program(operator, [arguments], reference, settings, None, grad=backward)
+            reference = replace(way, mode=workload.request.modes.reference)
+            program = make_program(operator, [arguments], reference, workload, None, grad=backward)
         if backward:
             return with_backward(program)
-        return operator.function if settings.modes.reference == EAGER else as_call(program, operator.mutates)
+        return operator.function if workload.request.modes.reference == EAGER else as_call(program, operator.mutates)
 
     def _inputs(self, case: Case, operator: Operator, signature: Signature, kind: str) -> Inputs:
-        settings = self._settings
+        workload = self._workload
         drawn, models = with_values(signature, case.values, kind)
-        needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
-        limit = settings.limits.memory_limit
+        needed = Inputs.bytes_needed(signature.args, signature.kwargs, workload.dtype) + bytes_of(signature.outputs)
+        limit = workload.request.limits.memory_limit
         # what no machine has is told as such where it is made
         if limit is not None and limit < needed < ADDRESSES:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
-        inputs = Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
+        inputs = Inputs(drawn.args, drawn.kwargs, models, workload.place, workload.request.inputs.seed, workload.dtype)
         if case.operator is None:
             arguments = inputs.make()
             bound_indices(operator.function, *arguments)
@@ -420,6 +420,6 @@ def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
     return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)
 
 
-def _device_of(signature: Signature, settings: Settings) -> str:
-    devices = {settings.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
-    return next((device for device in sorted(devices) if device != "cpu"), settings.device)
+def _device_of(signature: Signature, workload: Workload) -> str:
+    devices = {workload.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
+    return next((device for device in sorted(devices) if device != "cpu"), workload.device)

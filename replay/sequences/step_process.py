@@ -11,86 +11,77 @@ from dataclasses import asdict
 
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
+from opgrip.platform.sandbox import IDLE, Ended, Heartbeat, answer, receive_request
 from opgrip.replay.operators.devices import DeviceLostError, check_use, is_accelerator, use_device
-from opgrip.replay.run.settings import Settings
-from opgrip.replay.sequences.dry_run import Excluded
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.step_replay import MOST_FAILURES, SequenceSettings, replay_sequence
 from opgrip.replay.sequences.step_results import SequenceResult, from_plain
-from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.watch import NOTHING, Watch
-from opgrip.replay.workers.worker import end_without_device, limit_memory, receive
-from opgrip.replay.workers.worker_processes import Ended, ForkLimits, answer, run_in_fork, run_spawned
+from opgrip.replay.workers.worker import end_without_device, limit_memory, start_child
 
 MODULE = "opgrip.replay.sequences.step_process"
 
 
-def sequence_settings(settings: Settings) -> SequenceSettings:
-    """Return the settings of a step replay."""
+def sequence_settings(workload: Workload) -> SequenceSettings:
+    """Return what a workload means for the replay of its whole step."""
+    request = workload.request
     return SequenceSettings(
-        place=settings.place,
-        device=settings.device,
-        seed=settings.inputs.seed,
-        extensions=settings.inputs.extensions,
-        repeats=settings.effort.iterations,
-        precision=settings.effort.precision,
-        room_bytes=settings.limits.memory_limit,
-        timeout_s=settings.limits.timeout,
-        mode=settings.modes.mode[-1],
-        tolerance=settings.tolerance,
+        place=workload.place,
+        device=workload.device,
+        seed=request.inputs.seed,
+        extensions=request.inputs.extensions,
+        repeats=request.effort.iterations,
+        precision=request.effort.precision,
+        room_bytes=request.limits.memory_limit,
+        timeout_s=request.limits.timeout,
+        mode=request.modes.mode[-1],
+        tolerance=request.tolerance,
     )
 
 
-def replay_apart(job: Job, loaded: Loaded, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
-    """Replay all calls of a job's trace in another process; a call that ends the process is left out of the next one.
-
-    An accelerator needs a new process, since a fork of a process that has used it cannot use it.
+def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
+    """Replay all calls of a trace in their order, in a process of its own; a call that ends one is not run in the next.
 
     Parameters
     ----------
-    may_fork : False if this process has used torch, so that its forks cannot
+    may_fork : whether this process has not used torch yet, so that it can be forked
 
     Raises
     ------
-    UserError : if the trace holds no calls, or processes end without a call to blame, or too many do
+    UserError : if the trace holds no calls, if processes end without a call to blame, or if too many do
     """
     excluded: dict[int, tuple[str, str]] = {}
+    settings = sequence_settings(workload)
+
+    def run(_: int, output: int, heartbeat: Heartbeat) -> None:
+        limit_memory(settings.room_bytes, settings.device)
+        answer(lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output)
+
     while True:
-        result = _run(job, loaded, excluded, tell, may_fork)
+        with start_child(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
+            result = child.result(tell)
         if not isinstance(result, Ended):
-            return result
-        if result.case == NOTHING or result.case in excluded or len(excluded) == MOST_FAILURES:
+            return from_plain(result)
+        if result.item == IDLE or result.item in excluded or len(excluded) == MOST_FAILURES:
             raise UserError("the process that runs the calls cannot go on", result.reason)
-        excluded[result.case] = result.status, result.reason
-
-
-def _run(job: Job, loaded: Loaded, excluded: Excluded, tell: Tell, may_fork: bool) -> SequenceResult | Ended:
-    settings = sequence_settings(loaded.settings)
-    if is_accelerator(settings.device) or not may_fork:
-        request = {"job": asdict(job), "excluded": list(excluded.items())}
-        plain = run_spawned(MODULE, request, settings.timeout_s, tell)
-    else:
-        plain = run_in_fork(
-            lambda announce, tell: asdict(replay_sequence(loaded.trace, settings, tell, excluded, announce)),
-            ForkLimits(settings.device, settings.room_bytes, settings.timeout_s),
-            tell,
-        )
-    return plain if isinstance(plain, Ended) else from_plain(plain)
+        excluded[result.item] = result.status, result.reason
 
 
 def main() -> int:
-    """Replay a step for the process that started this one."""
-    request, output = receive()
-    watch = Watch(request["watch"])
-    # the last words of a process that dies shall tell why
+    """Replay a sequence for the process that started this one."""
+    request, heartbeat, output = receive_request()
+    # the last line that a dying process writes has to be the reason
     warnings.simplefilter("ignore")
-    loaded = Job.from_plain(request["job"]).load()
-    settings, excluded = sequence_settings(loaded.settings), dict(request["excluded"])
+    workload = load_workload(RunRequest.from_plain(request["request"]))
+    settings, excluded = sequence_settings(workload), dict(request["excluded"])
     use_device(settings.device)
     if not is_accelerator(settings.device):
         limit_memory(settings.room_bytes, settings.device)
     try:
         try:
-            answer(lambda tell: asdict(replay_sequence(loaded.trace, settings, tell, excluded, watch.entered)), output)
+            answer(
+                lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output
+            )
         except Exception as error:
             # where the device is lost, putting its random state back raised in the loss's place
             check_use(settings.device, error)

@@ -10,7 +10,7 @@ from typing import Any
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.results.results import CONTENDED, NOISY, RAN, Result
 from opgrip.replay.run.preparation import empty_row
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes
 from opgrip.replay.timing.timing_options import PROGRAM, SEQUENCE
@@ -25,10 +25,10 @@ QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
 """Quantiles over the passes, by the suffix of their totals' names."""
 
 
-def rows_of(result: SequenceResult, cases: Sequence[Case], settings: Settings) -> list[Result]:
-    """Return the row of each case, over all its calls in the step."""
+def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -> list[Result]:
+    """The row of each case, of all its calls in the sequence."""
     times_of = {item.signature: item for item in result.signatures}
-    return [_row(case, times_of[case.number], settings, result.mode) for case in cases if case.number in times_of]
+    return [_row(case, times_of[case.number], workload, result.mode) for case in cases if case.number in times_of]
 
 
 def totals_of(result: SequenceResult) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def totals_of(result: SequenceResult) -> dict[str, Any]:
     return {**totals, "passes": passes}
 
 
-def _row(case: Case, times: SignatureTimes, settings: Settings, mode: str) -> Result:
-    way = next(way for way in settings.ways(case) if way.mode == mode)
-    row = empty_row(case, way, settings, times.status, None if times.status in RAN else times.reason)
+def _row(case: Case, times: SignatureTimes, workload: Workload, mode: str) -> Result:
+    way = next(way for way in workload.ways(case) if way.mode == mode)
+    row = empty_row(case, way, workload, times.status, None if times.status in RAN else times.reason)
     row = replace(row, method=SEQUENCE, cache=PROGRAM, note=times.note, first_ms=times.first_ms)
     row = replace(row, max_abs=times.max_abs, max_rel=times.max_rel)
     if times.samples:

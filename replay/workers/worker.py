@@ -1,85 +1,243 @@
-"""What a process does that cases run in; `python -m opgrip.replay.workers.worker` is one that was not forked.
+"""A worker: a process that measures cases, and both ends of the conversation with it.
 
-It is told cases line by line, in JSON, and tells their rows.
+`Worker` is the end of the process that asks. A case that crashes or hangs ends the worker, costs its own row, and the
+worker starts again without it. `serve` is the other end; `python -m opgrip.replay.workers.worker` is a worker that was
+not forked. Messages are lines of JSON.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
+from types import TracebackType
 from typing import Any, NoReturn
 
+from opgrip.errors import UserError
 from opgrip.platform.machine import lines
+from opgrip.platform.sandbox import (
+    DEVICE_LOST,
+    IDLE,
+    POLL_S,
+    Child,
+    Ended,
+    Heartbeat,
+    receive_request,
+    write_message,
+)
+from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, limit_device_memory, use_device
-from opgrip.replay.results.results import Result
-from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.preparation import prepare
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.measure import CachedRows, measure_cases
+from opgrip.replay.run.preparation import empty_row, empty_rows, prepare
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.timing.rounds import Announce
-from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.watch import Watch
 
-PR_SET_PDEATHSIG = 1
-DEVICE_LOST = 75
-"""Exit status of a process whose device serves it no more."""
+MODULE = "opgrip.replay.workers.worker"
+RETRIES = 2
+"""How often in a row a worker may end without a row and without a case to blame."""
+
+Lane = Iterator[list[Result] | None]
+"""Rows, case by case, of one worker; None when the next are not ready yet."""
 
 
-def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence[int] = ()) -> None:
-    """Run the cases that are asked for, until nobody asks any more.
+class Worker:
+    """A worker for one device, which starts when it is first asked and again after it has ended.
+
+    Parameters
+    ----------
+    may_fork : whether this process has not used torch yet; else a fork would wait forever for threads of OpenMP
+    """
+
+    def __init__(self, workload: Workload, may_fork: bool) -> None:
+        self._workload, self._may_fork = workload, may_fork
+        self._child: Child | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(lets_end=error is None)
+
+    def close(self, lets_end: bool = False) -> None:
+        """End the worker; a profiled one may exit by itself, because its profiler writes its report then."""
+        if self._child is not None:
+            if lets_end and self._workload.request.profiled:
+                self._child.finish()
+            self._child.close()
+            self._child = None
+
+    def fileno(self) -> int:
+        """Return the descriptor that its messages come from."""
+        assert self._child is not None, "it was asked"
+        return self._child.fileno()
+
+    def ask(self, message: Mapping[str, Any]) -> None:
+        """Send a request."""
+        if self._child is None:
+            workload = self._workload
+            self._child = start_child(workload, self._may_fork, partial(serve, workload), MODULE)
+        self._child.send(message)
+
+    def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
+        """Return its messages; see `Child.receive`."""
+        assert self._child is not None, "it was asked"
+        received = self._child.receive(wait_s)
+        if isinstance(received, Ended):
+            self._child.close()
+            self._child = None
+        return received
+
+    def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
+        """Yield the rows of cases that are measured side by side; a case that ends the worker is left out.
+
+        Parameters
+        ----------
+        without : numbers of cases that are not run before others; those that end the worker there are added
+        """
+        workload = self._workload
+        remaining = {case.number: case for case in cases}
+        cached = {case.number: self._on_device(cached_rows.get(case.number, {})) for case in cases}
+        blameless = 0
+        while remaining:
+            for case in list(remaining.values()):
+                lost = [row for row in cached[case.number].values() if row.status != OK]
+                if len(lost) == len(workload.ways(case)):
+                    # no process has to start for a case that cannot run
+                    del remaining[case.number]
+                    yield [cached[case.number][way.number] for way in workload.ways(case)]
+            if not remaining:
+                return
+            self.ask(_measuring(list(remaining), without, cached))
+            received: list[Any] | Ended = []
+            while not isinstance(received, Ended) and "done" not in (received or [{}])[-1]:
+                yield None
+                received = self.receive(0)
+                for message in [] if isinstance(received, Ended) else received:
+                    if "rows" in message:
+                        blameless = 0
+                        rows = [Result.from_plain(row) for row in message["rows"]]
+                        del remaining[rows[0].case]
+                        yield rows
+            if isinstance(received, Ended) and not self._blame(received, remaining, without, cached):
+                blameless += 1
+                if blameless > RETRIES:
+                    raise UserError("the process that runs the cases cannot go on", received.reason)
+
+    def _on_device(self, rows: Mapping[int, Result]) -> dict[int, Result]:
+        return {number: replace(row, device=self._workload.device) for number, row in rows.items()}
+
+    def _blame(
+        self,
+        ended: Ended,
+        remaining: Mapping[int, Case],
+        without: list[int],
+        cached: dict[int, dict[int, Result]],
+    ) -> bool:
+        """Give the row or case at which a worker ended its reason; return False if none was at work."""
+        workload, case = self._workload, remaining.get(ended.item)
+        if case is not None and ended.part != IDLE:
+            way = workload.ways(case)[ended.part]
+            cached[ended.item][ended.part] = empty_row(case, way, workload, ended.status, ended.reason)
+        elif ended.item in workload.surroundings.cases and ended.item not in without:
+            # it ended while the case ran before another
+            without.append(ended.item)
+        elif case is not None:
+            cached[ended.item] = empty_rows(case, workload, ended.status, ended.reason)
+        else:
+            return False
+        return True
+
+
+def _measuring(numbers: Sequence[int], without: Sequence[int], cached: CachedRows) -> dict[str, Any]:
+    """Return the request to measure cases."""
+    known = [[number, row, result.to_plain()] for number in numbers for row, result in cached[number].items()]
+    return {"cases": numbers, "without": list(without), "known": known}
+
+
+def start_child(
+    workload: Workload,
+    may_fork: bool,
+    run: Callable[[int, int, Heartbeat], object],
+    module: str,
+    others: Mapping[str, Any] | None = None,
+) -> Child:
+    """Start a process for a workload: a fork of this one that calls `run` if that is safe, else one that runs `module`.
+
+    No GPU serves a fork of a process that has used it, and one that code of cases may have started threads in hangs.
+
+    Parameters
+    ----------
+    others : what the module is told besides the request
+    """
+    request = workload.request
+    if may_fork and not workload.source_cases.has_run_code and workload.device == "cpu" and not request.sandbox:
+        return Child(run, timeout_s=request.limits.timeout)
+    writable = [folder for folder in (request.store, request.timelines) if folder] if request.sandbox else None
+    for folder in writable or ():
+        os.makedirs(folder, exist_ok=True)
+    return Child(module, {"request": asdict(request), **(others or {})}, request.limits.timeout, writable)
+
+
+def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) -> None:
+    """Run the cases that are asked for until no more requests come.
 
     Parameters
     ----------
     source, output : descriptors of the lines that are read and written
-    cpus : that it is bound to; none for those of this process
     """
-    watch.mark_idle()
-    # the last words of a process that dies shall tell why
+    heartbeat.rest()
+    # the last line that a dying process writes has to be the reason
     warnings.simplefilter("ignore")
-    if cpus:
-        os.sched_setaffinity(0, cpus)
-    settings = replace(loaded.settings, memory=True)
-    use_device(settings.device)
-    limit = limit_memory(settings.limits.memory_limit, settings.device)
-    settings = replace(settings, limits=replace(settings.limits, memory_limit=limit))
+    if workload.request.points.pin:
+        os.sched_setaffinity(0, workload.request.points.pin)
+    use_device(workload.device)
+    limit = limit_memory(workload.request.limits.memory_limit, workload.device)
+    limits = replace(workload.request.limits, memory_limit=limit)
+    limited = replace(workload.with_request(limits=limits), memory=True)
+    process, announce = os.getpid(), _guarded(heartbeat.enter)
+    cases = {case.number: case for case in workload.cases}
     try:
-        _serve(loaded, settings, watch, source, output)
+        for line in os.fdopen(source, "rb"):
+            asked = json.loads(line)
+            if "make" in asked:
+                number, row = asked["make"]
+                rows_of_cases: Iterable[list[Result]] = [
+                    [result for _, result, _ in prepare(cases[number], limited, announce, only=row)]
+                ]
+            else:
+                rows_of_cases = measure_cases(
+                    [cases[number] for number in asked["cases"]],
+                    limited,
+                    workload.surroundings,
+                    announce,
+                    asked["without"],
+                    _by_case(asked["known"]),
+                )
+            for rows in rows_of_cases:
+                _end_copy(process)
+                heartbeat.rest()
+                write_message(output, {"rows": [row.to_plain() for row in rows]})
+            heartbeat.rest()
+            write_message(output, {"done": True})
     except DeviceLostError as error:
         end_without_device(error)
 
 
-def _serve(loaded: Loaded, settings: Settings, watch: Watch, source: int, output: int) -> None:
-    process = os.getpid()
-    by_number = {case.number: case for case in loaded.cases}
-    announce = _guarded(watch.entered)
-    for line in os.fdopen(source, "rb"):
-        request = json.loads(line)
-        if "make" in request:
-            number, row = request["make"]
-            prepared = prepare(by_number[number], settings, announce, only=row)
-            rows_of_cases: Iterable[list[Result]] = [[result for _, result, _ in prepared]]
-        else:
-            cases = [by_number[number] for number in request["cases"]]
-            rows_of_cases = measure_cases(
-                cases, settings, loaded.surroundings, announce, request["without"], _by_case(request["known"])
-            )
-        for rows in rows_of_cases:
-            _end_copy(process)
-            watch.mark_idle()
-            _say(output, {"rows": [row.to_plain() for row in rows]})
-        watch.mark_idle()
-        _say(output, {"done": True})
-
-
 def _guarded(announce: Announce) -> Announce:
-    """Return what announces a row where code of a case before may have left the working directory, or forked."""
+    """Return a function that announces a row, after undoing what code of earlier cases may have done.
+
+    That code may have changed the working directory, or forked this process.
+    """
     process = os.getpid()
     try:
         folder = os.getcwd()
@@ -97,56 +255,34 @@ def _guarded(announce: Announce) -> Announce:
 
 
 def _end_copy(process: int) -> None:
-    """End a process that code of a case forked and let go on: its rows would be told twice."""
+    """End a process that code of a case forked and let run on: it would send its rows a second time."""
     if os.getpid() != process:
         os._exit(0)
 
 
-def _by_case(records: Sequence[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
+def _by_case(records: Collection[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
     rows_by_case: dict[int, dict[int, Result]] = {}
     for number, row, result in records:
         rows_by_case.setdefault(number, {})[row] = Result.from_plain(result)
     return rows_by_case
 
 
-def main() -> int:
-    """Serve the process that started this one; its first line is a job."""
-    request, output = receive()
-    job = Job.from_plain(request["job"])
-    serve(job.load(), Watch(request["watch"]), 0, output, job.plan.points.pin)
-    return 0
-
-
-def receive() -> tuple[dict[str, Any], int]:
-    """What the process that started this one asks for, and the descriptor that takes the answer."""
-    # what extensions print must not stand among our messages
-    output = os.dup(1)
-    os.dup2(2, 1)
-    request: dict[str, Any] = json.loads(_first_line(0))
-    if os.getppid() == request["parent"]:
-        # else a profiler stands between, which ends this process itself
-        end_with_parent()
-    return request, output
-
-
-def end_with_parent() -> None:
-    """Have the system end this process with the thread that started it, however that ends."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def end_without_device(error: DeviceLostError) -> NoReturn:
-    """End this process, which its device serves no more."""
+    """End this process, which can no longer use its device."""
     print(error, file=sys.stderr, flush=True)
     os._exit(DEVICE_LOST)
 
 
 def limit_memory(limit: int | None, device: str) -> int | None:
-    """Let this process take so many bytes beside what it has, on an accelerator of its memory; gives how many.
+    """Limit the bytes that this process may take from now on, of an accelerator's memory or of the host's.
 
     Parameters
     ----------
-    limit : None for most of what is free on an accelerator; on the CPU for all that there are
+    limit : None for most of what is free on an accelerator, and for no limit on the CPU
+
+    Returns
+    -------
+    The limit in bytes, or None if there is none.
     """
     if is_accelerator(device):
         return limit_device_memory(device, limit)
@@ -158,21 +294,11 @@ def limit_memory(limit: int | None, device: str) -> int | None:
     return limit
 
 
-def _first_line(source: int) -> bytes:
-    """The next line, and not a byte more: the rest is read by another reader."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(source, 1)
-        if not byte:
-            break
-        line += byte
-    return line
-
-
-def _say(output: int, message: Mapping[str, Any]) -> None:
-    text = json.dumps(message).encode() + b"\n"
-    while text:
-        text = text[os.write(output, text) :]
+def main() -> int:
+    """Serve the process that started this one."""
+    request, heartbeat, output = receive_request()
+    serve(load_workload(RunRequest.from_plain(request["request"])), 0, output, heartbeat)
+    return 0
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from settings import settings_of
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.run.failures import describe_failure
-from opgrip.replay.run.settings import Limits
-from opgrip.replay.workers.ahead import in_parts
+from opgrip.replay.run.request import RunLimits
+from opgrip.replay.workers.scheduling import in_parts
 
 GB = 10**9
 CASE = function_case(torch.relu, [torch.ones(3)])
@@ -22,7 +22,7 @@ CASE = function_case(torch.relu, [torch.ones(3)])
 
 def parts_of(device: str, free_bytes: int | None, jobs: int, *modes: str) -> list[tuple[list[str], int]]:
     settings = settings_of(mode=list(modes), cache="warm")
-    settings = replace(settings, device=device, limits=Limits(memory_limit=free_bytes))
+    settings = replace(settings.with_request(limits=RunLimits(memory_limit=free_bytes)), device=device)
     rows = [(CASE, way) for way in settings.ways(CASE) if way.mode != "eager"]
     return [([way.mode for _, way in part], count) for part, count in in_parts(rows, settings, jobs)]
 

@@ -15,9 +15,11 @@ from programs import hear_ctrl_c, program_path, run_command, wait_for
 
 from opgrip.cli.progress import Reporter
 from opgrip.replay import load_results
-from opgrip.replay.command.replay import Replay
-from opgrip.replay.replay_options import job_with, make_parser
-from opgrip.replay.workers.supervisor import supervise
+from opgrip.replay.command.trace_replay import TraceReplay
+from opgrip.replay.replay_options import make_parser, request_with
+from opgrip.replay.run.workload import load_workload
+from opgrip.replay.workers.executors.local_processes import LocalExecutor
+from opgrip.replay.workers.scheduling import run_cases
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]
@@ -71,15 +73,13 @@ def test_a_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
 
 def test_a_fork_is_held_to_what_the_machine_has_left_where_no_limit_is_said(tmp_path: Path) -> None:
     args = make_parser().parse_args([str(bad_trace(tmp_path / "t.jsonl", goods=1))])
-    replay = Replay(args, Reporter("opreplay"))
-    limit = replay.job.plan.limits.memory_limit
-    assert limit is not None
-    assert replay.loaded.settings.limits.memory_limit == limit
+    replay = TraceReplay(args, Reporter("opreplay"), LocalExecutor())
+    assert replay.workload.request.limits.memory_limit is not None
 
 
 def test_cases_run_from_a_process_that_has_used_torch(tmp_path: Path) -> None:
-    job = job_with(bad_trace(tmp_path / "t.jsonl", goods=1), op="aten.mul*", iterations=2)
-    results = [row for found in supervise(job, job.load()) for row in found]
+    request = request_with(bad_trace(tmp_path / "t.jsonl", goods=1), op="aten.mul*", iterations=2)
+    results = [row for found in run_cases(load_workload(request)) for row in found]
     assert [row.status for row in results] == ["ok"] * 5
 
 

@@ -10,11 +10,11 @@ import pytest
 from opgrip.replay import Results, load_results
 from opgrip.replay.analyses import in_order
 from opgrip.replay.analyses.nsys import NsysColumns
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import all_columns, read_results
 from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.results import Result
-from opgrip.replay.workers.journal import identity
+from opgrip.replay.run.request import identity
 from opgrip.traces import UserError
 
 ROW = Result(3, "aten.mm.default", "float32[2,2]", 2, 1.0, "eager", "cpu", "ok", 1.0, 2.0, median_us=1.5, flops=16)
@@ -48,10 +48,14 @@ def test_a_file_without_limits_is_not_drawn(tmp_path: Path) -> None:
 
 
 def test_saying_what_is_usual_makes_no_other_job(tiny_trace: Path) -> None:
-    plain = identity(job_with(tiny_trace))
-    assert identity(job_with(tiny_trace, cache="program", mode="eager", timeout=7, memory_limit="8GB")) == plain
-    assert identity(job_with(tiny_trace, mode="jit")) == identity(job_with(tiny_trace, mode=["eager", "jit"])) != plain
-    assert identity(job_with(tiny_trace, top=3)) != plain
+    plain = identity(request_with(tiny_trace))
+    assert identity(request_with(tiny_trace, cache="program", mode="eager", timeout=7, memory_limit="8GB")) == plain
+    assert (
+        identity(request_with(tiny_trace, mode="jit"))
+        == identity(request_with(tiny_trace, mode=["eager", "jit"]))
+        != plain
+    )
+    assert identity(request_with(tiny_trace, top=3)) != plain
 
 
 def test_analyses_that_fork_run_before_those_that_use_torch_here() -> None:

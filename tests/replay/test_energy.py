@@ -13,12 +13,13 @@ from settings import rows_of, settings_of
 
 from opgrip.errors import UserError
 from opgrip.platform.nvml import Gpu, find_gpu, open_gpu
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK
 from opgrip.replay.run import clocks, measure
 from opgrip.replay.run import measure as metering
 from opgrip.replay.run.clocks import Clocks, warm_up
 from opgrip.replay.run.energy import EnergyColumns, Meter, open_meter
+from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.rounds import NO_ROW
 
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
@@ -114,7 +115,7 @@ def test_a_gpu_that_nvml_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPat
 
 
 def test_rows_stay_ok_where_the_meter_tells_nothing(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = job_with(tiny_trace, top=1).load().cases
+    cases = load_workload(request_with(tiny_trace, top=1)).cases
     settings = settings_of(iterations=2, warmup=0, cache="warm", energy=True)
     monkeypatch.setattr(metering, "open_meter", lambda device: Meter(Gpu(Nvml(COUNTER, POWER, CLOCK, REASONS), "GPU")))
     [row] = rows_of(cases, settings)
@@ -131,7 +132,7 @@ def test_rows_stay_ok_where_the_meter_tells_nothing(tiny_trace: Path, monkeypatc
 def test_rows_have_the_clock_that_they_were_timed_at(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
     monkeypatch.setattr(measure, "find_gpu", lambda device: Gpu(nvml, "GPU"))
-    rows = rows_of(job_with(tiny_trace, top=3).load().cases, settings_of(iterations=2, warmup=0))
+    rows = rows_of(load_workload(request_with(tiny_trace, top=3)).cases, settings_of(iterations=2, warmup=0))
     assert {(row.status, row.clock_mhz, row.throttled) for row in rows} == {(OK, 1500, "SwPowerCap")}
     assert nvml.closed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.preparation import prepare
-from opgrip.replay.run.settings import Plan
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.timing_options import Effort, TimingOptions
-from opgrip.replay.workers.job import Job
 from opgrip.traces import Trace, load
 from opgrip.traces.io.foreign_files import Losses, formats
 
@@ -26,9 +27,9 @@ RELU, MATRIX = "aten.relu.default", "aten.mm.default"
 
 def backward_rows(target: str) -> dict[str, Result]:
     """Return the backward row of each operator, made ready and not timed."""
-    plan = Plan(timing=TimingOptions(backward=True), effort=Effort(warmup=0))
-    loaded = Job(target, plan=plan).load()
-    rows = [row for case in loaded.cases for _, row, _ in prepare(case, loaded.settings)]
+    plan = RunRequest(timing=TimingOptions(backward=True), effort=Effort(warmup=0))
+    loaded = load_workload(replace(plan, trace=str(target)))
+    rows = [row for case in loaded.cases for _, row, _ in prepare(case, loaded)]
     assert all(row.status == "ok" for row in rows if row.direction == "forward"), rows
     return {row.op: row for row in rows if row.direction == "backward"}
 
@@ -111,12 +112,15 @@ def test_a_capture_says_which_tensors_require_gradients(tmp_path: Path) -> None:
 
 def test_gradients_change_no_key_of_a_case(tmp_path: Path) -> None:
     path = written("tritonbench")(tmp_path)
-    keys = [{case.key for case in Job(path, plan=plan).load().cases} for plan in (Plan(), with_backward())]
+    keys = [
+        {case.key for case in load_workload(replace(plan, trace=str(path))).cases}
+        for plan in (RunRequest(), with_backward())
+    ]
     assert keys[0] == keys[1]
 
 
-def with_backward() -> Plan:
-    return Plan(timing=TimingOptions(backward=True))
+def with_backward() -> RunRequest:
+    return RunRequest(timing=TimingOptions(backward=True))
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ from programs import run_command, run_python
 from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
 from opgrip.replay.outcome import Results
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.completed import read_completed
-from opgrip.replay.workers.job import Job
-from opgrip.replay.workers.journal import Journal, identity
+from opgrip.replay.run.request import RunRequest, identity
+from opgrip.replay.workers.journal import open_journal
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return job_with(write(tmp_path / "t.jsonl"))
+def job(tmp_path: Path) -> RunRequest:
+    return request_with(write(tmp_path / "t.jsonl"))
 
 
 def linked(path: Path) -> None:
@@ -36,32 +36,32 @@ def linked(path: Path) -> None:
 @pytest.mark.parametrize("make", [linked, os.mkfifo, Path.mkdir])
 @pytest.mark.parametrize("force", [False, True])
 def test_a_journal_that_is_no_ordinary_file_is_neither_written_nor_waited_for(
-    tmp_path: Path, job: Job, make: Callable[[Path], None], force: bool
+    tmp_path: Path, job: RunRequest, make: Callable[[Path], None], force: bool
 ) -> None:
     (tmp_path / "precious").write_text("precious")
     make(tmp_path / "r.json.journal")
     with pytest.raises(UserError, match=r"r\.json\.journal is no ordinary file: remove it"):
-        Journal(tmp_path / "r.json", job, "cpu", resume=False, force=force)
+        open_journal(tmp_path / "r.json", job, "cpu", resume=False, force=force)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: Job) -> None:
+def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: RunRequest) -> None:
     path = tmp_path / "r.json.journal"
     path.write_text('{"trace"')
-    journal = Journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
+    journal = open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
     whole = path.read_text()
     with journal:
         assert whole.endswith("}\n")
     assert not path.exists()
 
 
-def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, job: Job) -> None:
-    with Journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
+def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, job: RunRequest) -> None:
+    with open_journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
         journal.add([made_row(0, [1.0])])
-    with Journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
-        assert [*journal.rows] == [0]
+    with open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
+        assert [rows[0].case for rows in journal.items] == [0]
     with pytest.raises(UserError, match=r"r\.json\.journal is of another kind of machine: give the same"):
-        Journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
+        open_journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
 
 
 @pytest.mark.parametrize(
@@ -77,22 +77,24 @@ def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, jo
     ],
     ids=str,
 )
-def test_a_row_that_no_replay_writes_is_damage(tmp_path: Path, job: Job, cells: dict[str, Any]) -> None:
-    with Journal(tmp_path / "r.json", job, "cpu", resume=False, force=False) as journal:
+def test_a_row_that_no_replay_writes_is_damage(tmp_path: Path, job: RunRequest, cells: dict[str, Any]) -> None:
+    with open_journal(tmp_path / "r.json", job, "cpu", resume=False, force=False) as journal:
         journal.add([made_row(0, [1.0])])
     path = tmp_path / "r.json.journal"
     head, row = path.read_text().splitlines()
     path.write_text(f"{head}\n{json.dumps([{**json.loads(row)[0], **cells}])}\n")
     with pytest.raises(UserError, match=r"r\.json\.journal is damaged in line 2: begin anew with --force"):
-        Journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
+        open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 
-def test_rows_of_another_torch_are_not_gone_on_with(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_another_torch_are_not_gone_on_with(
+    tmp_path: Path, job: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "r.json.journal"
     path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")
     monkeypatch.setattr(torch, "__version__", "1.0")
     with pytest.raises(UserError, match=r"r\.json\.journal is of another version of torch: give the same"):
-        Journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
+        open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 
 @pytest.mark.parametrize("fact", ["torch", "trace_hash", "options_hash"])

@@ -36,7 +36,7 @@ from opgrip.replay.analyses.ncu.ncu_report import (
     read_report,
 )
 from opgrip.replay.analyses.nsys_report import read_report as read_nsys
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY
 
@@ -434,8 +434,8 @@ def test_a_command_stands_in_a_template_as_words_or_as_text() -> None:
 @needs("nsys")
 def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_path: Path) -> None:
     """What runs under ncu is real here; nsys, which needs no GPU, sees its ranges in the place of ncu."""
-    job = job_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
-    job = replace(job, plan=replace(job.plan, profiled=NCU))
+    job = request_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
+    job = replace(job, profiled=NCU)
     command = target.profiled_command(tmp_path, job, set(), 120)
     options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={tmp_path / 'report'}")
     subprocess.run(["nsys", "profile", *options, *command], check=True, capture_output=True, timeout=300)

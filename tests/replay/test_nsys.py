@@ -21,9 +21,10 @@ from opgrip.replay.analyses.ncu.ncu import FLAGS as NCU_FLAGS
 from opgrip.replay.analyses.nsys import PLACES, NsysColumns, Runs, joined, joined_alone, with_seen
 from opgrip.replay.analyses.nsys_report import NsysReport, read_report
 from opgrip.replay.analyses.profiler_programs import arguments_in, find_program, merged_arguments
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.timing.rounds import MOST_DROPPED
 
@@ -87,8 +88,8 @@ def test_rows_that_the_first_report_lacks_are_run_again(
         return seen, outside
 
     monkeypatch.setattr(nsys, "joined_alone", lacking)
-    job = job_with(tiny_trace, top=3)
-    cases = job.load().cases
+    job = request_with(tiny_trace, top=3)
+    cases = load_workload(job).cases
     rows = [Result(case.number, case.signature.op, "", 1, 1.0, "eager", "cpu", OK, 0.0, 0.0) for case in cases]
     how = nsys.Nsys(find_program("nsys", "", ()), tmp_path / "rows.nsys-rep", iterations=3)
     said: list[str] = []

@@ -28,8 +28,9 @@ from opgrip.replay.analyses.nsys import (
     with_seen,
 )
 from opgrip.replay.analyses.nsys_report import GRAPH_NAME, NsysReport, read_report
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing import subjects
 from opgrip.replay.timing.ranges import BEFORE, DOMAIN, READY, Range
 from opgrip.replay.timing.rounds import NO_ROW
@@ -61,12 +62,12 @@ def test_a_trace_of_a_gpu_is_profiled_on_it_though_no_device_is_named(
     tiny_trace: Path, tmp_path: Path, windows: list[Path]
 ) -> None:
     stand_in = NsysStandIn(tmp_path / "bin", windows[:1])
-    job = job_with(tiny_trace, top=1)
-    loaded = job.load()
+    job = request_with(tiny_trace, top=1)
+    loaded = load_workload(job)
     # as settings are for a trace whose tensors were on a GPU
-    loaded = replace(loaded, settings=replace(loaded.settings, device="cuda:0"))
-    session = AnalysisSession(job, loaded, tmp_path / "rows.json", False, False, Reporter("opreplay"))
-    assert job.plan.inputs.device is None
+    loaded = replace(loaded, device="cuda:0")
+    session = AnalysisSession(loaded, tmp_path / "rows.json", False, False, Reporter("opreplay"))
+    assert job.inputs.device is None
     NsysAnalysis(NsysOptions(nsys=True, nsys_bin=str(stand_in.binary)), session).add_to([row(0)])
     [words] = stand_in.calls()
     assert "--trace=cuda,nvtx,cublas,cudnn" in words
@@ -78,7 +79,9 @@ def test_kernels_of_each_part_of_the_cases_belong_to_the_parts_own(
 ) -> None:
     stand_in = NsysStandIn(tmp_path / "bin", windows)
     nsys, said = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep"), list[str]()
-    rows = profile_rows(job_with(tiny_trace), [row(case) for case in range(WINDOWS)], nsys, 60, said.append, "cuda:0")
+    rows = profile_rows(
+        request_with(tiny_trace), [row(case) for case in range(WINDOWS)], nsys, 60, said.append, "cuda:0"
+    )
     kernels = [NsysColumns.of(item).nsys_kernels for item in rows]
     assert kernels == [f"kernel{case} x1" for case in range(WINDOWS)]
     assert [NsysColumns.of(item).nsys_runs for item in rows] == [1] * WINDOWS
@@ -94,7 +97,7 @@ def test_kernels_of_cuda_graphs_are_asked_for_one_by_one_where_nsys_can(
 ) -> None:
     stand_in = NsysStandIn(tmp_path / "bin", windows[:1], help_text)
     nsys = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep")
-    profile_rows(job_with(tiny_trace), [row(0)], nsys, 60, lambda line: None, "cuda:0")
+    profile_rows(request_with(tiny_trace), [row(0)], nsys, 60, lambda line: None, "cuda:0")
     [words] = stand_in.calls()
     assert ("--cuda-graph-trace=node" in words) is has
 
@@ -181,7 +184,7 @@ def test_calls_that_run_before_others_stand_in_a_range_of_ours(
         if row == NO_ROW:
             before.append(number)
 
-    loaded = job_with(tiny_trace, top=3).load()
+    loaded = load_workload(request_with(tiny_trace, top=3))
     settings = settings_of(iterations=2, warmup=0)
     rows_of(loaded.cases, settings, loaded.surroundings, announce)
     in_ranges = [case for message, case in begun if message == BEFORE]

@@ -263,11 +263,11 @@ REPLAYED = """
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from opgrip.replay.run.settings import Plan
+from opgrip.replay.run.request import RunRequest
 from opgrip.replay.sequences import step_replay as sequence
 from opgrip.replay.sequences.step_process import sequence_settings
 from opgrip.replay.timing import pages
-from opgrip.replay.workers.job import settings_for
+from opgrip.replay.run.workload import workload_for
 from opgrip.traces import load
 
 faults = defaultdict(list)
@@ -284,7 +284,7 @@ class Watch(sequence.HostTimer):
 sequence.HostTimer = Watch
 sequence.Slowdown.is_slowed = sequence.Slowdown.is_contended = False
 trace = load(sys.argv[1])
-sequence.replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
+sequence.replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
 for name in ("aten.cos.default", "aten.sin.default"):
     print(*faults[name])
 """

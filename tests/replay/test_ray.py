@@ -23,9 +23,10 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.outcome import Results, read_run
-from opgrip.replay.workers.engines.engine_options import EngineOptions, Processors
-from opgrip.replay.workers.engines.ray import start_ray
-from opgrip.replay.workers.engines.ray_pool import LOSSES, Task
+from opgrip.replay.workers.executors.executor import EngineOptions
+from opgrip.replay.workers.executors.ray import start_ray
+from opgrip.replay.workers.ray_pool import LOSSES, RayTask
+from opgrip.replay.workers.ray_worker import Processors
 
 RAY = ["--engine", "ray", "--processors", "0"]
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
@@ -156,7 +157,7 @@ def test_a_node_that_cannot_write_is_left_out_and_one_line_tells_of_the_last(fol
 
 FAILS_SOON = """
 import sys
-from opgrip.replay.workers.engines import ray_pool
+from opgrip.replay.workers import ray_pool
 from opgrip.replay.command.opreplay import main
 
 def start(pool, usual=ray_pool.Pool.start):
@@ -224,7 +225,7 @@ def allow_files_below(pid: int, most: int) -> None:
 
 
 def test_cases_that_were_lost_are_run_again_and_then_each_alone_until_one_is_to_blame() -> None:
-    tasks = [Task([1, 2, 3], "here")]
+    tasks = [RayTask([1, 2, 3], "here")]
     (again,) = tasks[0].after_loss()
     assert again.cases == [1, 2, 3]
     single = again.after_loss()

@@ -14,14 +14,14 @@ from fake_ray import LOST, FakeRay, Node, Worker, fake_ray
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import OK
 from opgrip.replay.run.preparation import empty_rows
-from opgrip.replay.workers.engines.engine import EngineLostError
-from opgrip.replay.workers.engines.engine_options import EngineOptions
-from opgrip.replay.workers.engines.ray import RayEngine, RayRunner
-from opgrip.replay.workers.engines.ray_pool import START_S, Pool, Task
+from opgrip.replay.run.workload import load_workload
+from opgrip.replay.workers.executors.executor import EngineOptions, ExecutorLostError
+from opgrip.replay.workers.executors.ray import RayExecutor
+from opgrip.replay.workers.ray_pool import START_S, Pool, RayTask
 
 A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
 
@@ -39,14 +39,14 @@ def kinds_of(workers: Sequence[Worker]) -> list[str]:
 def dealt(pool: Pool, cases: int, loses: Callable[[Worker, int], bool]) -> list[tuple[str, str, int]]:
     """Machine, kind and case of each message; a worker is lost over a case where `loses` says it."""
 
-    def submit(worker: Worker, task: Task) -> Iterator[Any]:
+    def submit(worker: Worker, task: RayTask) -> Iterator[Any]:
         for case in task.cases:
             if loses(worker, case):
                 worker.is_killed = True
                 yield LOST
             yield case
 
-    tasks, finished, messages = [Task([case]) for case in range(cases)], set(), []
+    tasks, finished, messages = [RayTask([case]) for case in range(cases)], set(), []
     for machine, _, _, message in pool.deal(tasks, submit, finished):
         assert message is not None
         finished.add(message)
@@ -72,7 +72,7 @@ def test_a_cluster_that_stays_empty_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
         ray.now_s = 50.0
         return True
 
-    with pytest.raises(EngineLostError, match="no machine of the cluster has processors enough any more"):
+    with pytest.raises(ExecutorLostError, match="no machine of the cluster has processors enough any more"):
         dealt(started(ray), 1, loses)
     assert START_S < ray.now_s < START_S + 60
 
@@ -85,22 +85,22 @@ def test_a_cluster_all_of_whose_nodes_cannot_run_cases_is_lost_at_once(monkeypat
         ray.now_s = 50.0
         return True
 
-    with pytest.raises(EngineLostError, match=r"has torch 1\.0, and this one 2\.0: install it"):
+    with pytest.raises(ExecutorLostError, match=r"has torch 1\.0, and this one 2\.0: install it"):
         dealt(started(ray), 1, loses)
     assert ray.now_s - 50 < START_S / 10
 
 
 def test_the_next_replay_asks_anew_for_workers_that_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = fake_ray(monkeypatch, Node("one", ("big",)), Node("two", ("small",)))
-    engine = RayEngine(ray, EngineOptions(engine="ray"))
+    engine = RayExecutor(ray, EngineOptions(engine="ray"))
     for _ in range(2):
-        with pytest.raises(EngineLostError, match=r"the cluster has machines of 2 kinds that fit \(big; small\)"):
+        with pytest.raises(ExecutorLostError, match=r"the cluster has machines of 2 kinds that fit \(big; small\)"):
             engine.pool("cpu")
         assert not ray.alive()
     # which another trace may do without
     with pytest.raises(UserError, match="no machine of the cluster has a GPU") as raised:
         engine.pool("cuda:0")
-    assert not isinstance(raised.value, EngineLostError)
+    assert not isinstance(raised.value, ExecutorLostError)
 
 
 @pytest.mark.parametrize("kinds", [(A100, T4), (T4, A100), (T4, A100, T4, A100)])
@@ -147,20 +147,21 @@ def test_workers_that_wait_for_a_machine_end_when_there_are_enough(
     assert pool.size == 2
 
 
-def test_a_case_that_is_said_twice_has_its_rows_once(tmp_path: Path) -> None:
-    job = job_with(small_trace(tmp_path / "net.jsonl", (10, 20, 30)))
-    loaded = job.load()
-    cases = {case.number: case for case in loaded.cases}
+def test_a_case_that_is_said_twice_has_its_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_with(small_trace(tmp_path / "net.jsonl", (10, 20, 30)))
+    workload = load_workload(request)
+    cases = {case.number: case for case in workload.cases}
 
-    def deal(tasks: Sequence[Task], *arguments: Any) -> Iterator[tuple[Machine, str, Task, bytes]]:
+    def deal(tasks: Sequence[RayTask], *arguments: Any) -> Iterator[tuple[Machine, str, RayTask, bytes]]:
         # a worker that is thought lost has said it, and the one that takes its place says it again
         for task in [*tasks, *tasks]:
             for number in task.cases:
-                rows = empty_rows(cases[number], loaded.settings, OK, "")
+                rows = empty_rows(cases[number], workload, OK, "")
                 message = json.dumps([row.to_plain() for row in rows.values()]).encode()
                 yield Machine("one", "big"), "node", task, message
 
     pool = SimpleNamespace(size=1, deal=deal)
     ray = SimpleNamespace(put=lambda bundle: bundle)
-    runner = RayRunner(ray, EngineOptions(engine="ray"), lambda device: pool, 1, job, loaded)
-    assert Counter(rows[0].case for rows in runner.run(set(), {})) == Counter(cases.keys())
+    executor = RayExecutor(ray, EngineOptions(engine="ray"))
+    monkeypatch.setattr(executor, "pool", lambda device: pool)
+    assert Counter(rows[0].case for rows in executor.run(workload, set(), {}, False)) == Counter(cases.keys())

@@ -16,16 +16,16 @@ from opgrip.replay.cases.cases import Selection, make_cases
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.results.results import Result
 from opgrip.replay.run import preparation
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload
 from opgrip.traces import load
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 
 SETTINGS = settings_of(warmup=1, iterations=3)
 
 
-def replayed(folder: Path, program: Any, settings: Settings = SETTINGS) -> dict[str, Result]:
+def replayed(folder: Path, program: Any, settings: Workload = SETTINGS) -> dict[str, Result]:
     """Results of what a program runs, by operator."""
-    with Capture(folder / "t.jsonl", extensions=settings.inputs.extensions):
+    with Capture(folder / "t.jsonl", extensions=settings.request.inputs.extensions):
         program()
     return {result.op: result for result in rows_of(make_cases(load(folder / "t.jsonl")), settings)}
 

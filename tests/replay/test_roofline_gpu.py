@@ -17,8 +17,9 @@ from opgrip.replay.analyses.roofline.limits import LimitColumns, dtype_of, with_
 from opgrip.replay.analyses.roofline.measuring import products_of, random_matrices
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.work import work_of
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.workload import load_workload
 from opgrip.traces.analysis import machine_ceilings
 from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, Level, from_json, to_json
 
@@ -79,25 +80,25 @@ def test_settings_say_whether_float32_is_rounded(operator: str, context: dict[st
 def test_a_convolution_is_held_against_what_tf32_gives_and_a_product_against_float32() -> None:
     rows = [row_of(case=0, op=CONVOLUTION), row_of(case=1), row_of(case=2, math_dtype="float64")]
 
-    class Loaded:
+    class Workload:
         cases: tuple[Case, ...] = ()
 
-    limited = with_limits(rows, CEILINGS, lambda row: 1, dtype_of(Loaded()))  # type: ignore[arg-type]
+    limited = with_limits(rows, CEILINGS, lambda row: 1, dtype_of(Workload()))  # type: ignore[arg-type]
     assert [LimitColumns.of(row).limit_us for row in limited] == [10.0, 80.0, 80.0]
 
 
 def test_another_accelerator_has_no_tf32() -> None:
-    class Loaded:
+    class Workload:
         cases: tuple[Case, ...] = ()
 
     row = row_of(op=CONVOLUTION, device="xpu:0")
-    assert dtype_of(Loaded())(row) == "float32"  # type: ignore[arg-type]
+    assert dtype_of(Workload())(row) == "float32"  # type: ignore[arg-type]
     assert TF32 not in products_of("xpu")
     assert {"bfloat16", "float16", "float8_e4m3fn", TF32} <= products_of("cuda").keys()
 
 
 def test_cases_are_held_against_the_ceiling_of_the_settings_that_they_run_under(tiny_trace: Path) -> None:
-    loaded = job_with(tiny_trace, top=1).load()
+    loaded = load_workload(request_with(tiny_trace, top=1))
     [case] = loaded.cases
     exact, rounded = ({"cudnn_tf32": allowed, "matmul_precision": "highest"} for allowed in (False, True))
     row = row_of(case=case.number, op=CONVOLUTION)

@@ -15,14 +15,14 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.modes import ModeOptions, Program, Task, modes
 from opgrip.replay.modes.mode import Mode
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, UNSUPPORTED, WRONG, Result
-from opgrip.replay.run.settings import Plan
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences.call_timers import Slowdown
 from opgrip.replay.sequences.step_process import sequence_settings
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.replay.sequences.step_rows import rows_of
-from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 
 SCALE = 3.0
@@ -59,7 +59,7 @@ def replay_under(path: Path, mode: str) -> tuple[SequenceResult, dict[str, Resul
         y.view(5, 10)[0].add_(1)
         y.cos().sin().sqrt_()
     trace = load(path)
-    settings = settings_for(Plan(modes=ModeOptions(("eager", mode))), trace)
+    settings = workload_for(RunRequest(modes=ModeOptions(("eager", mode))), trace)
     result = replay_sequence(trace, replace(sequence_settings(settings), repeats=2))
     return result, {row.op: row for row in rows_of(result, make_cases(trace), settings)}
 
@@ -97,4 +97,4 @@ def test_a_compiler_of_torch_runs_what_flows(tmp_path: Path) -> None:
 )
 def test_modes_that_a_sequence_cannot_run_under_are_refused(tiny_trace: Path, mode: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        job_with(tiny_trace, sequence=True, mode=mode)
+        request_with(tiny_trace, sequence=True, mode=mode)

@@ -16,12 +16,12 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
-from opgrip.replay.run.settings import Plan
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences import step_replay as sequence
 from opgrip.replay.sequences.dry_run import DryRun
 from opgrip.replay.sequences.step_replay import SequenceResult, SequenceSettings, replay_sequence
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
-from opgrip.replay.workers.job import settings_for
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread, Values
@@ -72,7 +72,7 @@ def test_results_that_nothing_can_stand_in_for_cost_the_calls_that_take_them_and
     result = replay_sequence(trace, SETTINGS)
     assert (result.replayed, result.unsupported, result.repeats) == (2, 2, 3)
     assert reason in reasons_of(result)["aten.exp.default"]
-    rows = {row.op: row for row in rows_of(result, make_cases(trace), settings_for(Plan(), trace))}
+    rows = {row.op: row for row in rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))}
     assert [rows[f"aten.{name}.default"].status for name in ("cos", "exp", "tan")] == [SKIPPED, UNSUPPORTED, OK]
     assert rows["aten.tan.default"].median_us
 
@@ -133,7 +133,7 @@ def test_where_no_pass_comes_to_its_end_no_row_is_ok_and_why_is_said(
     reason = "none of 20 passes came to its end, the last for aten.relu_.default: RuntimeError: planted"
     assert (result.repeats, result.failure) == (0, reason)
     assert totals_of(result)["replayed_ms"] is None
-    rows = rows_of(result, make_cases(trace), settings_for(Plan(), trace))
+    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
     assert {row.status for row in rows} <= {FAILED, UNSUPPORTED}
     assert {row.error for row in rows if row.status == FAILED and "relu" not in row.op} == {reason}
     shown = StringIO()

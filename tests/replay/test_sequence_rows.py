@@ -23,13 +23,13 @@ from opgrip.replay.operators.memory import Function
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
-from opgrip.replay.run.settings import Plan
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import Workload, workload_for
 from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.sequences.step_process import sequence_settings
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
-from opgrip.replay.workers.job import Loaded, settings_for
 from opgrip.traces import Trace, load
 
 PASSES = 2
@@ -39,13 +39,13 @@ PASSES = 2
 def _quiet() -> Iterator[None]:
     """Let the module's replays take the machine for quiet, whatever runs on it; they run in this process for that."""
 
-    def replay_here(_: object, loaded: Loaded, *__: object) -> SequenceResult:
-        return replay_sequence(loaded.trace, sequence_settings(loaded.settings))
+    def replay_here(workload: Workload, *__: object) -> SequenceResult:
+        return replay_sequence(workload.trace, sequence_settings(workload))
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"is_slowed": False, "is_contended": False, "contended_calls": frozenset()}.items():
             patch.setattr(Slowdown, name, value)
-        patch.setattr(import_module("opgrip.replay.command.replay"), "replay_apart", replay_here)
+        patch.setattr(import_module("opgrip.replay.command.trace_replay"), "replay_apart", replay_here)
         yield
 
 
@@ -66,7 +66,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory, _quiet: None) -> tuple[Trace, 
         # which rows are equal, no value model tells
         torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
     trace = load(path)
-    settings = settings_for(Plan(), trace)
+    settings = workload_for(RunRequest(), trace)
     return trace, replay_sequence(trace, replace(sequence_settings(settings), repeats=1))
 
 
@@ -109,7 +109,7 @@ def test_the_critical_path_is_the_chain_that_waits_for_itself(tmp_path: Path) ->
     times_ns = dict.fromkeys(trace.calls.index, 1000) | {trace.calls.index[-1]: 2000}
     columns = {name: trace.calls.index.map(times_ns) for name in ("duration_ns", "host_ns", "raw_ns", "time_ns")}
     trace = replace(trace, calls=trace.calls.assign(**columns))
-    result = replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
+    result = replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
     assert result.critical_calls == 3
     assert result.captured_critical_ms == 3e-3
     products = {signature.number for signature in trace.signatures if signature.op == "aten.mm.default"}
@@ -154,7 +154,7 @@ def test_a_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_p
 
 def test_rows_say_what_became_of_calls_that_did_not_run_on_what_flows(odd: tuple[Trace, SequenceResult]) -> None:
     trace, result = odd
-    rows = {row.op: row for row in rows_of(result, make_cases(trace), settings_for(Plan(), trace))}
+    rows = {row.op: row for row in rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))}
     names = ("aten.unique_dim.default", "aten.mm.default", "aten.set_.source_Storage")
     unique, product, memory = (rows[name] for name in names)
     assert (unique.status, unique.error, unique.faithful) == (OK, None, None)
@@ -169,7 +169,7 @@ def test_rows_say_what_became_of_calls_that_did_not_run_on_what_flows(odd: tuple
 
 def test_each_reason_is_printed_once(odd: tuple[Trace, SequenceResult]) -> None:
     trace, result = odd
-    rows = rows_of(result, make_cases(trace), settings_for(Plan(), trace))
+    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
     for most in (0, len(rows)):
         shown = StringIO()
         print_sequence(result, rows, most, shown)
@@ -185,7 +185,7 @@ def test_times_that_there_are_none_of_are_empty_in_files(odd: tuple[Trace, Seque
     nothing = replace(result, replayed_ms=(), replayed_host_ms=(), replayed_wall_ms=())
     totals = totals_of(replace(nothing, replayed_critical_ms=float("nan")))
     assert totals["replayed_ms"] is totals["replayed_p90_ms"] is totals["replayed_critical_ms"] is None
-    rows = rows_of(result, make_cases(trace), settings_for(Plan(), trace))
+    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
     Results(rows, {"sequence": totals}).save(tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["sequence"]["replayed_wall_ms"] is None
 
@@ -200,7 +200,7 @@ def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pyt
 
     monkeypatch.setattr("opgrip.replay.sequences.step_replay.HostTimer", Watch)
     trace = load(tiny_trace)
-    replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
+    replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
     # its indices are brought into bounds before
     assert torch.ops.aten.nll_loss_backward.default in timed
     assert {type(function) for function in timed} == {torch._ops.OpOverload}

@@ -16,12 +16,12 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.reports.sequence import print_sequence
 from opgrip.replay.results.results import Result
-from opgrip.replay.run.settings import Plan
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences import call_timers as slowdown
 from opgrip.replay.sequences.call_timers import Slowdown
 from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, SequenceSettings, replay_sequence
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
-from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 
 MS = 1_000_000
@@ -72,7 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def replayed(path: Path, **changes: object) -> tuple[SequenceResult, list[Result]]:
     trace = load(path)
     result = replay_sequence(trace, replace(SETTINGS, **changes))  # type: ignore[arg-type]
-    return result, rows_of(result, make_cases(trace), settings_for(Plan(), trace))
+    return result, rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
 
 
 def shown(result: SequenceResult, rows: list[Result]) -> str:

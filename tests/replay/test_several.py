@@ -15,12 +15,12 @@ from several_traces import small_trace
 from opgrip.cli.progress import QuietReporter
 from opgrip.errors import UserError
 from opgrip.replay import compare, load_results, replay
-from opgrip.replay.command.several.run import SeveralReplays
-from opgrip.replay.command.several.targets import targets_of
+from opgrip.replay.command.several_traces import SeveralReplays
+from opgrip.replay.command.trace_targets import TraceTarget, targets_of
 from opgrip.replay.outcome import read_run
 from opgrip.replay.replay_options import make_parser
 from opgrip.replay.results.origins import Machine
-from opgrip.replay.workers.engines.local_processes import ProcessRunner
+from opgrip.replay.workers.executors.local_processes import LocalExecutor
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
@@ -103,17 +103,16 @@ def test_resume_goes_on_with_the_traces_that_are_missing(folder: Path, tmp_path:
 def test_resume_keeps_the_rows_of_a_trace_that_was_whole(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opgrip.replay.command.several import run
 
     files, output = [folder / "net.predict.jsonl", folder / "net.train.jsonl"], tmp_path / "r.json"
     options = {"iterations": 3, "warmup": 0, "cache": "warm", "output": output}
-    once, calls = run.SeveralReplays._run_one, []
+    once, calls = SeveralReplays._run_one, []
 
-    def interrupt_second(self: run.SeveralReplays, place: int, target: run.Target) -> bool:
+    def interrupt_second(self: SeveralReplays, place: int, target: TraceTarget) -> bool:
         calls.append(place)
         return True if place else once(self, place, target)
 
-    monkeypatch.setattr(run.SeveralReplays, "_run_one", interrupt_second)
+    monkeypatch.setattr(SeveralReplays, "_run_one", interrupt_second)
     with pytest.raises(KeyboardInterrupt):
         replay(files, **options)
     monkeypatch.undo()
@@ -263,9 +262,9 @@ def test_rows_are_not_added_twice(tmp_path: Path) -> None:
 
 def test_the_device_is_asked_for_when_no_worker_needs_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    run, about = ProcessRunner.run, ProcessRunner.about
-    monkeypatch.setattr(ProcessRunner, "run", lambda *args: events.append("run") or run(*args))
-    monkeypatch.setattr(ProcessRunner, "about", lambda self: events.append("ask") or about(self))
+    run, about = LocalExecutor.run, LocalExecutor.about
+    monkeypatch.setattr(LocalExecutor, "run", lambda *args: events.append("run") or run(*args))
+    monkeypatch.setattr(LocalExecutor, "about", lambda *args: events.append("ask") or about(*args))
     replay(folder, **QUICK, top=1)
     assert events == ["run", "ask"] * 3
 
@@ -283,7 +282,7 @@ def test_rows_of_another_torch_or_another_file_are_not_gone_on_with(
         with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: give the same"):
             replay(one, **QUICK, output=output, resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr("opgrip.replay.command.several.run.this_machine", lambda device: Machine("m", "another"))
+        patch.setattr("opgrip.replay.command.several_traces.this_machine", lambda device: Machine("m", "another"))
         with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: give the same"):
             replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))

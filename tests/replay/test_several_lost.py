@@ -16,15 +16,15 @@ from opgrip.replay.outcome import read_run
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CachedRows
-from opgrip.replay.workers.engines.engine import EngineLostError
-from opgrip.replay.workers.engines.local_processes import ProcessEngine, ProcessRunner
-from opgrip.replay.workers.job import Job, Loaded
+from opgrip.replay.run.workload import Workload
+from opgrip.replay.workers.executors.executor import ExecutorLostError
+from opgrip.replay.workers.executors.local_processes import LocalExecutor
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
 ALL = 1_000
 
 
-class Elsewhere(ProcessEngine):
+class Elsewhere(LocalExecutor):
     """Processes of this machine, as if they were of another one.
 
     Parameters
@@ -34,34 +34,27 @@ class Elsewhere(ProcessEngine):
     absent : the trace whose device no machine has
     """
 
-    here = False
+    runs_here = False
 
     def __init__(self, cases: int = ALL, kind: str = "big", absent: str = "") -> None:
         self.cases, self.kind, self.absent = cases, kind, absent
 
-    def runner(self, job: Job, loaded: Loaded, may_fork: bool) -> RunnerElsewhere:
-        return RunnerElsewhere(self, job, loaded, may_fork)
-
-
-class RunnerElsewhere(ProcessRunner):
-    def __init__(self, engine: Elsewhere, job: Job, loaded: Loaded, may_fork: bool) -> None:
-        super().__init__(job, loaded, may_fork)
-        self._engine = engine
-
-    def machine_kind(self) -> str:
-        if Path(self._job.trace).stem == self._engine.absent:
+    def machine_kind(self, workload: Workload) -> str:
+        if Path(workload.request.trace).stem == self.absent:
             raise UserError("no machine of the cluster has a GPU", "see ray status")
-        return self._engine.kind
+        return self.kind
 
-    def about(self) -> dict[str, Any]:
-        return {**super().about(), "machines": {"one": self.machine_kind()}}
+    def about(self, workload: Workload) -> dict[str, Any]:
+        return {**super().about(workload), "machines": {"one": self.machine_kind(workload)}}
 
-    def run(self, done: Collection[int], cached_rows: CachedRows) -> Iterator[list[Result]]:
-        for rows in super().run(done, cached_rows):
-            if not self._engine.cases:
-                raise EngineLostError("no machine of the cluster is left", "see ray status")
-            self._engine.cases -= 1
-            yield [Machine("one", self._engine.kind).marked(row) for row in rows]
+    def run(
+        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
+    ) -> Iterator[list[Result]]:
+        for rows in super().run(workload, done, cached_rows, may_fork):
+            if not self.cases:
+                raise ExecutorLostError("no machine of the cluster is left", "see ray status")
+            self.cases -= 1
+            yield [Machine("one", self.kind).marked(row) for row in rows]
 
 
 @pytest.fixture
@@ -80,7 +73,7 @@ def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         def start(args: object) -> Iterator[Elsewhere]:
             yield engine
 
-        monkeypatch.setattr("opgrip.replay.workers.engines.local_processes.start_engine", start)
+        monkeypatch.setattr("opgrip.replay.command.replay.start_executor", start)
         return main([str(output.parent / "traces"), *FAST, "-o", str(output), *words])
 
     return run

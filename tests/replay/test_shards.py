@@ -19,11 +19,12 @@ from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
 from opgrip.replay.comparison.store.merging import merge_runs, missing_shards
 from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine, this_machine
-from opgrip.replay.workers.job import Job
-from opgrip.replay.workers.journal import MACHINE_KIND, identity
-from opgrip.replay.workers.shards import Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard
+from opgrip.replay.run.request import RunRequest, identity
+from opgrip.replay.run.shards import Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard
+from opgrip.replay.run.workload import load_workload
+from opgrip.replay.workers.journal import MACHINE_KIND
 
 FAST = {"iterations": 2, "warmup": 0, "cache": "warm"}
 costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)
@@ -57,17 +58,17 @@ def test_of_several_traces_each_case_is_in_one_shard_which_knows_that_it_has_the
 
 
 def test_shards_of_a_shipped_trace_are_balanced_by_captured_time_and_a_worker_computes_the_same() -> None:
-    job = job_with("trace:faster_rcnn", shard="2/4")
-    whole = replace(job, shard=None).load()
-    parts = [take_shard(whole.cases, whole.settings, Shard(number, 4)) for number in range(1, 5)]
+    job = request_with("trace:faster_rcnn", shard="2/4")
+    whole = load_workload(replace(job, shard=None))
+    parts = [take_shard(whole.cases, whole, Shard(number, 4)) for number in range(1, 5)]
     assert sorted(case.number for part in parts for case in part) == sorted(case.number for case in whole.cases)
-    loads = [sum(cost_us(case, whole.settings) for case in part) for part in parts]
-    longest = max(cost_us(case, whole.settings) for case in whole.cases)
+    loads = [sum(cost_us(case, whole) for case in part) for part in parts]
+    longest = max(cost_us(case, whole) for case in whole.cases)
     assert max(loads) <= sum(loads) / 4 + longest
     shares = [case.share for case in parts[1]]
     assert shares == sorted(shares, reverse=True)
     # as a worker process is told it
-    same = Job.from_plain(json.loads(json.dumps(asdict(job)))).load()
+    same = load_workload(RunRequest.from_plain(json.loads(json.dumps(asdict(job)))))
     assert [case.number for case in same.cases] == [case.number for case in parts[1]]
 
 
@@ -177,7 +178,7 @@ def test_a_shard_goes_on_where_it_was_and_not_with_the_rows_of_another(folder: P
     # as an interrupted run leaves it
     journal = tmp_path / "r.json.journal"
     lines = [
-        {**identity(job_with(trace, shard="1/2", **FAST)), MACHINE_KIND: this_machine("cpu").kind},
+        {**identity(request_with(trace, shard="1/2", **FAST)), MACHINE_KIND: this_machine("cpu").kind},
         [row.to_plain() for row in rows[:1]],
     ]
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))

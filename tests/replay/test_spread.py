@@ -16,9 +16,9 @@ from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.operators.devices import DeviceTraits
-from opgrip.replay.replay_options import job_with
-from opgrip.replay.workers.job import Loaded
-from opgrip.replay.workers.spread import PARTS, Windows, interleaved
+from opgrip.replay.replay_options import request_with
+from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.replay.workers.scheduling import PARTS, DealtWindows, interleaved
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def loaded_on(trace: Path, device: str) -> Loaded:
-    return job_with(trace, device=device, op="aten.sin*", cache="warm").load()
+def loaded_on(trace: Path, device: str) -> Workload:
+    return load_workload(request_with(trace, device=device, op="aten.sin*", cache="warm"))
 
 
 def numbers(cases: Iterator[list[Any]]) -> list[list[int]]:
@@ -40,13 +40,13 @@ def numbers(cases: Iterator[list[Any]]) -> list[list[int]]:
 
 def test_one_device_has_all_cases_in_one_window(trace: Path) -> None:
     loaded = loaded_on(trace, "cpu")
-    windows = Windows(loaded, done=[loaded.cases[0].number])
+    windows = DealtWindows(loaded, done=[loaded.cases[0].number])
     assert [len(window) for window in windows.take("cpu")] == [20]
 
 
 def test_devices_begin_with_equal_parts_and_one_that_is_done_takes_from_the_other(trace: Path) -> None:
     loaded = loaded_on(trace, "cuda,cuda:1")
-    windows = Windows(loaded, done=())
+    windows = DealtWindows(loaded, done=())
     dealt = {device: len(windows.dealt_to(device)) for device in ("cuda:0", "cuda:1")}
     assert dealt == {"cuda:0": 12, "cuda:1": 9}
     slow, quick = windows.take("cuda:0"), windows.take("cuda:1")
@@ -60,13 +60,13 @@ def test_devices_begin_with_equal_parts_and_one_that_is_done_takes_from_the_othe
 
 
 def test_each_process_is_told_its_device_alone(trace: Path) -> None:
-    job = job_with(trace, device=["cuda:0", "cuda:1"])
-    loaded = job.load()
+    job = request_with(trace, device=["cuda:0", "cuda:1"])
+    loaded = load_workload(job)
     assert loaded.devices == ("cuda:0", "cuda:1")
-    assert job.on("cuda:1").plan.inputs.device == "cuda:1"
-    there = loaded.on("cuda:1").settings
+    there = loaded.on("cuda:1")
+    assert there.request.inputs.device == "cuda:1"
     assert there.device == there.place("cpu") == "cuda:1"
-    assert job.on("cuda:1").load().settings.timing == there.timing
+    assert load_workload(there.request).timing == there.timing
 
 
 @pytest.mark.parametrize("devices", ["cpu,cpu", "cpu,meta"])

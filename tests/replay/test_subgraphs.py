@@ -23,10 +23,10 @@ from opgrip.replay.cases.selection import FUNCTION, MODULE
 from opgrip.replay.cases.subgraphs import UNIT, make_units
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import Result
-from opgrip.replay.run.settings import Settings
+from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread
@@ -109,7 +109,7 @@ def whole(trace: Trace, *modules: str) -> Case:
     return case
 
 
-def rows(cases: Sequence[Case], settings: Settings = SETTINGS) -> dict[str, Result]:
+def rows(cases: Sequence[Case], settings: Workload = SETTINGS) -> dict[str, Result]:
     return {result.op: result for result in rows_of(cases, settings)}
 
 
@@ -510,8 +510,8 @@ def test_patterns_that_select_nothing_are_told(tiny_trace: Path, unit: str, sele
 
 
 def test_a_box_coder_of_the_shipped_trace_replays_as_one(tmp_path: Path) -> None:
-    job = job_with(SHIPPED_TRACES[0], unit=FUNCTION, op="*:delta2bbox")
-    loaded = job.load()
+    job = request_with(SHIPPED_TRACES[0], unit=FUNCTION, op="*:delta2bbox")
+    loaded = load_workload(job)
     assert len(loaded.cases) == 2
     assert not loaded.surroundings.places
     for result in rows_of(loaded.cases, SETTINGS):

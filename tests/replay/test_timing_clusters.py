@@ -14,10 +14,11 @@ from settings import settings_of
 from opgrip.capture import Capture, Schedule
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.repeats import ClusterColumns
 from opgrip.replay.run.measure import measure_cases
+from opgrip.replay.run.workload import load_workload
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.call_blocks import encode_storages
@@ -244,7 +245,7 @@ def with_calls_between(path: Path) -> Path:
 
 def test_split_cases_run_after_the_calls_that_theirs_came_after(tmp_path: Path) -> None:
     path = with_calls_between(tmp_path / "t.jsonl")
-    loaded = job_with(path, split=True, partial=True).load()
+    loaded = load_workload(request_with(path, split=True, partial=True))
     surroundings = loaded.surroundings
     slow, fast = sorted((case for case in loaded.cases if "sqrt" in case.op), key=lambda case: case.count)
     (after,) = (case for case in loaded.cases if "cos" in case.op)
@@ -256,7 +257,7 @@ def test_split_cases_run_after_the_calls_that_theirs_came_after(tmp_path: Path) 
     assert [case.number for case in surroundings.around([after])] == [0]
     assert surroundings.cases[0].count == 15
     # what is selected beside does not matter
-    selected = job_with(path, split=True, partial=True, op="aten.sqrt*", top=1).load()
+    selected = load_workload(request_with(path, split=True, partial=True, op="aten.sqrt*", top=1))
     assert [case.number for case in selected.cases] == [slow.number]
     assert selected.surroundings.places[slow.number] == surroundings.places[slow.number]
 

@@ -17,7 +17,8 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
 from opgrip.replay.checks import Reference, Tolerance
 from opgrip.replay.modes.mode import Results
-from opgrip.replay.replay_options import job_with
+from opgrip.replay.replay_options import request_with
+from opgrip.replay.run.workload import load_workload
 from opgrip.traces import Trace, load
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -63,7 +64,7 @@ def test_without_dataflow_a_call_that_ran_with_gradients_uses_all(traces: dict[s
 
 def test_only_other_modes_than_eager_ask_for_it(traces: dict[str, Path]) -> None:
     places = {
-        mode: {case.op: {*case.unused} for case in job_with(traces["predict"], mode=[mode]).load().cases}
+        mode: {case.op: {*case.unused} for case in load_workload(request_with(traces["predict"], mode=[mode])).cases}
         for mode in ("eager", "jit")
     }
     assert places["jit"][ATTENTION] == {1}

@@ -14,7 +14,7 @@ from made_runs import HEADER, made_row
 from opgrip.display.tables import literal
 from opgrip.replay import Results, replay
 from opgrip.replay.analyses.speed_ups import print_modes, speed_up_of, summarize_modes
-from opgrip.replay.command.repeating import repeat
+from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison.store.merging import merge_runs
 from opgrip.replay.outcome import read_run
 from opgrip.replay.plots import Request, plots

@@ -16,7 +16,7 @@ from programs import run_command
 
 from opgrip.errors import UserError
 from opgrip.replay import replay
-from opgrip.replay.command.repeating import repeat
+from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Verdict
 from opgrip.replay.comparison.store.merging import merge_runs

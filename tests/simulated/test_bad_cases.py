@@ -23,13 +23,14 @@ from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.results.results import FAILED, OK, Result
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.run.preparation import empty_row
-from opgrip.replay.run.settings import Limits, Settings
+from opgrip.replay.run.request import RunLimits
+from opgrip.replay.run.workload import Workload
 
 ASSERT = "device-side assert triggered"
 MB = 1 << 20
 
 
-def settings_on(device: str, **options: Any) -> Settings:
+def settings_on(device: str, **options: Any) -> Workload:
     """Settings of a few runs on a device."""
     few = {"iterations": 3, "warmup": 2, "cache": "warm", "clock_warmup": 0} | options
     use_device(device)
@@ -57,7 +58,7 @@ def in_run(run: int) -> Callable[[torch.Tensor], bool]:
     return lambda x: x.device.type == "sim" and next(runs) == run
 
 
-def blamed(bad: Case, settings: Settings) -> tuple[int, int]:
+def blamed(bad: Case, settings: Workload) -> tuple[int, int]:
     """The case and row that were announced when the device was lost, where good cases stand around a bad one."""
     announced = []
     cases = [case_of(0, torch.sin), bad, case_of(2, torch.tan)]
@@ -93,7 +94,7 @@ def test_an_assert_under_one_mode_values_or_threads_costs_that_row_alone() -> No
 
 
 def statuses(
-    cases: list[Case], settings: Settings, cached_rows: Mapping[int, Mapping[int, Result]] | None = None
+    cases: list[Case], settings: Workload, cached_rows: Mapping[int, Mapping[int, Result]] | None = None
 ) -> dict[int, list[str]]:
     """Of the rows of each case."""
     all_rows = measure_cases(cases, settings, cached_rows=cached_rows)
@@ -159,5 +160,5 @@ def test_cases_measured_side_by_side_leave_most_of_the_memory() -> None:
     cases = [case_of(number, torch.sin, MB) for number in range(8)]
     settings = settings_of(iterations=1, cache="warm")
     assert len(list(windows(cases, settings))) == 1
-    settings = replace(settings, limits=Limits(memory_limit=64 * MB))
+    settings = replace(settings, limits=RunLimits(memory_limit=64 * MB))
     assert [len(window) for window in windows(cases, settings)] == [4, 4]

@@ -70,10 +70,11 @@ class TraceFile(pytest.File):
 
     def collect(self) -> Iterator[TraceTest]:
         """A test for each case or operator."""
-        from opgrip.replay.replay_options import job_of
+        from opgrip.replay.replay_options import request_of
+        from opgrip.replay.run.workload import load_workload
 
         try:
-            cases = job_of(self._arguments()).load().cases
+            cases = load_workload(request_of(self._arguments())).cases
         except UserError as error:
             raise self.CollectError(str(error)) from error
         by_name: dict[str, list[int]] = {}

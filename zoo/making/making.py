@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from opgrip.cli.compressed_files import Damage, read_chunks
 from opgrip.cli.output_files import whole_file
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError, shortened
+from opgrip.platform.sandbox import run_program
 from opgrip.traces.zoo import Recording, ZooTrace, zoo_file
 from opgrip.traces.zoo.manifest import MODELS, SUFFIX
 
@@ -249,28 +249,12 @@ def _time_step(trace: ZooTrace, timeout_s: float) -> float:
 def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
     """Run Python in a process group of its own; what it wrote to stdout."""
     environment = os.environ | {"OPGRIP_STORE": ""}
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-        text=True,
-        errors="replace",
-    )
-    _offer_to_killer(process.pid)
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
-    except BaseException as error:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise UserError(f"{trace.name} took longer than {timeout_s:g} s") from error
-        raise
-    if process.returncode:
-        raise UserError(f"{trace.name} cannot be made", _last_words(process.returncode, errors))
-    return output
+    finished = run_program([sys.executable, *words], timeout_s, environment, started=_offer_to_killer)
+    if finished.status is None:
+        raise UserError(f"{trace.name} took longer than {timeout_s:g} s")
+    if finished.status:
+        raise UserError(f"{trace.name} cannot be made", _last_words(finished.status, finished.errors))
+    return finished.output
 
 
 def _offer_to_killer(pid: int) -> None:

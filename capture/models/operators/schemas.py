@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -20,6 +16,7 @@ from opgrip.capture.models.operators.registered import Arguments, Entry, is_cust
 from opgrip.capture.models.operators.shapes import seeded
 from opgrip.capture.models.operators.torch_tables import CUSTOM, SCHEMA
 from opgrip.errors import one_line
+from opgrip.platform.sandbox import TIMEOUT, Child, Ended, Heartbeat, write_message
 from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 
 TIMEOUT_S = 10.0
@@ -42,48 +39,28 @@ def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
 
 def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple[Any, str]]:
     """Outcomes of the trials up to one that ends the process, itself included."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        _run_child(trials[first:], writer)
-    os.close(writer)
-    remaining = len(trials) - first
-    try:
-        with os.fdopen(reader, "rb", buffering=0) as results:
-            rest = b""
-            while remaining:
-                is_ready, _, _ = select.select([results], [], [], TIMEOUT_S)
-                chunk = results.read(1 << 16) if is_ready else b""
-                if not chunk:
-                    yield None, ENDS if is_ready else HANGS
-                    return
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    remaining -= 1
-                    value, reason = json.loads(line)
-                    yield value, reason
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
-
-def _run_child(trials: Sequence[Callable[[], Any]], writer: int) -> None:
-    try:
+    def run(source: int, output: int, heartbeat: Heartbeat) -> None:
         # a pool of threads does not live on in a fork
         torch.set_num_threads(1)
-        # what operators print of their end is no message of ours
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        for trial in trials:
+        for number, trial in enumerate(trials[first:]):
+            heartbeat.enter(number)
             try:
-                line = json.dumps([trial(), ""])
+                value, reason = trial(), ""
+                json.dumps(value)
             except Exception as error:
-                line = json.dumps([None, one_line(error)])
-            os.write(writer, f"{line}\n".encode())
-    finally:
-        os._exit(0)
+                value, reason = None, one_line(error)
+            write_message(output, [value, reason])
+
+    with Child(run, timeout_s=TIMEOUT_S) as child:
+        remaining = len(trials) - first
+        while remaining:
+            received = child.receive()
+            if isinstance(received, Ended):
+                yield None, HANGS if received.status == TIMEOUT else ENDS
+                return
+            remaining -= len(received)
+            yield from map(tuple, received)
 
 
 SHAPES = ((4, 4), (2, 4, 8, 8), (3,), (2, 4, 8), (2, 4, 8, 8, 8), ())

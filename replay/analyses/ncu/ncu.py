@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.analyses.ncu.journal import Batch, Batches
+from opgrip.replay.analyses.ncu.journal import Batch, open_batches
 from opgrip.replay.analyses.ncu.ncu_report import BASIC, SETS, columns_of, joined, read_report
 from opgrip.replay.analyses.profiler_programs import (
     LAST_LINES,
@@ -29,7 +29,7 @@ from opgrip.replay.timing.ranges import DOMAIN, NCU
 from opgrip.replay.timing.timing_options import COLD, DISCRETE
 
 if TYPE_CHECKING:
-    from opgrip.replay.workers.job import Job
+    from opgrip.replay.run.request import RunRequest
 
 FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))
 PLACES = (
@@ -40,7 +40,6 @@ PLACES = (
 """Where installers put it, besides PATH."""
 COMMAND = "{command}"
 """Placeholder for ncu and its arguments in `--batch-command`."""
-
 
 ALWAYS = (
     "--target-processes=all",
@@ -90,7 +89,7 @@ class _NoMetric(Exception):
 
 
 def profile_rows(
-    job: Job,
+    request: RunRequest,
     results: Sequence[Result],
     ncu: Ncu,
     timeout_s: float,
@@ -105,37 +104,36 @@ def profile_rows(
     say : reports what does not concern a single row
     Raises `UserError` if ncu fails as it would for every batch.
     """
-    from opgrip.replay.workers.journal import identity
+    from opgrip.replay.run.request import identity
 
     cases = list(dict.fromkeys(row.case for row in results if row.status in RAN))
     parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]
     ncu_options = json_of(ncu)
-    done = Batches(journal_path, {"job": identity(job), "ncu": ncu_options, "batches": parts}, resume)
-    plan = job.plan
-    plan = replace(
-        plan,
-        effort=replace(plan.effort, warmup=ncu.warmup, iterations=ncu.iterations),
-        inputs=replace(plan.inputs, device=ncu.device or plan.inputs.device),
-        timing=replace(plan.timing, exec_mode=DISCRETE, cache=plan.timing.caches),
+    journal = open_batches(journal_path, {"job": identity(request), "ncu": ncu_options, "batches": parts}, resume)
+    request = replace(
+        request,
+        effort=replace(request.effort, warmup=ncu.warmup, iterations=ncu.iterations),
+        inputs=replace(request.inputs, device=ncu.device or request.inputs.device),
+        timing=replace(request.timing, exec_mode=DISCRETE, cache=request.timing.caches),
         profiled=NCU,
     )
-    job = replace(job, plan=plan)
     lost = 0
     for number, part in enumerate(parts, 1):
-        if number in done.done:
+        if number in {batch.number for batch in journal.items}:
             continue
         rows = [row for row in results if row.case in part]
         try:
-            batch, ncu = _batch_with_what_there_is(job, rows, ncu, number, timeout_s, results, say)
-            done.add(number, batch)
+            batch, ncu = _batch_with_what_there_is(request, rows, ncu, number, timeout_s, results, say)
+            journal.add(batch)
         except _Died as death:
             lost += 1
             say(f"batch {number} of {len(parts)}, {counted(len(part), 'case')} from case {part[0]}, is lost: {death}")
-    _summarize(done, ncu, say)
+    journal.close()
+    _summarize(journal.items, ncu, say)
     if lost:
         again = "" if journal_path is None else "; try them again with --resume"
         say(f"{lost} of {len(parts)} batches are lost{again}")
-    added = {key: item for batch in done.done.values() for key, item in batch.added.items()}
+    added = {key: item for batch in journal.items for key, item in batch.added.items()}
     rows = [row.adding(added[key]) if (key := key_of(row)) in added else row for row in results]
     return rows, not lost
 
@@ -153,7 +151,7 @@ def report_path(ncu: Ncu, number: int) -> Path:
 
 
 def _batch_with_what_there_is(
-    job: Job,
+    request: RunRequest,
     rows: Sequence[Result],
     ncu: Ncu,
     number: int,
@@ -166,7 +164,7 @@ def _batch_with_what_there_is(
     Raises `UserError` if the user named the missing metric.
     """
     try:
-        return _batch(job, rows, ncu, number, timeout_s, everything), ncu
+        return _batch(request, rows, ncu, number, timeout_s, everything), ncu
     except _NoMetric as lack:
         metric = _metric_named(str(lack), ncu.metrics)
         remaining_metrics = [name for name in ncu.metrics if name != metric]
@@ -175,7 +173,7 @@ def _batch_with_what_there_is(
             raise UserError(problem, "name others with --ncu-metrics") from None
     say(f"this GPU has no metric {metric}, which is left out")
     ncu = replace(ncu, metrics=remaining_metrics)
-    return _batch_with_what_there_is(job, rows, ncu, number, timeout_s, everything, say)
+    return _batch_with_what_there_is(request, rows, ncu, number, timeout_s, everything, say)
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
@@ -186,14 +184,14 @@ def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
 
 
 def _batch(
-    job: Job, rows: Sequence[Result], ncu: Ncu, number: int, timeout_s: float, everything: Sequence[Result]
+    request: RunRequest, rows: Sequence[Result], ncu: Ncu, number: int, timeout_s: float, everything: Sequence[Result]
 ) -> Batch:
     others = {row.case for row in everything} - {row.case for row in rows}
     # beside the results: another machine may run it, and sees no other's /tmp
     with tempfile.TemporaryDirectory(prefix=".opgrip-ncu-", dir=ncu.report.parent) as name:
         folder = Path(name).resolve()
         report = folder / "report.ncu-rep"
-        _run(ncu, job, report, profiled_command(folder, job, others, timeout_s * SLOWER))
+        _run(ncu, request, report, profiled_command(folder, request, others, timeout_s * SLOWER))
         kernels = read_report(ncu.binary, report, ncu.metrics)
         own = {key_of(row): row for row in profiled_rows(folder)}
         shutil.move(report, report_path(ncu, number))
@@ -205,11 +203,11 @@ def _batch(
         row = own.get(key)
         runs = ncu.iterations if row is None else max(1, row.samples + row.dropped)
         added[key] = columns_of(row_kernels, runs, ncu.metrics)
-    return Batch(added, outside)
+    return Batch(number, added, outside)
 
 
-def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
-    caches = f"--cache-control={'all' if job.plan.timing.caches == (COLD,) else 'none'}"
+def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) -> None:
+    caches = f"--cache-control={'all' if request.timing.caches == (COLD,) else 'none'}"
     metrics_option = f"--metrics={','.join(ncu.metrics)}"
     arguments = merged_arguments((*ALWAYS, caches, metrics_option), ncu.arguments, FLAGS)
     ncu_command = [ncu.binary, *arguments, f"--export={report}", *command]
@@ -250,9 +248,10 @@ def _reason(said: str, status: int) -> str:
     return "; ".join((errors or lines or [ended])[-LAST_LINES:])
 
 
-def _summarize(done: Batches, ncu: Ncu, say: Callable[[str], None]) -> None:
-    outside = sum(batch.outside for batch in done.done.values())
+def _summarize(batches: Sequence[Batch], ncu: Ncu, say: Callable[[str], None]) -> None:
+    outside = sum(batch.outside for batch in batches)
     if outside:
         say(f"{outside} kernels in the reports belong to no row")
-    if done.done:
-        say(f"open them in Nsight Compute: {report_path(ncu, min(done.done))} and so on to batch {max(done.done)}")
+    if batches:
+        numbers = [batch.number for batch in batches]
+        say(f"open them in Nsight Compute: {report_path(ncu, min(numbers))} and so on to batch {max(numbers)}")

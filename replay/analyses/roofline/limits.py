@@ -18,7 +18,7 @@ from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing.timing_options import COLD, GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
-    from opgrip.replay.workers.job import Loaded
+    from opgrip.replay.run.workload import Workload
     from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 
@@ -93,13 +93,13 @@ def with_limits(
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
 
 
-def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
+def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
     """Return a function that gives a row's dtype of arithmetic: TF32 if the settings of its case allow it."""
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS
     from opgrip.traces.analysis.machine_ceilings import TF32
 
-    context_of_case = {case.number: case.context for case in loaded.cases}
+    context_of_case = {case.number: case.context for case in workload.cases}
 
     def dtype(row: Result) -> str | None:
         may_be_rounded = row.math_dtype == "float32" and row.device.partition(":")[0] in KINDS
@@ -109,11 +109,11 @@ def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
     return dtype
 
 
-def threads_of(loaded: Loaded) -> Callable[[Result], int]:
+def threads_of(workload: Workload) -> Callable[[Result], int]:
     """Return a function that gives a row's threads: as asked for, or as in the program."""
     import torch
 
-    threads_of_case = {case.number: case.context.get("threads") for case in loaded.cases}
+    threads_of_case = {case.number: case.context.get("threads") for case in workload.cases}
     usual, most = torch.get_num_threads(), os.cpu_count() or 1
 
     def threads(row: Result) -> int:

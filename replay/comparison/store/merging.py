@@ -13,7 +13,7 @@ from opgrip.replay.results.origins import MachineColumns, names_of
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import SETTINGS, Result
-from opgrip.replay.workers.shards import MOST_SHARDS
+from opgrip.replay.run.shards import MOST_SHARDS
 
 SHARD = "shard"
 """What a header says of the parts that it is of: `3/16`, or `1,2,5/16` of several; nothing where that is all."""

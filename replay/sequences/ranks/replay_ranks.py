@@ -19,6 +19,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import Result
+from opgrip.replay.run.workload import Workload
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import Meeting, part_of, recorded_ranks
 from opgrip.replay.sequences.ranks.running import backend_for
@@ -26,7 +27,6 @@ from opgrip.replay.sequences.ranks.step import Stamps, replay_step
 from opgrip.replay.sequences.step_options import RankColumns, RankOptions
 from opgrip.replay.sequences.step_process import sequence_settings
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
-from opgrip.replay.workers.job import Loaded
 from opgrip.traces.analysis.ranks.collectives import bus_factor
 
 
@@ -74,7 +74,7 @@ class StepOutcome:
 
 
 def replay_ranks(
-    loaded: Loaded, options: RankOptions, control: Control, tell: Tell = tell_nobody
+    workload: Workload, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> StepOutcome | None:
     """Replay this rank's part of a trace together with the other ranks; only rank 0 returns the results.
 
@@ -82,16 +82,16 @@ def replay_ranks(
     ------
     UserError : if the trace has another number of ranks, or one of them ends
     """
-    settings = sequence_settings(loaded.settings)
+    settings = sequence_settings(workload)
     if settings.mode != EAGER:
         raise UserError("ranks replay in eager alone", "leave out --mode")
     rank, world_size = control.launch.rank, control.launch.world_size
     # refused here, where one rank tells; it is asked again where groups are made
     control.together(lambda: backend_for(settings.device))
-    part = control.together(lambda: part_of(loaded.trace, rank, world_size))
+    part = control.together(lambda: part_of(workload.trace, rank, world_size))
     step = replay_step(part, settings, options, control, tell)
     cases = make_cases(part)
-    rows = rows_of(step.result, cases, loaded.settings)
+    rows = rows_of(step.result, cases, workload)
     offsets = clock_offsets_ns(control)
     stamps = share_stamps(control, step.stamps)
     mine = {
@@ -113,7 +113,7 @@ def replay_ranks(
         for number, item in enumerate(everyone)
         for cells in item["rows"]
     ]
-    return StepOutcome(len(recorded_ranks(loaded.trace)), ranks, all_rows, times.together())
+    return StepOutcome(len(recorded_ranks(workload.trace)), ranks, all_rows, times.together())
 
 
 def _with_times(row: Result, rank: int, own: OwnTimes | None) -> Result:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.plugins import needed
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.workers.engines.engine import engines
+from opgrip.replay.workers.executors.executor import executors
 
 if TYPE_CHECKING:
     from opgrip.cli.progress import Reporter
     from opgrip.replay.results.results import Result
     from opgrip.replay.run.measure import CachedRows
-    from opgrip.replay.workers.engines.engine_options import EngineOptions
-    from opgrip.replay.workers.engines.ray_pool import Pool, Task
-    from opgrip.replay.workers.job import Job, Loaded
+    from opgrip.replay.run.workload import Workload
+    from opgrip.replay.workers.executors.executor import EngineOptions
+    from opgrip.replay.workers.ray_pool import Pool, RayTask
 
 REACH_S = 10.0
 """Time in which the head of a cluster answers."""
@@ -42,24 +42,25 @@ QUIET = {
 nobody without a secret of its own; and its workers run at the usual priority, where Ray gives them the lowest."""
 
 
-class RayEngine:
-    """Runs cases on the workers of a cluster, which are the same for all replays of a command."""
+class RayExecutor:
+    """Runs cases on the workers of a cluster, which are the same for all workloads of a command.
 
-    here = False
+    The cluster gets the request and the files of a workload once, under a number of its own.
+    """
+
+    runs_here = False
 
     def __init__(self, ray: Any, options: EngineOptions) -> None:
         self._ray, self._options = ray, options
         self._pools: dict[str, Pool] = {}
-        self._replays = 0
-
-    def runner(self, job: Job, loaded: Loaded, may_fork: bool) -> RayRunner:
-        """What runs the cases of one replay."""
-        self._replays += 1
-        return RayRunner(self._ray, self._options, self.pool, self._replays, job, loaded)
+        self._workload: Workload | None = None
+        self._number = self._turn = 0
+        self._homes: dict[int, str] = {}
+        self._bundle: Any = None
 
     def pool(self, device: str) -> Pool:
-        """Workers that have such a device; they start when they are asked for first."""
-        from opgrip.replay.workers.engines.ray_pool import Pool
+        """Return workers that have such a device; they start when they are asked for first."""
+        from opgrip.replay.workers.ray_pool import Pool
 
         if device not in self._pools:
             self.close()
@@ -79,64 +80,45 @@ class RayEngine:
             pool.close()
         self._pools.clear()
 
+    def check(self, workload: Workload) -> None:
+        """Raise `UserError` for a device of this machine only, as a trace may name; workers look for theirs."""
+        self._options.check((workload.device,))
 
-class RayRunner:
-    """Runs the cases of one replay.
+    def machine_kind(self, workload: Workload) -> str:
+        """Return the kind of the workers' machines."""
+        return self.pool(workload.device).kind
 
-    Parameters
-    ----------
-    number : of the replay: workers load its trace once
-    """
-
-    def __init__(self, ray: Any, options: EngineOptions, pool_of: Any, number: int, job: Job, loaded: Loaded) -> None:
-        self._ray, self._options, self._pool_of = ray, options, pool_of
-        self._number, self._job, self._loaded = number, job, loaded
-        self._homes: dict[int, str] = {}
-        self._bundle: Any = None
-        self._turns = 0
-
-    @property
-    def _pool(self) -> Pool:
-        device = self._loaded.settings.device
-        pool: Pool = self._pool_of(device)
-        return pool
-
-    def check(self) -> None:
-        """Raise `UserError` for a device of this machine alone, as a trace may name; workers look for theirs."""
-        self._options.check((self._loaded.settings.device,))
-
-    def machine_kind(self) -> str:
-        """That of the workers."""
-        return self._pool.kind
-
-    def about(self) -> dict[str, Any]:
-        """What the header says of the machines; of a case each row says its own."""
+    def about(self, workload: Workload) -> dict[str, Any]:
+        """Return what the header says of the machines; each row names the one of its case."""
         from opgrip.replay.results.origins import names_of
 
-        pool = self._pool
+        pool = self.pool(workload.device)
         environment = {**pool.about["environment"], "machine": names_of(pool.machines)}
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
-    def compile(self, done: Collection[int], reporter: Reporter) -> CachedRows:
-        """What came of compiling: by all workers, before any of them measures."""
+    def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
+        """Make rows ready on all workers, before any of them measures."""
         from opgrip.replay.results.results import Result
-        from opgrip.replay.workers.ahead import rows_ahead
-        from opgrip.replay.workers.engines.ray_pool import Task
+        from opgrip.replay.workers.ray_pool import RayTask
+        from opgrip.replay.workers.scheduling import rows_ahead
 
-        self._say_of_threads(reporter)
-        numbers = list(dict.fromkeys(case.number for case, _ in rows_ahead(self._loaded, done)))
+        self._begin(workload)
+        pool = self.pool(workload.device)
+        self._report_threads(workload, pool, reporter)
+        numbers = list(dict.fromkeys(case.number for case, _ in rows_ahead(workload, done)))
         if not numbers:
             return {}
-        size = self._window_size(len(numbers), MOST_COMPILED)
-        tasks = [Task(numbers[place : place + size]) for place in range(0, len(numbers), size)]
-        jobs, bundle = self._job.plan.limits.jobs, self._ship()
+        size = _window_size(pool, len(numbers), MOST_COMPILED)
+        tasks = [RayTask(numbers[place : place + size]) for place in range(0, len(numbers), size)]
+        jobs, bundle = workload.request.limits.jobs, self._ship(workload)
 
-        def submit(actor: Any, task: Task) -> Any:
+        def submit(actor: Any, task: RayTask) -> Any:
             return actor.compile.options(num_returns="streaming").remote(self._number, bundle, list(task.cases), jobs)
 
         rows: dict[int, dict[int, Result]] = {}
-        with reporter.doing(f"compiling {counted(len(numbers), 'case')} on {self._where()}", len(numbers)) as advance:
-            for _, node, task, message in self._pool.deal(tasks, submit, rows):
+        where = f"{counted(pool.size, 'worker')} of {counted(len(pool.machines), 'machine')}"
+        with reporter.doing(f"compiling {counted(len(numbers), 'case')} on {where}", len(numbers)) as advance:
+            for _, node, task, message in pool.deal(tasks, submit, rows):
                 if message is None:
                     # it is tried once more where it is measured
                     rows.update({number: {} for number in task.cases})
@@ -147,17 +129,19 @@ class RayRunner:
                 advance()
         return rows
 
-    def run(self, done: Collection[int], cached_rows: CachedRows) -> Iterator[list[Result]]:
-        """The rows of the cases that are not done, as they come."""
+    def run(
+        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
+    ) -> Iterator[list[Result]]:
+        """Yield the rows of the cases that are not done, as they come."""
         from opgrip.replay.results.results import FAILED, Result
         from opgrip.replay.run.preparation import empty_rows
-        from opgrip.replay.workers.engines.ray_pool import LOSSES
+        from opgrip.replay.workers.ray_pool import LOSSES
 
-        self._turns += 1
-        turn = self._turns
-        bundle, cases = self._ship(), {case.number: case for case in self._loaded.cases}
+        self._begin(workload)
+        self._turn += 1
+        turn, bundle, cases = self._turn, self._ship(workload), {case.number: case for case in workload.cases}
 
-        def submit(actor: Any, task: Task) -> Any:
+        def submit(actor: Any, task: RayTask) -> Any:
             of_task = ((number, cached_rows.get(number, {})) for number in task.cases)
             cached = [[number, way, row.to_plain()] for number, rows in of_task for way, row in rows.items()]
             return actor.measure.options(num_returns="streaming").remote(
@@ -165,77 +149,79 @@ class RayRunner:
             )
 
         finished: set[int] = set()
-        for machine, _, task, message in self._pool.deal(self._windows(done), submit, finished):
+        pool = self.pool(workload.device)
+        for machine, _, task, message in pool.deal(self._windows(workload, pool, done), submit, finished):
             if message is None:
                 reason = f"{LOSSES} workers that it ran on were lost"
-                lost = [empty_rows(cases[number], self._loaded.settings, FAILED, reason) for number in task.cases]
+                lost = [empty_rows(cases[number], workload, FAILED, reason) for number in task.cases]
                 finished.update(task.cases)
                 yield from ([*rows.values()] for rows in lost)
                 continue
             rows = [machine.marked(Result.from_plain(row)) for row in _unpacked(message)]
-            # a worker that was thought lost may have said it twice
+            # a worker that was thought lost may have sent it twice
             if rows and rows[0].case not in finished:
                 finished.add(rows[0].case)
                 yield rows
 
-    def _windows(self, done: Collection[int]) -> list[Task]:
-        """The cases that are not done, in the parts that workers measure side by side."""
-        from opgrip.replay.run.measure import CASES, windows
-        from opgrip.replay.workers.engines.ray_pool import Task
+    def _begin(self, workload: Workload) -> None:
+        """Note which workload runs; workers load the trace of each once."""
+        if self._workload is not workload:
+            self._workload, self._number, self._homes, self._bundle = workload, self._number + 1, {}, None
 
-        loaded = self._loaded
-        cases = sorted((case for case in loaded.cases if case.number not in done), key=loaded.surroundings.first)
-        most = self._window_size(len(cases), CASES)
+    def _windows(self, workload: Workload, pool: Pool, done: Collection[int]) -> list[RayTask]:
+        """Return the cases that are not done, in the parts that workers measure side by side."""
+        from opgrip.replay.run.measure import CASES, windows
+        from opgrip.replay.workers.ray_pool import RayTask
+
+        cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
+        most = _window_size(pool, len(cases), CASES)
         by_home: dict[str, list[Any]] = {}
         for case in cases:
             by_home.setdefault(self._homes.get(case.number, ""), []).append(case)
         return [
-            Task([case.number for case in window], home)
+            RayTask([case.number for case in window], home)
             for home, at_home in by_home.items()
-            for window in windows(at_home, loaded.settings, most)
+            for window in windows(at_home, workload, most)
         ]
 
-    def _window_size(self, cases: int, most: int) -> int:
-        from opgrip.replay.workers.spread import PARTS
-
-        return max(1, min(most, ceil(cases / (PARTS * max(self._pool.size, 1)))))
-
-    def _say_of_threads(self, reporter: Reporter) -> None:
-        processors = self._pool.options.processors
-        threads = max((case.context.get("threads") or 1 for case in self._loaded.cases), default=1)
-        if processors and not self._job.plan.points.threads and threads > processors:
+    def _report_threads(self, workload: Workload, pool: Pool, reporter: Reporter) -> None:
+        processors = pool.options.processors
+        threads = max((case.context.get("threads") or 1 for case in workload.cases), default=1)
+        if processors and not workload.request.points.threads and threads > processors:
             of_worker = f"{counted(processors, 'processor')} of a worker"
             reporter.say(f"the program ran {threads} threads, which share the {of_worker}: see --threads")
 
-    def _where(self) -> str:
-        return f"{counted(self._pool.size, 'worker')} of {counted(len(self._pool.machines), 'machine')}"
-
-    def _ship(self) -> Any:
-        """The job, and the files of its trace, in the cluster's memory: no node has to see this machine's disk."""
+    def _ship(self, workload: Workload) -> Any:
+        """Put the request and the trace's files in the cluster's memory: no node has to see this machine's disk."""
         if self._bundle is None:
-            job, device = self._job, self._loaded.settings.device
+            request, device = workload.request, workload.device
             if device not in ("cpu", "meta"):
-                inputs = replace(job.plan.inputs, device=device.partition(":")[0])
-                job = replace(job, plan=replace(job.plan, inputs=inputs))
-            bundle = {"job": json.dumps(asdict(job)), "files": _files_of(job, self._loaded)}
-            # in a list, or Ray would fetch it anew for each task
+                request = replace(request, inputs=replace(request.inputs, device=device.partition(":")[0]))
+            bundle = {"request": json.dumps(asdict(request)), "files": _files_of(workload)}
+            # in a list, or Ray would fetch it for each task
             self._bundle = [self._ray.put(bundle)]
         return self._bundle
+
+
+def _window_size(pool: Pool, cases: int, most: int) -> int:
+    from opgrip.replay.workers.scheduling import PARTS
+
+    return max(1, min(most, ceil(cases / (PARTS * max(pool.size, 1)))))
 
 
 MOST_COMPILED = 16
 """Cases that a worker compiles in one go."""
 
 
-def _files_of(job: Job, loaded: Loaded) -> Mapping[str, bytes]:
-    """A trace's own file first, and those of its values; nothing of a folder, or where samples or operators run."""
+def _files_of(workload: Workload) -> Mapping[str, bytes]:
+    """Return a trace's own file first, then those of its values; none of a folder, of samples and of operators."""
     from opgrip.traces.io.shipped_traces import trace_file
 
     try:
-        path = trace_file(job.trace)
+        path = trace_file(workload.request.trace)
     except UserError:
         return {}
-    files: Sequence[Path] = [path, *loaded.trace.tensor_files] if path.is_file() else []
+    files: Sequence[Path] = [path, *workload.trace.tensor_files] if path.is_file() else []
     return {file.name: file.read_bytes() for file in files}
 
 
@@ -259,10 +245,10 @@ def _check_reachable(address: str | None) -> None:
         raise UserError(f"there is no Ray cluster at {address}: {reason}", "see ray status") from error
 
 
-@engines.register("ray")
+@executors.register("ray")
 @contextmanager
-def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayEngine]:
-    """The engine on a cluster, or on one that starts itself here and ends with the block.
+def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayExecutor]:
+    """Start the executor on a cluster, or on one that starts itself here and ends with the block.
 
     Parameters
     ----------
@@ -273,11 +259,11 @@ def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator
     UserError : where ray is not installed, or there is no cluster
     """
     with _connected(options, processors or len(os.sched_getaffinity(0))) as ray:
-        engine = RayEngine(ray, options)
+        executor = RayExecutor(ray, options)
         try:
-            yield engine
+            yield executor
         finally:
-            engine.close()
+            executor.close()
 
 
 @contextmanager

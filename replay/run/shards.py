@@ -17,7 +17,7 @@ from opgrip.errors import UserError
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
-    from opgrip.replay.run.settings import Settings
+    from opgrip.replay.run.workload import Workload
 
 AUTO = "auto"
 MOST_SHARDS = 1_000_000
@@ -154,19 +154,19 @@ def _shards_of(count: int) -> str:
     return f"of {count} the first is 1/{count}, the last {count}/{count}"
 
 
-def take_shard(cases: Sequence[Case], settings: Settings, part: Shard) -> list[Case]:
+def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
     """The cases of a shard, in the order in which they are given."""
     # by number, which is by first call: neighbours share the calls that are run before them
     in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
-    selected = part.select([cost_us(cases[place], settings) for place in in_program])
+    selected = part.select([cost_us(cases[place], workload) for place in in_program])
     return [cases[place] for place in sorted(in_program[order] for order in selected)]
 
 
-def cost_us(case: Case, settings: Settings) -> int:
+def cost_us(case: Case, workload: Workload) -> int:
     """About what it takes to measure a case, by its time in the program; whole, so that all machines agree."""
     from opgrip.replay.modes import find_mode
 
-    effort, ways = settings.effort, settings.ways(case)
+    effort, ways = workload.request.effort, workload.ways(case)
     budget_us, runs = effort.budget_s * 1e6, effort.iterations or RUNS
     fewest = min(runs, FEWEST_RUNS) * case.captured_us
     row_us = max(fewest, min(runs * case.captured_us, budget_us)) + effort.warmup * case.captured_us

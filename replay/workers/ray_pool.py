@@ -13,9 +13,8 @@ from typing import Any
 
 from opgrip.errors import UserError
 from opgrip.replay.results.origins import Machine
-from opgrip.replay.workers.engines.engine import EngineLostError
-from opgrip.replay.workers.engines.engine_options import EngineOptions
-from opgrip.replay.workers.engines.ray_worker import THREADS, RayWorker
+from opgrip.replay.workers.executors.executor import EngineOptions, ExecutorLostError
+from opgrip.replay.workers.ray_worker import THREADS, RayWorker
 
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
 """How long messages are waited for; how often nodes are looked for; how long none may be there that can work; how long
@@ -27,7 +26,7 @@ KIND = "kind:"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RayTask:
     """Cases that one worker runs in one go: what is measured side by side stays together.
 
     Attributes
@@ -40,7 +39,7 @@ class Task:
     home: str = ""
     losses: int = 0
 
-    def after_loss(self) -> list[Task]:
+    def after_loss(self) -> list[RayTask]:
         """What there is to do again; from the second loss on each case by itself, to find the one to blame."""
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
@@ -49,7 +48,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Slot:
+class RaySlot:
     """A worker, and where it is.
 
     Attributes
@@ -82,9 +81,9 @@ class Pool:
     about: Mapping[str, Any] = field(default_factory=dict)
     machines: dict[str, str] = field(default_factory=dict)
     _kind: str | None = None
-    _idle: list[Slot] = field(default_factory=list)
-    _starting: dict[Any, Slot] = field(default_factory=dict)
-    _slots: list[Slot] = field(default_factory=list)
+    _idle: list[RaySlot] = field(default_factory=list)
+    _starting: dict[Any, RaySlot] = field(default_factory=dict)
+    _slots: list[RaySlot] = field(default_factory=list)
     _problems: dict[str, UserError] = field(default_factory=dict)
     _failed_starts: Counter[str] = field(default_factory=Counter)
     _turned_down: Counter[str] = field(default_factory=Counter)
@@ -135,8 +134,8 @@ class Pool:
         self._slots.clear()
 
     def deal(
-        self, tasks: Collection[Task], submit: Callable[[Any, Task], Any], finished: Collection[int]
-    ) -> Iterator[tuple[Machine, str, Task, bytes | None]]:
+        self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any], finished: Collection[int]
+    ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
         """What workers say of tasks, message by message, with the machine and node; None for one lost too often.
 
         Parameters
@@ -144,7 +143,7 @@ class Pool:
         submit : asks a worker for a task; gives the generator of its messages
         finished : cases of which all is said, as whoever takes the messages knows
         """
-        busy: dict[Any, tuple[Slot, Task]] = {}
+        busy: dict[Any, tuple[RaySlot, RayTask]] = {}
         try:
             yield from self._deal(deque(tasks), busy, submit, finished)
         finally:
@@ -155,11 +154,11 @@ class Pool:
 
     def _deal(
         self,
-        queue: deque[Task],
-        busy: dict[Any, tuple[Slot, Task]],
-        submit: Callable[[Any, Task], Any],
+        queue: deque[RayTask],
+        busy: dict[Any, tuple[RaySlot, RayTask]],
+        submit: Callable[[Any, RayTask], Any],
         finished: Collection[int],
-    ) -> Iterator[tuple[Machine, str, Task, bytes | None]]:
+    ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
         idle_since = monotonic()
         while queue or busy:
             self._refresh()
@@ -190,8 +189,8 @@ class Pool:
                     yield slot.machine, slot.node, task, message
 
     def _after(
-        self, error: Exception, slot: Slot, task: Task, queue: deque[Task]
-    ) -> Iterator[tuple[Machine, str, Task, None]]:
+        self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
+    ) -> Iterator[tuple[Machine, str, RayTask, None]]:
         """Queue again what a worker leaves that goes on no more; gives what was lost too often."""
         assert slot.machine is not None, "it has said what it is"
         tasks = [task] if task.cases else []
@@ -275,7 +274,7 @@ class Pool:
 
         Raises
         ------
-        EngineLostError : where there are several, or none
+        ExecutorLostError : where there are several, or none
         UserError : where no machine has such a device, as a trace may name
         """
         kinds = self._kinds()
@@ -285,10 +284,10 @@ class Pool:
         there = "; ".join(kinds)
         if not chosen:
             pattern = self.options.machine_kind
-            raise EngineLostError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
+            raise ExecutorLostError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
         if len(chosen) != 1:
             problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
-            raise EngineLostError(problem, "name one by --machine-kind: times of two do not mix")
+            raise ExecutorLostError(problem, "name one by --machine-kind: times of two do not mix")
         self._kind = chosen[0]
         for slot in list(self._slots):
             if slot.machine is not None and slot.machine.kind != self._kind:
@@ -328,7 +327,7 @@ class Pool:
         )
         said_kind = next((item[len(KIND) :] for item in resources if item.startswith(KIND)), "")
         actor = worker.remote(processors or 0, os.environ.get(THREADS), self._room(resources))
-        slot = Slot(name, actor, said_kind)
+        slot = RaySlot(name, actor, said_kind)
         self._slots.append(slot)
         versions = {"torch": str(torch_version), "opgrip": metadata.version("opgrip")}
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
@@ -358,7 +357,7 @@ class Pool:
         nodes = self._nodes()
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
-    def _lose(self, slot: Slot) -> None:
+    def _lose(self, slot: RaySlot) -> None:
         """Forget a worker that has ended."""
         if slot in self._slots:
             self._slots.remove(slot)
@@ -370,12 +369,12 @@ class Pool:
         # another takes its place at once
         self._refreshed = float("-inf")
 
-    def _drop(self, slot: Slot) -> None:
+    def _drop(self, slot: RaySlot) -> None:
         """End a worker that is of no use."""
         self._lose(slot)
         self.ray.kill(slot.actor)
 
-    def _turn_down(self, slot: Slot) -> None:
+    def _turn_down(self, slot: RaySlot) -> None:
         """End a worker of another kind; its node starts one worker less, until one of the kind is lost."""
         self._turned_down[slot.node] += 1
         self._drop(slot)
@@ -389,18 +388,18 @@ class Pool:
 
     def _nobody(self) -> UserError:
         for problem in self._problems.values():
-            return EngineLostError(problem.problem, problem.hint)
+            return ExecutorLostError(problem.problem, problem.hint)
         what = "a GPU" if self.is_accelerator else "processors enough"
         if self._kind is not None:
-            return EngineLostError(f"no machine of the cluster has {what} any more", "see ray status")
+            return ExecutorLostError(f"no machine of the cluster has {what} any more", "see ray status")
         others = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
         # where it never had one, traces of other devices run all the same
         is_absent = self.is_accelerator and not self._nodes() and any(others)
-        error_class = UserError if is_absent else EngineLostError
+        error_class = UserError if is_absent else ExecutorLostError
         return error_class(f"no machine of the cluster has {what}", "see ray status")
 
 
-def _take(queue: deque[Task], node: str) -> Task:
+def _take(queue: deque[RayTask], node: str) -> RayTask:
     """The next task for a node: one of its own, else one of nobody's, else another's."""
     for homes in ((node,), ("",)):
         for place, task in enumerate(queue):

@@ -15,11 +15,12 @@ import torch
 from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.command.several.targets import Target
+from opgrip.replay.command.trace_targets import TraceTarget
 from opgrip.replay.replay_options import Output
 from opgrip.replay.results.origins import MachineColumns
 from opgrip.replay.results.results import Result
-from opgrip.replay.workers.journal import MACHINE_KIND, TORCH, journal_path, unlike
+from opgrip.replay.run.request import TORCH
+from opgrip.replay.workers.journal import MACHINE_KIND, journal_path, unlike
 from opgrip.traces.zoo.manifest import FIELD
 
 OF_TRACE = ("trace", "trace_hash", FIELD)
@@ -74,7 +75,7 @@ class OtherMachinesError(UserError):
 
 
 def about_parts(
-    targets: Sequence[Target], options: Mapping[str, Any], shard: object | None, machine_kind: str
+    targets: Sequence[TraceTarget], options: Mapping[str, Any], shard: object | None, machine_kind: str
 ) -> dict[str, Any]:
     """What the rows of several traces must have in common to stand in one table, in plain values."""
     names = [target.origin.trace for target in targets]
@@ -137,7 +138,7 @@ def remove_if_empty(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _trace_hash(target: Target) -> str | None:
+def _trace_hash(target: TraceTarget) -> str | None:
     """None where it cannot be read, which its replay will say."""
     try:
         path = target.path()
@@ -169,9 +170,8 @@ def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
     """What the rows there are of that these would not be."""
     hashes = stored.get(HASHES) if isinstance(stored, dict) else None
     but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
-    difference = unlike(but_hashes, about, "of other traces or with other options")
-    if difference is not None:
-        return difference
+    if but_hashes != about:
+        return unlike(but_hashes, about) or "of other traces or with other options"
     # there are no rows of a trace that could not be read
     of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
     changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]

@@ -6,11 +6,10 @@ import argparse
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from opgrip.cli.options import from_arguments, refuse_options
 from opgrip.cli.plural import counted
@@ -18,8 +17,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
-from opgrip.replay.cases.selection import Selection
-from opgrip.replay.command.several.parts import (
+from opgrip.replay.command.trace_parts import (
     HASHES,
     OtherMachinesError,
     about_parts,
@@ -31,39 +29,23 @@ from opgrip.replay.command.several.parts import (
     with_earlier,
     with_traces,
 )
-from opgrip.replay.command.several.targets import Share, Target, args_of_one, deal
+from opgrip.replay.command.trace_replay import ReplayOutcome, TraceReplay
+from opgrip.replay.command.trace_targets import TraceShare, TraceTarget, args_of_one, deal
 from opgrip.replay.operators.devices import check_present, with_index
-from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
+from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.outputs import parts_folder
-from opgrip.replay.replay_options import Output, option_classes, plan_of
+from opgrip.replay.replay_options import Output, option_classes, options_of
 from opgrip.replay.reports.completed import repeated_rows
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import Result, summarize
 from opgrip.replay.run.preparation import expected_rows
-from opgrip.replay.workers.engines.engine import EngineLostError
-from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.journal import journal_path, options_of
+from opgrip.replay.run.request import identifying_options
+from opgrip.replay.workers.executors.executor import ExecutorLostError
+from opgrip.replay.workers.journal import journal_path
 
 ONE = "one trace"
 """What options are for that several traces are not replayed with."""
 _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
-
-
-class OneReplay(Protocol):
-    """The replay of one of them."""
-
-    job: Job
-    loaded: Loaded
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """What its results say of where they come from, of the machines among it where cases run elsewhere."""
-
-    def completed_rows(self) -> list[Result]:
-        """Those of its output, which is whole."""
-
-    def run(self) -> ReplayOutcome:
-        """Run its cases."""
 
 
 class Unmatched:
@@ -97,29 +79,7 @@ class Unmatched:
         return NothingSelectedError(self.line(), "opgrip corpus --by op lists what they have")
 
 
-MakeReplay = Callable[[argparse.Namespace, Reporter, Origin], OneReplay]
-
-
-@dataclass(slots=True)
-class SeveralOutcome:
-    """What became of several replays.
-
-    Attributes
-    ----------
-    results : of all that ran
-    problems : by the name of a trace, why it was not replayed
-    unmatched : a line on the traces of which nothing is selected; empty if there are none
-    interrupted : whether the user ended it before the last case
-    problem : why the output could not be written, or no more cases could be run: then it is not written
-    analyses : those that have something to print of rows whatever trace they are of
-    """
-
-    results: Results
-    problems: Mapping[str, UserError] = field(default_factory=dict)
-    unmatched: str = ""
-    interrupted: bool = False
-    problem: UserError | None = None
-    analyses: Sequence[Analysis] = ()
+MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]
 
 
 class SeveralReplays:
@@ -140,7 +100,7 @@ class SeveralReplays:
     def __init__(
         self,
         args: argparse.Namespace,
-        targets: Sequence[Target],
+        targets: Sequence[TraceTarget],
         reporter: Reporter,
         make: MakeReplay,
         runs_here: bool = True,
@@ -149,17 +109,17 @@ class SeveralReplays:
         self.targets = targets
         self.output = from_arguments(Output, args)
         refuse_options(args, option_classes(), (ONE,), "name one with it")
-        plan = plan_of(copy(args))
+        request = options_of(copy(args))
         # workers elsewhere look for theirs, and mark each row by their machine
-        for device in plan.inputs.devices if runs_here else ():
+        for device in request.inputs.devices if runs_here else ():
             check_present(with_index(device))
         self._runs_here = runs_here
         # of machines elsewhere each row says it
         self._machine_kind = this_machine("cpu").kind if runs_here else ""
-        self._options = options_of(from_arguments(Selection, args), plan)
+        self._options = identifying_options(request)
         self._hashes: dict[str, str | None] = {}
         self._earlier = Results([], {})
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, TraceShare] = {}
         self._rows: dict[str, list[Result]] = {}
         self._headers: dict[str, dict[str, Any]] = {}
         self._problems: dict[str, UserError] = {}
@@ -171,7 +131,7 @@ class SeveralReplays:
         """Where the rows of each trace are kept until the results are whole; None where there is no output."""
         return None if self.output.output is None else parts_folder(self.output.output)
 
-    def run(self) -> SeveralOutcome:
+    def run(self) -> ReplayOutcome:
         """Replay each, and write the output.
 
         Raises
@@ -184,16 +144,17 @@ class SeveralReplays:
         interrupted, lost = not self._deal(), None
         try:
             interrupted = interrupted or self._run_all()
-        except EngineLostError as error:
+        except ExecutorLostError as error:
             # each of the others would fail like this one, and the whole would lack their rows
             lost = error
         names = [target.origin.trace for target in self.targets]
-        outcome = SeveralOutcome(
+        outcome = ReplayOutcome(
             Results([row for name in names for row in self._rows.get(name, ())], self._header()),
-            self._problems,
-            self._unmatched.line(),
-            interrupted,
-            lost,
+            problems=self._problems,
+            unmatched=self._unmatched.line(),
+            interrupted=interrupted,
+            problem=lost,
+            traces=len(self.targets),
             analyses=[item for item in self._analyses if isinstance(item, UnaskedAnalysis)],
         )
         if lost is not None and not self._keeps_rows():
@@ -232,12 +193,12 @@ class SeveralReplays:
                 return True
         return False
 
-    def _run_one(self, place: int, target: Target) -> bool:
+    def _run_one(self, place: int, target: TraceTarget) -> bool:
         """Replay one; gives whether the user ended it.
 
         Raises
         ------
-        EngineLostError : where no other could be replayed either
+        ExecutorLostError : where no other could be replayed either
         OtherMachinesError : where its rows of before do not go with those of others
         """
         name = target.origin.trace
@@ -245,7 +206,7 @@ class SeveralReplays:
         try:
             args = self._args_of(place, target)
             part = from_arguments(Output, args).output
-            replay = self._make(args, self._reporter, target.origin)
+            replay = self._make(args, target.origin)
             self._check_new(name, replay)
             if part is not None and part.exists() and not journal_path(part).exists():
                 stored = read_run(part)
@@ -260,7 +221,7 @@ class SeveralReplays:
         except KeyboardInterrupt:
             # while the trace was read, or the rows of others
             return True
-        except (EngineLostError, OtherMachinesError):
+        except (ExecutorLostError, OtherMachinesError):
             raise
         except NothingSelectedError as error:
             self._unmatched.add(error)
@@ -277,7 +238,7 @@ class SeveralReplays:
         self._reporter.begin(f"{which}: {summarize(self._rows[name])}")
         return outcome.interrupted
 
-    def _check_kinds(self, part: Path, rows: Iterable[Result], replay: OneReplay) -> None:
+    def _check_kinds(self, part: Path, rows: Iterable[Result], replay: TraceReplay) -> None:
         """See that what is kept of a trace is of such machines as run the cases now; raises as `_run_one` does."""
         if self._runs_here:
             return
@@ -285,10 +246,10 @@ class SeveralReplays:
             header = replay.header
         except UserError as error:
             # were it only not replayed, its rows would be missing in the whole
-            raise EngineLostError(error.problem, error.hint) from error
+            raise ExecutorLostError(error.problem, error.hint) from error
         check_kinds(part, rows, header)
 
-    def _args_of(self, place: int, target: Target) -> argparse.Namespace:
+    def _args_of(self, place: int, target: TraceTarget) -> argparse.Namespace:
         """The command line of one trace."""
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
@@ -299,11 +260,11 @@ class SeveralReplays:
             args.resume = args.output.exists() or journal_path(args.output).exists()
         return args
 
-    def _part_of(self, folder: Path, place: int, target: Target) -> Path:
+    def _part_of(self, folder: Path, place: int, target: TraceTarget) -> Path:
         """The file of the rows of one trace."""
         return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
 
-    def _finished_first(self) -> list[tuple[int, Target]]:
+    def _finished_first(self) -> list[tuple[int, TraceTarget]]:
         """The traces with their places, those whose rows are whole first: what these are of decides for the others."""
         folder, targets = self.folder, list(enumerate(self.targets))
         if folder is None:
@@ -324,7 +285,7 @@ class SeveralReplays:
             self._hashes = about[HASHES]
             prepare_parts(self.folder, self.output, about)
 
-    def _check_new(self, name: str, replay: OneReplay) -> None:
+    def _check_new(self, name: str, replay: TraceReplay) -> None:
         """Raise `UserError` where the output has rows already that nothing would tell from those of a trace."""
         earlier, output = self._earlier, self.output.output
         own = [row for row in earlier if row.trace == name]
@@ -333,8 +294,8 @@ class SeveralReplays:
         trace_hash = hash_of(earlier.header.get("traces", {}).get(name))
         if trace_hash is not None and trace_hash != self._hashes[name]:
             raise UserError(f"{output} has rows of another file of this name", "write to another output")
-        settings = replay.loaded.settings
-        if repeated_rows(own, expected_rows(replay.loaded.cases, settings), settings.timing.caches):
+        workload = replay.workload
+        if repeated_rows(own, expected_rows(workload.cases, workload), workload.timing.caches):
             raise UserError(f"{output} has rows of this trace that were run in the same ways", "leave it out")
 
     def _write(self, results: Results) -> UserError | None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.replay_options import job_of
+from opgrip.replay.replay_options import request_of
 from opgrip.replay.results.origins import Origin
-from opgrip.replay.workers.shards import Shard, cost_us
+from opgrip.replay.run.shards import Shard, cost_us
+from opgrip.replay.run.workload import load_workload
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
@@ -24,7 +25,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TraceTarget:
     """One of several traces.
 
     Attributes
@@ -46,7 +47,7 @@ class Target:
         return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
 
 
-def targets_of(names: Sequence[str]) -> list[Target] | None:
+def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
     """The traces that names stand for, each once; None where they name one thing alone to replay.
 
     Raises
@@ -56,14 +57,14 @@ def targets_of(names: Sequence[str]) -> list[Target] | None:
     if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
         return None
     manifest = {trace.name: trace for trace in read_manifest()}
-    targets: dict[str, Target] = {}
+    targets: dict[str, TraceTarget] = {}
     for name in names:
         for target in _targets(name, manifest):
             targets.setdefault(target.origin.trace if target.zoo else str(trace_file(target.path()).resolve()), target)
     return list(_with_distinct_names(list(targets.values()))) if targets else None
 
 
-def args_of_one(args: argparse.Namespace, target: Target) -> argparse.Namespace:
+def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
     """The command line that replays one of several traces.
 
     Raises
@@ -87,24 +88,24 @@ def _is_zoo(name: str) -> bool:
     return name.startswith(f"{ZOO}:") or (name == ZOO and not is_own)
 
 
-def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[Target]:
+def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[TraceTarget]:
     if _is_zoo(name):
         for trace in select(patterns_in(name.partition(":")[2]), list(manifest.values())):
-            yield Target(Origin(*name_of_trace(trace)), zoo=trace)
+            yield TraceTarget(Origin(*name_of_trace(trace)), zoo=trace)
     elif is_folder_of_traces(name):
         for file in _files_in(Path(name)):
-            yield Target(Origin(*name_of_file(file, manifest)), str(file))
+            yield TraceTarget(Origin(*name_of_file(file, manifest)), str(file))
     elif name.startswith("sample:") or (Path(name).is_dir() and format_of(Path(name)) is None):
         raise UserError(f"{name} is no trace", "samples are replayed by themselves, several traces together")
     else:
-        yield Target(Origin(*name_of_file(name, manifest)), name)
+        yield TraceTarget(Origin(*name_of_file(name, manifest)), name)
 
 
 def _files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
 
 
-def _with_distinct_names(targets: Sequence[Target]) -> Iterator[Target]:
+def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget]:
     """The same, those that are called alike told apart."""
     names = told_apart([target.origin.trace for target in targets])
     for target, name in zip(targets, names, strict=True):
@@ -112,7 +113,7 @@ def _with_distinct_names(targets: Sequence[Target]) -> Iterator[Target]:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TraceShare:
     """What a shard has of a trace.
 
     Attributes
@@ -126,8 +127,8 @@ class Share:
 
 
 def deal(
-    args: argparse.Namespace, targets: Sequence[Target], part: Shard, advance: Callable[[], None]
-) -> dict[str, Share]:
+    args: argparse.Namespace, targets: Sequence[TraceTarget], part: Shard, advance: Callable[[], None]
+) -> dict[str, TraceShare]:
     """The shares of a shard, by the names of traces; every trace is read, so that all shards agree on what it costs.
 
     Parameters
@@ -142,19 +143,18 @@ def deal(
     shares = {}
     for name, cost, trace_hash in costs:
         own = replace(part, offset_us=offset_us, total_us=total_us)
-        shares[name] = Share(own if own.has_part_of(cost) else None, trace_hash)
+        shares[name] = TraceShare(own if own.has_part_of(cost) else None, trace_hash)
         offset_us += cost
     return shares
 
 
-def _cost(args: argparse.Namespace, target: Target) -> tuple[int, str | None]:
+def _cost(args: argparse.Namespace, target: TraceTarget) -> tuple[int, str | None]:
     """What a trace costs, and its hash; as good as nothing where it cannot be read, which one shard will say."""
     one = copy(args)
     one.shard = None
     try:
-        job = job_of(args_of_one(one, target))
-        loaded = job.load()
+        workload = load_workload(request_of(args_of_one(one, target)))
     except UserError:
         return 1, None
-    trace_hash = source_of(job.trace).fingerprint(job.trace)
-    return sum(cost_us(case, loaded.settings) for case in loaded.cases), trace_hash
+    trace_hash = source_of(workload.request.trace).fingerprint(workload.request.trace)
+    return sum(cost_us(case, workload) for case in workload.cases), trace_hash

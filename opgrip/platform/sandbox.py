@@ -1,0 +1,456 @@
+"""Child processes that may crash, hang or take too much: start one, watch it, and report how it ended.
+
+`run_program` runs a command to its end. A `Child` is a process that exchanges JSON lines with this one: a function that
+runs in a fork, which starts within milliseconds but must not be used once torch has started threads, or a module that a
+fresh Python runs. It writes a `Heartbeat` before each step, in memory that both processes share, so that its supervisor
+knows which step crashed or hangs. A child leads a process group, and what it started ends with it.
+
+A confined child runs in bubblewrap, without network and with a file system that is read-only but for some folders.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic_ns
+from types import TracebackType
+from typing import IO, Any
+
+from opgrip.cli.own_python import own_python
+from opgrip.errors import UserError
+
+POLL_S = 0.1
+"""How long `receive` waits for a message by default."""
+IDLE = -1
+"""A heartbeat's item or part if the child is at none."""
+FAILED, TIMEOUT = "failed", "timeout"
+DEVICE_LOST = 75
+"""Exit status of a process that can no longer use its device."""
+NOISE = ("USDT:",)
+"""Beginnings of lines that torch's profiler prints on its own."""
+LONGEST_WORDS = 200
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A step of a child.
+
+    Attributes
+    ----------
+    item, part : what it works on, and which part of that; `IDLE` for none
+    since_ns : its start, by the monotonic clock
+    """
+
+    item: int
+    part: int
+    since_ns: int
+
+
+class Heartbeat:
+    """The current step of a child, in memory shared with its supervisor.
+
+    Writing costs a fraction of a microsecond, so a child writes before every run of a call. The memory holds the number
+    of writes and the newest entries, each with a hash of its fields and number. A reader recognises an entry that is
+    half written by its hash, and a child that is killed while it writes leaves the entry before.
+
+    Parameters
+    ----------
+    file : descriptor of the file in which the memory lies; the child inherits it
+    """
+
+    _COUNT, _ENTRY = struct.Struct("q"), struct.Struct("qqqq")
+    _ENTRIES = 16
+    _SIZE = _COUNT.size + _ENTRIES * _ENTRY.size
+    # one read is almost always enough; a child may write anywhere in its memory, and spoilt memory never has an entry
+    _MOST_READS = 10_000
+
+    def __init__(self, file: int) -> None:
+        is_new = os.fstat(file).st_size < self._SIZE
+        if is_new:
+            os.truncate(file, self._SIZE)
+        self.file = file
+        self._memory = mmap.mmap(file, self._SIZE)
+        # struct clears its target first; storing one element of a view is a single write
+        self._count = memoryview(self._memory).cast("q")[:1]
+        if is_new:
+            self.rest()
+
+    def enter(self, item: int, part: int = IDLE) -> None:
+        """Note that a step starts."""
+        number, since_ns = self._count[0] + 1, monotonic_ns()
+        check = hash((number, item, part, since_ns))
+        self._ENTRY.pack_into(self._memory, self._offset(number), item, part, since_ns, check)
+        self._count[0] = number
+
+    def rest(self) -> None:
+        """Note that the child is between steps."""
+        self.enter(IDLE)
+
+    def read(self) -> Beat:
+        """Return the current step; an idle one if the child has spoilt the memory."""
+        for _ in range(self._MOST_READS):
+            number = self._count[0]
+            item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))
+            if check == hash((number, item, part, since_ns)):
+                return Beat(item, part, since_ns)
+        return Beat(IDLE, IDLE, monotonic_ns())
+
+    def _offset(self, number: int) -> int:
+        return self._COUNT.size + number % self._ENTRIES * self._ENTRY.size
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended before it was finished.
+
+    Attributes
+    ----------
+    item, part : its last step; see `Beat`
+    status : `failed`, or `timeout` if it was killed because a step took too long
+    reason : why, in one line
+    """
+
+    item: int
+    part: int
+    status: str
+    reason: str
+
+
+class Child:
+    """A child process that exchanges JSON lines with this one.
+
+    Parameters
+    ----------
+    run : a function that runs in a fork, called with the descriptors that it reads and writes and its heartbeat; or the
+        name of a module, which a fresh Python runs and which starts with `receive_request`
+    request : for a module, what `receive_request` returns
+    timeout_s : of a step, after which the child is killed; None for no limit
+    confined : for a module, the folders that it may write to when it runs in bubblewrap; None to run it without
+    """
+
+    def __init__(
+        self,
+        run: Callable[[int, int, Heartbeat], object] | str,
+        request: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        confined: Sequence[str] | None = None,
+    ) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._beats = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes both
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._heartbeat = Heartbeat(self._beats.fileno())
+        self._timeout_s, self._is_late, self._buffer = timeout_s, False, b""
+        self._status: int | None = None
+        theirs, self._to = os.pipe()
+        self._from, ours = os.pipe()
+        try:
+            self._pid = self._spawn(run, theirs, ours, confined) if isinstance(run, str) else os.fork()
+            if not isinstance(run, str) and not self._pid:
+                try:
+                    self._settle()
+                    run(theirs, ours, self._heartbeat)
+                finally:
+                    os._exit(1)
+        finally:
+            os.close(theirs)
+            os.close(ours)
+        if isinstance(run, str):
+            self.send({**(request or {}), "heartbeat": self._heartbeat.file, "parent": os.getpid()})
+
+    def _settle(self) -> None:
+        """Make a fork independent of its parent's terminal and output."""
+        os.close(self._to)
+        os.close(self._from)
+        # Ctrl-C is for the parent only
+        os.setsid()
+        end_with_parent()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        # what extensions print does not belong into the parent's output
+        os.dup2(self._errors.fileno(), 1)
+        os.dup2(self._errors.fileno(), 2)
+
+    def _spawn(self, module: str, source: int, output: int, confined: Sequence[str] | None) -> int:
+        prefix: list[str] = []
+        if confined is not None:
+            self._folder = tempfile.TemporaryDirectory(prefix="opgrip-sandbox-", ignore_cleanup_errors=True)
+            prefix = [*bubblewrap([*confined, self._folder.name]), "env", f"TMPDIR={self._folder.name}"]
+        process = subprocess.Popen(
+            [*prefix, *own_python(module)],
+            stdin=source,
+            stdout=output,
+            stderr=self._errors,
+            pass_fds=[self._heartbeat.file],
+            start_new_session=True,
+            env=os.environ | {"KINETO_LOG_LEVEL": "99"},
+        )
+        # `_wait` collects it
+        process.returncode = 0
+        return process.pid
+
+    def fileno(self) -> int:
+        """Return the descriptor that messages come from."""
+        return self._from
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; a child that has ended does not get it."""
+        text = json.dumps(message).encode() + b"\n"
+        with suppress(BrokenPipeError):
+            while text:
+                text = text[os.write(self._to, text) :]
+
+    def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
+        """Return the messages that have come, after at most this time; kill a child whose step takes too long."""
+        if not select.select([self._from], [], [], wait_s)[0]:
+            self._end_if_late()
+            return []
+        chunk = os.read(self._from, 1 << 16)
+        if not chunk:
+            return self._ended()
+        *lines, rest = chunk.split(b"\n")
+        if not lines:
+            self._buffer += rest
+            return []
+        lines[0], self._buffer = self._buffer + lines[0], rest
+        return [json.loads(line) for line in lines]
+
+    def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
+        """Return what a child sends by `answer`, or how it ended without; raises the `UserError` that it raised.
+
+        Parameters
+        ----------
+        report : is called with the child's progress
+        """
+        answer: dict[str, Any] | None = None
+        while not isinstance(received := self.receive(), Ended):
+            for message in received:
+                if "progress" in message:
+                    report(*message["progress"])
+                else:
+                    answer = message
+            # also if it reports its progress all the time
+            self._end_if_late()
+        if answer is None or self._is_late or self._status:
+            return received
+        if "problem" in answer:
+            raise UserError(*answer["problem"])
+        return answer
+
+    def finish(self) -> None:
+        """Let the child exit by itself, and wait for that: it reads the end of its messages."""
+        self._close_input()
+        self._wait()
+
+    def kill(self) -> None:
+        """End the child and all that it started, such as compilers."""
+        if self._status is None:
+            kill_group(self._pid)
+
+    def close(self) -> None:
+        """Kill the child if it still runs, and free what is kept for it."""
+        self.kill()
+        self._wait()
+        self._close_input()
+        for file in (self._beats, self._errors):
+            file.close()
+        if self._from >= 0:
+            os.close(self._from)
+            self._from = -1
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _close_input(self) -> None:
+        if self._to >= 0:
+            os.close(self._to)
+            self._to = -1
+
+    def _wait(self) -> int:
+        if self._status is None:
+            _, status = os.waitpid(self._pid, 0)
+            self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def _end_if_late(self) -> None:
+        beat = self._heartbeat.read()
+        if self._timeout_s is None or beat.item == IDLE or self._is_late:
+            return
+        if monotonic_ns() - beat.since_ns > self._timeout_s * 1e9:
+            self._is_late = True
+            self.kill()
+
+    def _ended(self) -> Ended:
+        beat, status, words = self._heartbeat.read(), self._wait(), last_words(self._errors)
+        if self._is_late:
+            return Ended(beat.item, beat.part, TIMEOUT, f"it took longer than {self._timeout_s:g} s")
+        return Ended(beat.item, beat.part, FAILED, f"{how_it_ended(status)}{': ' if words else ''}{words}")
+
+
+def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
+    """Return, in a module that a `Child` runs, its request, its heartbeat and the descriptor that it writes to.
+
+    It reads further messages from descriptor 0.
+    """
+    # what extensions print must not come between messages
+    output = os.dup(1)
+    os.dup2(2, 1)
+    line = b""
+    # not a byte more: another reader reads the rest
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    request: dict[str, Any] = json.loads(line)
+    if os.getppid() == request.pop("parent"):
+        # else a profiler or bubblewrap is in between, which ends this process itself
+        end_with_parent()
+    return request, Heartbeat(request.pop("heartbeat")), output
+
+
+def write_message(output: int, message: Any) -> None:
+    """Send a message to the parent."""
+    text = json.dumps(message).encode() + b"\n"
+    while text:
+        text = text[os.write(output, text) :]
+
+
+def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) -> None:
+    """Send what a function returns, or the `UserError` that it raises, and exit.
+
+    Parameters
+    ----------
+    run : is given a function that reports progress
+    """
+    try:
+        message = run(lambda *progress: write_message(output, {"progress": progress}))
+    except UserError as error:
+        message = {"problem": [error.problem, error.hint]}
+    write_message(output, message)
+    os._exit(0)
+
+
+def end_with_parent() -> None:
+    """Have the system end this process with the thread that started it, however that ends."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """End a process that leads a group, with all of the group."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        # it may not lead the group yet
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def last_words(errors: IO[bytes]) -> str:
+    """Return the last line that a process wrote to stderr, and empty the file."""
+    errors.seek(0)
+    lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
+    errors.seek(0)
+    errors.truncate()
+    return next((line for line in reversed(lines) if line and not line.startswith(NOISE)), "")[:LONGEST_WORDS]
+
+
+def how_it_ended(status: int) -> str:
+    """Describe an exit status, or minus the number of a signal."""
+    if status == DEVICE_LOST:
+        return "it ended the use of the device"
+    if status >= 0:
+        return f"it ended its process with status {status}"
+    if -status == signal.SIGKILL:
+        return "its process was killed, perhaps for want of memory"
+    return f"it ended its process: {(signal.strsignal(-status) or f'signal {-status}').lower()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A program that ended.
+
+    Attributes
+    ----------
+    status : its exit status, minus the number of the signal that ended it, or None if it took too long
+    output, errors : what it wrote
+    """
+
+    status: int | None
+    output: str
+    errors: str
+
+
+def run_program(
+    command: Sequence[str],
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    log: IO[bytes] | None = None,
+    started: Callable[[int], None] = lambda pid: None,
+) -> Finished:
+    """Run a command in a process group of its own, which ends with it.
+
+    Parameters
+    ----------
+    log : takes its output and errors; None to return them
+    started : is called with the number of the process
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if log is None else log,
+        stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+        env=env,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
+    started(process.pid)
+    status: int | None = None
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        kill_group(process.pid)
+        output, errors = process.communicate()
+    finally:
+        # what it started may still run
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return Finished(status, output or "", errors or "")
+
+
+BWRAP = "bwrap"
+
+
+def bubblewrap(writable: Sequence[str]) -> list[str]:
+    """Return the prefix of a command that runs without network, and may write to some folders only."""
+    binds = [word for folder in writable for word in ("--bind", folder, folder)]
+    mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
+    return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]
+
+
+def check_bubblewrap() -> None:
+    """Raise `UserError` if bubblewrap cannot confine a process on this machine."""
+    if shutil.which(BWRAP) is None:
+        raise UserError("--sandbox needs bubblewrap (bwrap), which is not installed", "apt install bubblewrap")
+    finished = run_program([*bubblewrap(()), "true"])
+    if finished.status:
+        words = (finished.errors.strip().splitlines() or [f"exit status {finished.status}"])[-1]
+        raise UserError(f"bwrap cannot confine processes here: {words}", "allow user namespaces, or use a container")

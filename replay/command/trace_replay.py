@@ -1,0 +1,393 @@
+"""The replay of one trace, or of samples or operators: run its cases, let analyses add to the rows, write the output.
+
+`TraceReplay` loads the workload. `rows` yields the rows of each case as soon as they are measured, and `run` does all
+that a command line asks for. The rows of finished cases are in a journal next to the output, so that an interrupted
+replay can go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.cli.command import printable
+from opgrip.cli.journal import Journal
+from opgrip.cli.options import from_arguments
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
+from opgrip.platform.machine import available_memory
+from opgrip.replay.analyses import Analysis, AnalysisSession, in_order
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.sources import source_of
+from opgrip.replay.comparison.store.store import Store, usual_folder
+from opgrip.replay.modes import EAGER
+from opgrip.replay.operators.admission import absent_extensions
+from opgrip.replay.operators.devices import is_accelerator
+from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.outputs import check_output
+from opgrip.replay.replay_options import Output, request_of, run_settings
+from opgrip.replay.reports.cells import read_results
+from opgrip.replay.reports.completed import OPTIONS, read_completed
+from opgrip.replay.results.origins import Origin, this_machine
+from opgrip.replay.results.ratios import with_ratios
+from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.results import RAN, SETTINGS, Result
+from opgrip.replay.run.measure import CachedRows
+from opgrip.replay.run.preparation import expected_rows
+from opgrip.replay.run.request import options_hash
+from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.replay.sequences.ranks.control import Control
+from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks
+from opgrip.replay.sequences.step_options import RankOptions
+from opgrip.replay.sequences.step_process import replay_apart
+from opgrip.replay.sequences.step_results import SequenceResult
+from opgrip.replay.sequences.step_rows import rows_of, totals_of
+from opgrip.replay.workers.executors.executor import Executor
+from opgrip.replay.workers.journal import journal_path, open_journal
+from opgrip.traces.table.call_table import COUNT
+from opgrip.traces.zoo.manifest import FIELD
+
+MOST_REPEATS = 20
+"""Repeats of a case of which it stays undecided whether it differs from another run."""
+
+RowsByCase = dict[int, list[Result]]
+RunOnce = Callable[[Collection[int], str], RowsByCase]
+"""Replays the cases of some numbers; the text says which repeat it is."""
+
+
+@dataclass(slots=True)
+class ReplayOutcome:
+    """The outcome of a replay.
+
+    Attributes
+    ----------
+    results : the rows of all cases that ran
+    analyses : those that have something to print of the rows
+    interrupted : whether the user ended it before the last case
+    problem : why an analysis failed after the cases had run, or why the output was not written
+    was_complete : whether the output was complete before
+    cases : the number of all cases
+    listed : the cases by trace if the command only lists them; a single trace has the name ""
+    step : the times of the whole step, if a step was replayed
+    problems : why traces, by their name, were not replayed
+    unmatched : a line on the traces of which nothing is selected
+    traces : the number of traces if several were asked for; 0 for one
+    """
+
+    results: Results
+    analyses: Sequence[Analysis] = ()
+    interrupted: bool = False
+    problem: UserError | None = None
+    was_complete: bool = False
+    cases: int = 0
+    listed: Sequence[tuple[str, Sequence[Case]]] = ()
+    step: SequenceResult | StepOutcome | None = None
+    problems: Mapping[str, UserError] = field(default_factory=dict)
+    unmatched: str = ""
+    traces: int = 0
+
+
+class TraceReplay:
+    """The replay of one trace that a command line asks for, its workload loaded.
+
+    Parameters
+    ----------
+    may_fork : whether this process has not used torch yet, so that it can be forked
+    origin : the trace, if it is one of several that are replayed together
+    again : the command that goes on with this replay, for messages; empty to print none
+
+    Attributes
+    ----------
+    stored_cases : how many cases have their rows in the journal
+
+    Raises
+    ------
+    UserError : for options that contradict each other, and files that cannot be read or written
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        reporter: Reporter,
+        executor: Executor,
+        may_fork: bool = True,
+        origin: Origin | None = None,
+        again: str = "",
+    ) -> None:
+        self._args, self._reporter, self._executor = args, reporter, executor
+        self._may_fork, self._origin, self._again = may_fork, origin, again
+        self._began = datetime.now(timezone.utc)
+        self.output = from_arguments(Output, args)
+        self._base = None if self.output.until_decided is None else _base_of(self.output, origin)
+        self.stored_cases = 0
+        check_output(self.output, args)
+        request = request_of(args)
+        with reporter.reading(request.trace):
+            workload = load_workload(request)
+        for note in (*workload.notes, *request.points.notes, *absent_extensions(request.inputs.extension)):
+            reporter.say(note)
+        executor.check(workload)
+        request.timing.check_device(workload.device)
+        limits = request.limits
+        if executor.runs_here and not is_accelerator(workload.device):
+            limits = replace(limits, memory_limit=limits.memory_limit or available_memory(workload.device))
+        self.workload: Workload = workload.with_request(limits=limits)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What files say of the origin of results; asking for it may make a context of the device."""
+        workload, request, about_executor = self.workload, self.workload.request, self._executor.about(self.workload)
+        header = {
+            "trace": request.trace,
+            "torch": torch.__version__,
+            "device": about_executor["device"],
+            "seed": request.inputs.seed,
+        }
+        if request.shard is not None:
+            header["shard"] = str(request.shard)
+        about = {
+            "time": self._began.isoformat(timespec="seconds"),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "trace_hash": source_of(request.trace).fingerprint(request.trace),
+            OPTIONS: options_hash(request),
+        }
+        distilled = workload.trace.header.get(FIELD)
+        stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}
+        settings = run_settings(self._args)
+        return header | about | about_executor | stands_for | ({SETTINGS: settings} if settings else {})
+
+    def completed_rows(self) -> list[Result]:
+        """Return the rows of the output, which an earlier replay completed; `UserError` if they are of another one."""
+        assert self.output.output is not None, "an earlier replay wrote it"
+        workload = self.workload
+        expected = expected_rows(workload.cases, workload)
+        return read_completed(self.output.output, expected, workload.devices, workload.timing.caches, self.header)
+
+    def run(self) -> ReplayOutcome:
+        """Run the cases, let the analyses add to them, and write the output."""
+        output, path = self.output, self.output.output
+        requested = self._requested_analyses()
+        earlier = read_results(path) if output.append and path is not None and path.exists() else []
+        try:
+            rows, interrupted = self._run_cases()
+        except UserError:
+            self._report_stored()
+            raise
+        # only now, when no worker needs the device: asking makes a context
+        outcome = ReplayOutcome(Results(rows, self.header), cases=len(self.workload.cases))
+        if interrupted:
+            outcome.interrupted, outcome.analyses = True, [item for item in requested if item.prints_partial]
+            return outcome
+        try:
+            for analysis in requested:
+                results = outcome.results
+                rows = analysis.add_to(results.rows)
+                outcome.results = Results(rows, results.header | analysis.header)
+        except UserError as error:
+            outcome.problem = error
+            self._report_stored()
+            return outcome
+        outcome.analyses = requested
+        if path is not None:
+            try:
+                write_results([*earlier, *rows], outcome.results.header, path, output.may_replace)
+            except UserError as error:
+                outcome.problem = error
+                self._report_stored()
+            else:
+                if all(analysis.saw_all for analysis in requested):
+                    for analysis in requested:
+                        analysis.finish()
+                    journal_path(path).unlink(missing_ok=True)
+        return outcome
+
+    def run_sequence(self) -> ReplayOutcome:
+        """Run all calls in their order, and write the rows of the cases and the times of the whole step."""
+        workload = self.workload
+        doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"
+        with self._reporter.following(doing) as tell:
+            step = replay_apart(workload, tell, self._may_fork)
+        return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
+
+    def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
+        """Run this rank's calls with the other ranks; the first rank writes the output, others return None."""
+        workload = self.workload
+        calls = counted(int(workload.trace.own_distinct_calls[COUNT].sum()), "call")
+        doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {workload.device}"
+        with self._reporter.following(doing) as tell:
+            step = replay_ranks(workload, options, control, tell)
+        return None if step is None else self._written(step.rows, {"ranks": step.plain()}, step)
+
+    def _written(
+        self, rows: Sequence[Result], totals: dict[str, Any], step: SequenceResult | StepOutcome
+    ) -> ReplayOutcome:
+        results = Results(rows, self.header | totals)
+        if self.output.output is not None:
+            write_results(results.rows, results.header, self.output.output, self.output.may_replace)
+        return ReplayOutcome(results, step=step)
+
+    def _requested_analyses(self) -> list[Analysis]:
+        """Make the analyses that the options ask for, before any case runs."""
+        context = AnalysisSession(
+            *(self.workload, self.output.output, self.output.may_replace, self.output.resume),
+            *(self._reporter, self._may_fork),
+        )
+        requested: list[Analysis] = []
+        for analysis in in_order():
+            options: Any = from_arguments(analysis.options, self._args)
+            if analysis.is_requested(options):
+                requested.append(analysis(options, context))
+        return requested
+
+    def _run_cases(self) -> tuple[list[Result], bool]:
+        """Return the rows of all cases in order, and whether the user ended it before the last."""
+        output, workload = self.output, self.workload
+        rows: RowsByCase = {}
+        with ExitStack() as stack:
+            journal: Journal[list[Result]] | None = None
+            if output.output is not None:
+                kind, replaces = self._executor.machine_kind(workload), output.force or output.append
+                journal = open_journal(output.output, workload.request, kind, output.resume, replaces)
+                stack.enter_context(journal)
+                rows = {case_rows[0].case: case_rows for case_rows in journal.items}
+                self.stored_cases = len(rows)
+            compiled = self._executor.compile(workload, rows, self._reporter, self._may_fork)
+            remaining = counted(len(workload.cases) - len(rows), "case")
+            doing = f"replaying {remaining} on {', '.join(workload.devices)}"
+            try:
+                for case_rows in self.rows(set(rows), compiled, doing):
+                    if journal is not None:
+                        journal.add(case_rows)
+                        self.stored_cases += 1
+                    rows[case_rows[0].case] = case_rows
+            except KeyboardInterrupt:
+                return self._in_order(rows), True
+        numbers = {case.number for case in workload.cases}
+
+        def run_again(chosen: Collection[int], which: str) -> RowsByCase:
+            doing = f"{which}: {counted(len(chosen), 'case')}"
+            return {new[0].case: new for new in self.rows(numbers - {*chosen}, compiled, doing)}
+
+        request = workload.request
+        try:
+            rows = repeat(rows, run_again, request.effort.repeats, self._base, request.modes.reference)
+        except KeyboardInterrupt:
+            return self._in_order(rows), True
+        if self._base is not None:
+            self._report_decision(self._base, self._in_order(rows))
+        return self._in_order(rows), False
+
+    def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
+        """Yield the rows of each case that is not done as soon as it is measured, and show progress.
+
+        Parameters
+        ----------
+        compiled : what `Executor.compile` returned
+        doing : describes the task
+        """
+        workload, not_ok = self.workload, 0
+        # workers elsewhere name the machine that measured a row
+        marks = self._executor.runs_here and workload.request.shard is not None
+        machine = this_machine(workload.device) if marks else None
+        with self._reporter.doing(doing, len(workload.cases) - len(done)) as advance:
+            for rows in self._executor.run(workload, done, compiled, self._may_fork):
+                if machine is not None:
+                    rows = [machine.marked(row) for row in rows]
+                if self._origin is not None:
+                    rows = [self._origin.marked(row) for row in rows]
+                not_ok += any(row.status not in RAN for row in rows)
+                yield rows
+                advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
+
+    def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
+        """Report the comparison with the base of `--until-decided`."""
+        from opgrip.replay.comparison import compare
+        from opgrip.replay.comparison.reports.comparison_rows import advice, summary
+
+        comparison = compare(base, Results(rows, {}))
+        self._reporter.say(f"against {self.output.until_decided}: {summary(comparison)}")
+        for line in advice(comparison):
+            self._reporter.say(line)
+
+    def _report_stored(self) -> None:
+        """Report what a replay that failed left, and how to go on with it."""
+        if self._again and self.output.output is not None and self.stored_cases:
+            cases = f"{self.stored_cases} of {counted(len(self.workload.cases), 'case')}"
+            self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; go on with: {self._again}")
+
+    def _in_order(self, rows: RowsByCase) -> list[Result]:
+        return [row for case in self.workload.cases for row in rows.get(case.number, [])]
+
+
+def repeat(
+    first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
+) -> RowsByCase:
+    """Replay cases again, each time in new processes, and return the joined rows of all repeats.
+
+    Parameters
+    ----------
+    first : the rows of a first replay
+    repeats : how often every case is replayed, the first time included
+    base : another run; cases of which it is undecided whether they differ from it are repeated further
+    reference : the mode that others are compared with
+    """
+    joined = {number: list(rows) for number, rows in first.items()}
+    for time in count(2):
+        if time <= repeats:
+            chosen, which = set(joined), f"repeat {time} of {repeats}"
+        elif base is not None and time <= MOST_REPEATS:
+            chosen, which = _undecided(base, joined), f"repeat {time}"
+        else:
+            break
+        if not chosen:
+            break
+        for number, new in run_once(chosen, which).items():
+            both = [join_repeats([before, row]) for before, row in zip(joined[number], new, strict=True)]
+            joined[number] = with_ratios(both, reference)
+    return joined
+
+
+def _undecided(base: Results, rows: RowsByCase) -> set[int]:
+    """Return the cases of which more repeats could decide whether they differ from another run."""
+    from opgrip.replay.comparison import compare
+
+    comparison = compare(base, Results([row for case_rows in rows.values() for row in case_rows], {}))
+    # the base stays as it is: no number of repeats decides a case that it ran once
+    return {pair.new.case for pair in comparison.pairs if pair.more_new_runs is not None}
+
+
+def _base_of(output: Output, origin: Origin | None) -> Results:
+    """Return the run that `--until-decided` names, of one trace only if there are several."""
+    assert output.until_decided is not None, "asked for"
+    base = read_run(Store(output.store).find(output.until_decided))
+    return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
+
+
+def keep(results: Results, output: Output, reporter: Reporter) -> Path | None:
+    """Put results in the store and return their file; None if none are kept.
+
+    Raises
+    ------
+    UserError : if a store that was named cannot be written
+    """
+    folder = output.store or usual_folder()
+    if folder is None or not results.rows:
+        return None
+    try:
+        return Store(folder).keep(results.rows, results.header)
+    except UserError as error:
+        if output.store is not None:
+            raise
+        reporter.say(f"the results are not kept: {error}")
+        return None

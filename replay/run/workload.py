@@ -1,0 +1,218 @@
+"""What a request means for one trace on one device: the loaded trace, its cases, and how each is run."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import torch
+
+from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_calls
+from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
+from opgrip.replay.cases.unused_results import with_unused_results
+from opgrip.replay.cases.variants import BACKWARD, FORWARD, Point, Variant
+from opgrip.replay.inputs.inputs import DeviceMap, device_map
+from opgrip.replay.modes import EAGER, Tuning, find_mode
+from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.operators.devices import with_index
+from opgrip.replay.operators.lookup import mutates
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.shards import take_shard
+from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, PROGRAM, TimingOptions
+from opgrip.traces import Trace
+from opgrip.traces.formats.building import says_gradients
+from opgrip.traces.schema.arguments import DTYPES, tensors
+from opgrip.traces.table.unconverted import unconverted
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A request with its trace, cases and device.
+
+    Attributes
+    ----------
+    place : the device of each tensor, by the device that it was recorded on
+    device : the device that results name, and that is waited for
+    timing : the request's timing options with the method for this device filled in
+    source_cases : the cases of the trace that were selected, before a shard takes its part
+    cases : the cases to run
+    notes : what a user should know of the trace, such as values that it lacks
+    batches : which sizes of the calls are the batch size; None if the batch is not scaled
+    memory : whether to measure what a call allocates
+    adds_gradients : require gradients of floating-point arguments, because the trace does not say which require them
+    """
+
+    request: RunRequest
+    place: DeviceMap
+    device: str
+    timing: TimingOptions
+    source_cases: CaseSet = field(default_factory=lambda: CaseSet([]))
+    cases: list[Case] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    batches: BatchScale | None = None
+    memory: bool = False
+    adds_gradients: bool = False
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the cases."""
+        return self.source_cases.trace
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that the cases are spread over."""
+        inputs = self.request.inputs
+        return tuple(map(with_index, inputs.devices)) if inputs.is_spread else (self.device,)
+
+    @property
+    def store(self) -> str | None:
+        """Folder for compiled programs; None to keep none."""
+        return self.request.store
+
+    @property
+    def tuning(self) -> Tuning:
+        """How long a compiler may search."""
+        return self.request.tuning
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that floating-point tensors are cast to; None to keep the recorded one."""
+        return None if self.request.inputs.dtype is None else DTYPES[self.request.inputs.dtype]
+
+    @property
+    def by_clock_of_device(self) -> bool:
+        """Whether runs are timed by the device's own clock, on torch's streams."""
+        return self.timing.by_clock_of_device
+
+    @cached_property
+    def surroundings(self) -> PrecedingCalls:
+        """The calls that precede the cases in the program; empty if they are not run."""
+        if PROGRAM not in self.timing.caches or not self.source_cases.are_calls:
+            return PrecedingCalls({}, {})
+        return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
+
+    def on(self, device: str) -> Workload:
+        """Return the part of a workload that is spread over devices for one of them; it has the same cases."""
+        inputs = self.request.inputs
+        if not inputs.is_spread:
+            return self
+        place = device_map(recorded_device(self.trace), device)
+        return replace(self.with_request(inputs=replace(inputs, device=device)), device=device, place=place)
+
+    def with_request(self, **changes: Any) -> Workload:
+        """Return the workload with some fields of its request changed."""
+        return replace(self, request=replace(self.request, **changes))
+
+    def wants_grad(self, case: Case) -> bool:
+        """Return True if the calls of a case record a graph, as they do in a program that runs backward.
+
+        An operator that writes into its arguments records none: generated arguments are leaves, which autograd does not
+        allow to be written into.
+        """
+        writes = case.operator is None and mutates(case.signature)
+        return self._runs_backward(case) and not writes
+
+    def _runs_backward(self, case: Case) -> bool:
+        return self.timing.backward and case.phase == "forward"
+
+    def ways(self, case: Case) -> list[Variant]:
+        """Return the variants of a case: those of the same values and point in a row, the reference mode first."""
+        request = self.request
+        directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
+        caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
+        combinations = product(caches, request.points, request.inputs.values, directions, request.modes.all_names)
+        return [
+            Variant(number, values, direction, mode, point, cache)
+            for number, (cache, point, values, direction, mode) in enumerate(combinations)
+        ]
+
+    def cache_of(self, way: Variant) -> str:
+        """Return what the caches hold before a run."""
+        return way.cache or self.timing.caches[0]
+
+    def scaled(self, case: Case, point: Point) -> Case:
+        """Return a case with the batch size of a point.
+
+        Raises
+        ------
+        Unsupported : if it is not known which of its sizes are the batch size
+        """
+        if point.batch == 1:
+            return case
+        if self.batches is None or case.operator is not None or case.load is not None:
+            raise Unsupported("the batch can be scaled of single calls of a trace only")
+        return scaled(case, point.batch, self.batches)
+
+    def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
+        """Return the settings of torch that a case runs under."""
+        threads = way.point.threads
+        return case.context if threads is None else {**case.context, "threads": threads}
+
+
+def load_workload(request: RunRequest) -> Workload:
+    """Load the trace and select its cases.
+
+    Raises
+    ------
+    UserError : if the trace cannot be read, or nothing of it is selected
+    """
+    selection = request.selection
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # old versions of packages warn about each other, which the user cannot change
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        source_cases = source_of(request.trace).open(request.trace, selection, request.inputs.extensions)
+    trace, cases = source_cases.trace, source_cases.cases
+    if not source_cases.is_cut:
+        cases = [cases[place] for place in selection.places(len(cases))]
+    if request.modes.all_names != (EAGER,):
+        cases = with_unused_results(cases, trace)
+    notes = [note for note in (trace.missing, unconverted(trace)) if note]
+    notes += dict.fromkeys(str(warning.message) for warning in caught)
+    workload = workload_for(request, trace)
+    if request.shard is not None:
+        cases = take_shard(cases, workload, request.shard)
+    return replace(workload, source_cases=source_cases, cases=cases, notes=notes)
+
+
+def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
+    """Return what a request means for a trace, still without cases."""
+    recorded = recorded_device(trace)
+    requested = next(map(with_index, request.inputs.devices), None)
+    device = requested or with_index(recorded)
+    # torch's clock misses work on streams of other runtimes, and modes are compared by one clock only
+    by_events = device not in ("cpu", "meta") and all(find_mode(name)[0].in_torch for name in request.modes.all_names)
+    timing = request.timing.with_method(EVENTS if by_events else DISCRETE)
+    return Workload(
+        request,
+        place=device_map(recorded, requested or _unsaid_device(trace, recorded)),
+        device=device,
+        timing=timing,
+        adds_gradients=timing.backward and not says_gradients(trace.header),
+        batches=BatchScale(trace) if any(scale != 1 for scale in request.points.batch_scale) else None,
+    )
+
+
+def _unsaid_device(trace: Trace, recorded: str) -> str | None:
+    """Return the CPU for a file of another tool whose tensors are there, although arguments may name a device.
+
+    A TritonBench file has `device='cuda'`, of tensors whose device the file does not say.
+    """
+    return "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
+
+
+def recorded_device(trace: Trace) -> str:
+    """Return the accelerator that most tensors of a trace are on; `cpu` if all are on the CPU."""
+    devices = Counter(
+        spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])
+    )
+    del devices["cpu"]
+    return devices.most_common(1)[0][0] if devices else "cpu"

@@ -1,0 +1,176 @@
+"""What runs the cases of a replay: workers of this machine or of a cluster, and the options that choose them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.options import CASES, EFFORT, RUN, flag_of, from_arguments, option, titled
+from opgrip.cli.plugins import Registry
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
+from opgrip.replay.cases.variants import PointOptions
+from opgrip.replay.inputs.input_options import InputOptions
+from opgrip.replay.run.shards import Shard
+from opgrip.replay.run.shards import shard as shard_of_text
+
+if TYPE_CHECKING:
+    from opgrip.cli.progress import Reporter
+    from opgrip.replay.results.results import Result
+    from opgrip.replay.run.measure import CachedRows
+    from opgrip.replay.run.workload import Workload
+
+PROCESSES = "processes"
+
+
+class ExecutorLostError(UserError):
+    """No machine can run cases any more: a command that replays several traces ends, and keeps the rows it has."""
+
+
+class Executor(Protocol):
+    """Runs the cases of workloads, one workload after another.
+
+    Attributes
+    ----------
+    runs_here : whether cases run on this machine
+    """
+
+    runs_here: bool
+
+    def check(self, workload: Workload) -> None:
+        """Raise `UserError` if the devices are missing."""
+
+    def machine_kind(self, workload: Workload) -> str:
+        """Return the kind of the machines; an interrupted replay goes on only on machines of the same kind."""
+
+    def about(self, workload: Workload) -> dict[str, Any]:
+        """Return what the header of results says of machines and devices, after the cases have run."""
+
+    def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
+        """Make the rows ready that need a compiler, of the cases that are not done.
+
+        Parameters
+        ----------
+        may_fork : whether this process has not used torch yet, so that it can be forked
+        """
+
+    def run(
+        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
+    ) -> Iterator[list[Result]]:
+        """Yield the rows of each case that is not done, in any order, each case once."""
+
+
+StartExecutor = Callable[["EngineOptions"], AbstractContextManager[Executor]]
+"""Starts an executor, which ends with the block."""
+
+executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors", "opgrip.engines")
+"""Executors by the name that `--engine` takes."""
+
+
+@contextmanager
+def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
+    """Start the executor that a command line asks for; it ends with the block.
+
+    Raises
+    ------
+    UserError : if it cannot be started, or options are not for it
+    """
+    options = from_arguments(EngineOptions, args)
+    options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
+    start = executors.get(options.engine)
+    assert start is not None, "one of its choices"
+    with start(options) as executor:
+        yield executor
+
+
+def engine_name(text: str) -> str:
+    """Return the name of an executor; `argparse.ArgumentTypeError` if there is none of that name."""
+    if executors.get(text) is None:
+        hint = did_you_mean(text, executors.names(), f"there are {', '.join(executors.names())}")
+        raise argparse.ArgumentTypeError(f"there is no engine {text!r}: {hint}")
+    return text
+
+
+@titled("where they run")
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The machines and processes that share the cases."""
+
+    engine: str = option(
+        PROCESSES,
+        "what runs the cases: processes of this machine, or ray, workers of a cluster (default: %(default)s)",
+        parse=engine_name,
+        metavar="NAME",
+        only=("single cases",),
+        role=EFFORT,
+    )
+    address: str | None = option(
+        None,
+        "with --engine ray: of the cluster, such as 10.0.0.1:6379, or auto for that of this machine (default: one that "
+        "starts itself here)",
+        metavar="HOST:PORT",
+        role=EFFORT,
+    )
+    workers: int | None = option(
+        None,
+        "with --engine ray: at once at most (default: one a device, or as many as have processors)",
+        parse=positive,
+        metavar="N",
+        role=EFFORT,
+    )
+    processors: int | None = option(
+        None,
+        "with --engine ray: that each worker has to itself and is pinned to; 0 for workers that share them, whose "
+        "times say nothing (default: all of a machine)",
+        parse=not_negative,
+        metavar="N",
+        role=RUN,
+    )
+    machine_kind: str | None = option(
+        None,
+        "with --engine ray: only machines of this kind, of a cluster of several: their times do not mix",
+        metavar="GLOB",
+        role=CASES,
+    )
+    sandbox: bool = option(
+        False,
+        "run workers under bubblewrap: without network, and unable to write files, for traces that you do not trust",
+        role=EFFORT,
+    )
+    shard: Shard | None = option(
+        None,
+        "only the I-th of N equal parts of the cases, balanced by their time; auto: as torchrun, Slurm or Open MPI "
+        "say; {shard} in the name of --output stands for it; opgrip results merge joins them",
+        parse=shard_of_text,
+        metavar="I/N",
+        only=("single cases",),
+        role=CASES,
+    )
+
+    def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
+        """Raise `UserError` if an option is for another executor.
+
+        Parameters
+        ----------
+        devices, pin : names of the devices, and numbers of the processors, that are asked for
+        """
+        if self.engine != PROCESSES:
+            if self.sandbox:
+                raise UserError("--sandbox is for workers of this machine", f"leave it out with --engine {self.engine}")
+            if len(devices) > 1 or any(device.partition(":")[2] not in {"", "0"} for device in devices):
+                raise UserError(f"{self.engine} spreads cases over devices by itself", "give --device without a number")
+            if pin:
+                raise UserError("--pin is for this machine", "give workers their processors by --processors")
+            return
+        if self.sandbox:
+            # it is not needed to print the help
+            from opgrip.platform.sandbox import check_bubblewrap
+
+            check_bubblewrap()
+        for name in ("address", "workers", "processors", "machine_kind"):
+            if getattr(self, name) is not None:
+                raise UserError(f"{flag_of(name)} is for workers of a cluster", "add --engine ray")

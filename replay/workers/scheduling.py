@@ -1,0 +1,184 @@
+"""Cases dealt to the devices of this machine: what is compiled ahead, and what each device measures.
+
+Rows that need a compiler are made ready first, several at a time. What the compilers made is kept on disk, so that the
+process that times a row does not compile it again, and a compiler that hangs or crashes has cost its row by then, and
+no measurement.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain
+from math import ceil
+
+import torch
+
+from opgrip.platform.sandbox import POLL_S, Ended
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.variants import Variant
+from opgrip.replay.modes import find_mode
+from opgrip.replay.operators.devices import free_by_driver
+from opgrip.replay.programs import remove_partial
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.failures import OUT_OF_MEMORY
+from opgrip.replay.run.measure import CASES, CachedRows, windows
+from opgrip.replay.run.preparation import empty_row
+from opgrip.replay.run.workload import Workload
+from opgrip.replay.workers.worker import Lane, Worker
+
+Row = tuple[Case, Variant]
+
+MOST_COMPILERS, COMPILER_BYTES = 4, 3 << 29
+"""Processes that compile on one accelerator at most, and bytes of its memory for each: its context, its libraries, and
+the tensors of a call."""
+PARTS = 4
+"""Windows of a device that has few cases: with fewer, one device would idle while another has its last."""
+
+
+def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
+    """Return the rows that need a compiler, of the cases that are not done."""
+    slow = {name for name in workload.request.modes.all_names if find_mode(name)[0].ahead}
+    cases = [case for case in workload.cases if case.number not in done and case.signature.raised is None]
+    return [(case, way) for case in cases for way in workload.ways(case) if way.mode in slow]
+
+
+def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
+    """Split rows into parts that are made ready together, each with the number of processes.
+
+    All processes share the memory of one accelerator, and its time, which those that autotune measure. So these run one
+    at a time.
+
+    Parameters
+    ----------
+    jobs : maximum number of processes
+    """
+    if torch.device(workload.device).type == "cpu":
+        return [(list(rows), jobs)]
+    free_bytes = workload.request.limits.memory_limit or free_by_driver(workload.device)
+    together = min(jobs, MOST_COMPILERS, jobs if free_bytes is None else max(1, free_bytes // COMPILER_BYTES))
+    tuned = [row for row in rows if _autotunes(row, workload)]
+    others = [row for row in rows if not _autotunes(row, workload)]
+    return [(part, count) for part, count in ((others, together), (tuned, 1)) if part]
+
+
+def _autotunes(row: Row, workload: Workload) -> bool:
+    mode, _ = find_mode(row[1].mode)
+    return mode.autotunes or bool(mode.tuners and workload.request.tuning.trials)
+
+
+def make_ahead(
+    workload: Workload,
+    rows: Collection[Row],
+    jobs: int,
+    may_fork: bool = False,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[int, dict[int, Result]]:
+    """Make rows ready; return them by the numbers of case and row: `ok` with the time of the first call, or why not.
+
+    A row that ran out of memory, which other processes took, is left out: it is made again when it is timed.
+
+    Parameters
+    ----------
+    jobs : number of processes
+    advance : is called after each row
+    """
+    rows_by_case: dict[int, dict[int, Result]] = {}
+    remaining_rows = deque(rows)
+    with ExitStack() as stack:
+        stack.callback(remove_partial, workload.request.store)
+        idle = [stack.enter_context(Worker(workload, may_fork)) for _ in range(min(jobs, len(remaining_rows)))]
+        busy: dict[Worker, Row] = {}
+        while remaining_rows or busy:
+            while remaining_rows and idle:
+                worker, (case, way) = idle.pop(), remaining_rows.popleft()
+                worker.ask({"make": [case.number, way.number]})
+                busy[worker] = case, way
+            ready, _, _ = select.select(list(busy), [], [], POLL_S)
+            for worker in ready or list(busy):
+                case, way = busy[worker]
+                received = worker.receive(0)
+                if isinstance(received, Ended):
+                    result = empty_row(case, way, workload, received.status, received.reason)
+                    rows_by_case.setdefault(case.number, {})[way.number] = result
+                for message in [] if isinstance(received, Ended) else received:
+                    for result in map(Result.from_plain, message.get("rows", ())):
+                        if not (result.error or "").startswith(OUT_OF_MEMORY):
+                            rows_by_case.setdefault(case.number, {})[way.number] = result
+                if isinstance(received, Ended) or any("done" in message for message in received):
+                    del busy[worker]
+                    idle.append(worker)
+                    advance()
+    return rows_by_case
+
+
+class DealtWindows:
+    """Windows of cases, dealt to devices in turn; a device that has finished its own takes another's last.
+
+    Parameters
+    ----------
+    done : numbers of cases that are left out
+    """
+
+    def __init__(self, workload: Workload, done: Collection[int]) -> None:
+        devices = workload.devices
+        cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
+        most = CASES if len(devices) == 1 else min(CASES, ceil(len(cases) / (PARTS * len(devices))))
+        self._windows: dict[str, deque[list[Case]]] = {device: deque() for device in devices}
+        for place, window in enumerate(windows(cases, workload, most)):
+            self._windows[devices[place % len(devices)]].append(window)
+
+    def dealt_to(self, device: str) -> list[Case]:
+        """Return the cases that a device begins with."""
+        return [case for window in self._windows[device] for case in window]
+
+    def take(self, device: str) -> Iterator[list[Case]]:
+        """Yield windows for a device until none are left; each is taken when it is asked for."""
+        own = self._windows[device]
+        while any(self._windows.values()):
+            yield own.popleft() if own else max(self._windows.values(), key=len).pop()
+
+
+def run_cases(
+    workload: Workload, done: Collection[int] = (), may_fork: bool = False, cached_rows: CachedRows | None = None
+) -> Iterator[list[Result]]:
+    """Yield the rows of each case as soon as all of its runs are done; each device has a worker.
+
+    Parameters
+    ----------
+    done : numbers of cases that are left out
+    may_fork : see `Worker`
+    cached_rows : rows that have been made ready, or could not
+    """
+    without: list[int] = []
+    dealt = DealtWindows(workload, done)
+    with ExitStack() as stack:
+        lanes: dict[Worker, Lane] = {}
+        for device in workload.devices:
+            worker = stack.enter_context(Worker(workload.on(device), may_fork))
+            measure = partial(worker.measure, without=without, cached_rows=cached_rows or {})
+            lanes[worker] = chain.from_iterable(map(measure, dealt.take(device)))
+        yield from interleaved(lanes)
+
+
+def interleaved(lanes: Mapping[Worker, Lane]) -> Iterator[list[Result]]:
+    """Yield the rows of all lanes as they come.
+
+    Parameters
+    ----------
+    lanes : by the worker that they wait for
+    """
+    remaining = dict(lanes)
+    while remaining:
+        for worker, lane in list(remaining.items()):
+            for rows in lane:
+                if rows is None:
+                    break
+                yield rows
+            else:
+                del remaining[worker]
+        if remaining:
+            select.select(list(remaining), [], [], POLL_S)

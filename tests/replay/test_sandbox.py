@@ -1,0 +1,217 @@
+"""Child processes: their heartbeat, how they end, and what one in bubblewrap may not do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import pytest
+from programs import run_command
+
+from opgrip.errors import UserError
+from opgrip.platform.sandbox import IDLE, Beat, Child, Ended, Heartbeat, answer, check_bubblewrap, run_program
+from opgrip.replay import load_results
+from opgrip.replay.command.opreplay import main
+
+SECOND_NS = 10**9
+
+
+@pytest.fixture
+def heartbeat() -> Iterator[Heartbeat]:
+    with tempfile.TemporaryFile() as file:
+        yield Heartbeat(file.fileno())
+
+
+def place(at: Beat) -> tuple[int, int]:
+    return at.item, at.part
+
+
+def test_heartbeat_is_at_the_last_step(heartbeat: Heartbeat) -> None:
+    assert place(heartbeat.read()) == (IDLE, IDLE)
+    began = monotonic_ns()
+    for case in range(100):
+        heartbeat.enter(case, 7)
+        assert place(Heartbeat(heartbeat.file).read()) == (case, 7)
+    assert began <= heartbeat.read().since_ns <= monotonic_ns()
+    heartbeat.rest()
+    assert place(heartbeat.read()) == (IDLE, IDLE)
+
+
+def test_heartbeat_read_while_it_is_written_is_one_entry(heartbeat: Heartbeat) -> None:
+    began = monotonic_ns()
+    heartbeat.enter(0, 0)
+    worker = os.fork()
+    if not worker:
+        for case in count():
+            heartbeat.enter(case, 3 * case)
+    try:
+        last = heartbeat.read()
+        cases = set()
+        while monotonic_ns() - began < SECOND_NS:
+            at = heartbeat.read()
+            assert at.part == 3 * at.item
+            assert last.since_ns <= at.since_ns <= monotonic_ns()
+            assert last.item <= at.item
+            cases.add(at.item)
+            last = at
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    assert len(cases) > 1
+    # whatever it was at when it was killed
+    assert heartbeat.read().part == 3 * heartbeat.read().item >= last.part
+
+
+def test_heartbeat_in_spoilt_memory_is_idle(heartbeat: Heartbeat) -> None:
+    heartbeat.enter(3, 4)
+    os.pwrite(heartbeat.file, b"\x55" * os.fstat(heartbeat.file).st_size, 0)
+    assert place(heartbeat.read()) == (IDLE, IDLE)
+
+
+def result_of(run: Callable[[int, int, Heartbeat], object], timeout_s: float | None = None) -> Any:
+    with Child(run, timeout_s=timeout_s) as child:
+        return child.result()
+
+
+def test_child_answers_with_a_result_or_a_user_error() -> None:
+    assert result_of(lambda source, output, heartbeat: answer(lambda report: {"sum": 3}, output)) == {"sum": 3}
+
+    def refuse(report: object) -> dict[str, Any]:
+        raise UserError("no such trace", "name another")
+
+    with pytest.raises(UserError, match="no such trace: name another"):
+        result_of(lambda source, output, heartbeat: answer(refuse, output))
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "reason"),
+    [
+        (
+            lambda: os.write(2, b"first\nlast words\n") and os._exit(3),
+            "failed",
+            "it ended its process with status 3: last words",
+        ),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed", "it ended its process: segmentation fault"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed", "its process was killed, perhaps for want of memory"),
+        (signal.pause, "timeout", "it took longer than 0.2 s"),
+    ],
+    ids=["exits", "crashes", "is killed", "hangs"],
+)
+def test_child_that_ends_names_its_step_and_the_reason(end: Callable[[], object], status: str, reason: str) -> None:
+    def run(source: int, output: int, heartbeat: Heartbeat) -> None:
+        heartbeat.enter(5, 2)
+        end()
+
+    assert result_of(run, timeout_s=0.2) == Ended(5, 2, status, reason)
+
+
+def test_program_that_takes_too_long_ends_with_all_that_it_started() -> None:
+    started = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.stdin.read(); "
+    finished = run_program([sys.executable, "-c", f"{started} import signal; signal.pause()"], timeout_s=3)
+    assert finished.status is None
+    with pytest.raises(ProcessLookupError):
+        while True:
+            os.kill(int(finished.output), 0)
+
+
+PROBE = """
+import socket, sys, tempfile
+from pathlib import Path
+from opgrip.platform.sandbox import answer, receive_request
+
+request, _, output = receive_request()
+failures = []
+for attempt in (
+    lambda: Path(request["outside"]).write_text("x"),
+    lambda: socket.create_connection(("127.0.0.1", request["port"]), timeout=5),
+):
+    try:
+        attempt()
+        failures.append("")
+    except OSError as error:
+        failures.append(type(error).__name__)
+Path(request["inside"]).write_text("kept")
+with tempfile.TemporaryFile():
+    pass
+answer(lambda report: {"failures": failures}, output)
+"""
+
+
+def has_bubblewrap() -> bool:
+    try:
+        check_bubblewrap()
+    except UserError:
+        return False
+    return True
+
+
+bubblewrap_only = pytest.mark.skipif(not has_bubblewrap(), reason="bubblewrap cannot confine processes here")
+
+
+@bubblewrap_only
+def test_confined_child_has_no_network_and_writes_to_its_folders_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "probe_of_sandbox.py").write_text(PROBE)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        request = {
+            "outside": str(tmp_path / "x"),
+            "inside": str(tmp_path / "mine" / "y"),
+            "port": server.getsockname()[1],
+        }
+        with Child("probe_of_sandbox", request, confined=[str(tmp_path / "mine")]) as child:
+            assert child.result() == {"failures": ["OSError", "ConnectionRefusedError"]}
+        with Child("probe_of_sandbox", request) as child:
+            assert child.result() == {"failures": ["", ""]}
+    assert (tmp_path / "mine" / "y").read_text() == "kept"
+
+
+@bubblewrap_only
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--mode", "eager,compile"), ("--sequence",)], ids=" ".join)
+def test_opreplay_in_the_sandbox_measures_as_outside(
+    tiny_trace: Path, tmp_path: Path, options: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    few = () if "--sequence" in options else ("--top", "2", "--warmup", "0")
+    words = [tiny_trace, *few, "--iterations", "2", *options, "-o", tmp_path / "r.json"]
+    done = run_command("opreplay", *words, "--sandbox")
+    assert done.returncode == 0, done.stderr
+    assert {*load_results(tmp_path / "r.json")["status"]} <= {"ok", "contended"}
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        (None, "--sandbox needs bubblewrap (bwrap), which is not installed: apt install bubblewrap"),
+        (
+            "echo setting up uid map: Permission denied >&2; exit 1",
+            "bwrap cannot confine processes here: setting up uid ",
+        ),
+    ],
+)
+def test_sandbox_that_the_machine_cannot_have_is_refused(
+    tiny_trace: Path,
+    tmp_path: Path,
+    program: str | None,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if program is not None:
+        (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main([str(tiny_trace), "--sandbox"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"opreplay: error: {problem}")
