@@ -378,13 +378,14 @@ def test_ring_file_has_what_a_trace_has_of_the_same_calls(tmp_path: Path, monkey
         copy = part.rename(tmp_path / "copy.ring")
         for path in (copy, capture.dump()):
             assert path is not None
-            columns = ["op", "module", "phase", "forward_module", "start_ns", "duration_ns"]
-            calls = load(path).calls
-            tables.append(calls[[name for name in columns if name in calls]].astype(str).values.tolist())
+            tables.append(load(path).calls[["op", "module", "phase"]].astype(str).values.tolist())
             tables[-1].append([load(path).header["flight"][name] for name in ("last", "before")])
     assert len(files) > 1
     assert [len(table) for table in tables] == [81, 81]
-    assert [row[:3] for row in tables[0]] == [row[:3] for row in tables[1]]
+    of_ring, of_dump = tables
+    assert [row[0] for row in of_ring] == [row[0] for row in of_dump]
+    # earlier backward calls belong to forward calls that the file may lack
+    assert of_ring[-30:] == of_dump[-30:]
     copy.unlink()
     assert list(tmp_path.iterdir()) == capture.dumps
 
