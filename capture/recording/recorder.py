@@ -39,7 +39,7 @@ from opgrip.capture.recording.observations import Observations
 from opgrip.capture.recording.pending_records import LostCalls, OwnCalls, PendingRecords
 from opgrip.capture.recording.scope_table import Epochs, ScopeTable
 from opgrip.capture.recording.signature_table import SignatureTable
-from opgrip.capture.recording.storages import Storages
+from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.recording.thread_mode import ThreadMode, ThreadModes
 from opgrip.capture.signatures.fitting import Fitter
 from opgrip.capture.timing.budget import Budget, Thinning, WorkDone
@@ -96,7 +96,7 @@ class Recorder:
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.steps = StepMarks(self.started_ns)
-        self.storages = Storages()
+        self.storages = StorageNumbers()
         self.graphs.forget()
         if self.kernels is not None:
             self.kernels.forget()

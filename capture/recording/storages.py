@@ -22,7 +22,7 @@ MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
 """After so many sweeps, storages that lived on are looked at no more in each one, and those are looked at again."""
 
 
-class Storages:
+class StorageNumbers:
     """The numbers of all storages that calls took or gave.
 
     Attributes

@@ -46,9 +46,9 @@ from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget
 from opgrip.capture.timing.device_time import KernelTimes, check_kernels
 from opgrip.capture.torch_compat.torch_private import load_private
+from opgrip.capture.writing.definitions import RecordingLimits
 from opgrip.capture.writing.flight_triggers import Flights
 from opgrip.capture.writing.flusher import Flusher
-from opgrip.capture.writing.recording_limits import Limits
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
@@ -146,7 +146,7 @@ class Capture(CaptureReport):
     ) -> None:
         check_choices(model, values, device_time)
         check_private(private, salt_file, values, grip_to)
-        self._limits = Limits(max_calls, max_bytes, max_memory)
+        self._limits = RecordingLimits(max_calls, max_bytes, max_memory)
         check_flight(last, path, values, device_time, bool(self._limits))
         super().__init__(own_path(path), schedule)
         # the program may go to another folder

@@ -1,11 +1,28 @@
 """Recognizes a call by what followed last time, since programs repeat themselves.
 
-Building a call's key costs more than all else that a capture does. So a call is first held against the one that came
-next when the thread was last at this point: the same operator, and a compiled test of its arguments says whether they
-are the same. Only where that fails is the key built and looked up.
+Building a call's key (`call_key`) costs more than all else that a capture does for a call. So a thread remembers which
+call followed which, and checks a call first against the prediction.
 
-A point is a `CallPoint`: a signature in a place, after the same few signatures. It is made where it is first met, and
-then also tells the source line of the call.
+Promise: a prediction never changes what is recorded. A call is taken for a known signature only if a compiled test says
+that its arguments have exactly the metadata and scalars of that signature; the test may fail for equal arguments, never
+pass for different ones. Memory that arguments share is compared apart (`sharing`). If no test passes, the key decides.
+
+How a call is found, each step dearer than the one before it:
+
+1. `CallPoint.after`: the point that followed the last one most recently. Same operator, same grad mode, test passes:
+   this is what the fast path in `hooks/dispatch.py` does by itself.
+2. `successor`: the last `SUCCESSORS` points that followed the last one, such as those of the two branches of an `if`.
+3. `recent`: the last `CANDIDATES` signatures of the operator, whatever came before.
+4. `entry`: the signature is looked up by its key. From its third lookup on, it gets a test (`add_tests`).
+
+A `CallPoint` is a signature at a place of the program after the same few signatures (`HISTORY`): this tells calls of
+one line in a loop apart. It is made when the program first gets there, which also finds the source line of the call.
+The history has *families* in place of signatures: an optimizer that passes its step as a number has a new signature in
+each step, and goes on behind it as it did behind the last one. Whenever the program goes to another place (a module, a
+backward pass), prediction starts from a point for that turn (`start_of`).
+
+The tests are those of torch's compiler, guards, which `torch_compat/torch_private.py` builds. A torch without them has
+no tests; then every call is looked up by its key.
 """
 
 from __future__ import annotations
@@ -17,48 +34,47 @@ from typing import Any
 import torch
 
 from opgrip.capture.program.places import Location
-from opgrip.capture.torch_compat.torch_private import Check, arguments_check, keywords_check
+from opgrip.capture.torch_compat.torch_private import Check, arguments_check, is_composite, keywords_check
 
 HISTORY = 6
-"""Calls that tell one point of a program from another, by their signatures' families."""
+"""Number of preceding calls that distinguish points of a program, by their signatures' families."""
 CANDIDATES = 3
-"""Signatures of an operator that are tried before the key is built."""
+"""Number of signatures of an operator that are tried before the key is built."""
 MOST_NODES = 100_000
-"""Nodes kept for a thread; beyond these, points are not remembered."""
+"""Number of points that are remembered for a thread."""
 SIGHTINGS = 3
 """Calls of a signature after its first before a test is made for it, which costs as much as several lookups by key."""
 SUCCESSORS = 4
-"""Nodes after one that are tried before those of the operator are."""
+"""Number of points after one that are tried before the signatures of the operator."""
 LEARNT, NEVER = 1, 1 << 62
-"""The same in steps in which the capture learns, that those after them need none; and where there is to be none."""
+"""`SIGHTINGS` in steps that only teach the capture, and for signatures that get no test."""
 MOST_TESTS = 3
-"""Tests made for one signature: one may fail under another state of the dispatcher."""
+"""Number of tests made for one signature: one may fail under another state of the dispatcher."""
 
 Point = tuple[Location, tuple[bool, bool], tuple[int, ...], int]
 """Location, whether gradients and inference mode are on, history, signature."""
 NO_MODES = (False, False)
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
-"""Where a call's tensors are: anywhere; the first argument; the first two; some arguments; in a list, the first one."""
+"""Layouts, where a call's tensors are: anywhere; in the first argument; the first two; some; in a list, the first."""
 
 
 def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
-    """For each storage the place of its first mention; None where each is mentioned once."""
+    """Return for each storage the index of its first occurrence; None if all differ."""
     return None if len(set(storages)) == len(storages) else tuple(map(storages.index, storages))
 
 
 def never(*ignored: object) -> bool:
-    """A test that fails."""
+    """Fail as a test."""
     return False
 
 
 class Recognizer:
-    """A signature, and how to recognize its calls.
+    """A signature and how to recognize its calls.
 
     Attributes
     ----------
-    family : number of the first signature of the operator on such tensors, with whatever numbers: an optimizer whose
-        step counts in one has a new signature in each step, and goes on as ever behind it
+    family : number of the first signature of the operator on such tensors, with whatever scalars
     check : of the arguments of a call without keyword arguments
     check_both : of the arguments and keyword arguments of a call with both
     layout : where its tensors are, and `places`, the indices of the arguments that they are
@@ -85,20 +101,20 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the tests say that a call is one of the signature's."""
+        """Return True if the tests recognize a call as one of the signature."""
         return self.check_both(args, kwargs) if kwargs else self.check(args)
 
 
 class CallPoint(Recognizer):
-    """An entry at a point of the program.
+    """A signature at a point of the program.
 
     Attributes
     ----------
-    after : the node that followed last time
+    after : the point that followed last time
     successors : the last few that did, the last one first
     history : the families of the last signatures, this one's included
     grad : whether gradients are on
-    turns : the nodes to go on from where the program goes to another place
+    turns : the points to go on from when the program goes to another place
     scope : number of its scope
     pair : the number that its calls carry where they give one tensor
     """
@@ -126,7 +142,7 @@ class CallPoint(Recognizer):
 
 
 class CallPredictor:
-    """The entries and nodes of one thread."""
+    """The recognizers and points of one thread."""
 
     def __init__(self) -> None:
         self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
@@ -138,7 +154,7 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallPoint] = {}
 
     def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
-        """The node that predicts what comes first after the program has come to another place.
+        """Return the point that predicts what comes first after the program has gone to another place.
 
         Parameters
         ----------
@@ -162,7 +178,7 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallPoint | None:
-        """The node of a call, where it is among those that came after the last one.
+        """Return the point of a call if it is among those that followed the last one.
 
         Parameters
         ----------
@@ -178,7 +194,7 @@ class CallPredictor:
     def recent(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
     ) -> Recognizer | None:
-        """The entry of a call, where it is among the operator's last ones."""
+        """Return the recognizer of a call if it is among the operator's last ones."""
         for entry in self._recent.get(id(func), ()):
             if entry.sharing == pattern and entry.holds(args, kwargs):
                 return entry
@@ -194,7 +210,7 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """The entry of a signature that was met before, with a test that holds for these arguments.
+        """Return the recognizer of a known signature, with a test that passes for these arguments.
 
         Parameters
         ----------
@@ -224,7 +240,7 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallPoint:
-        """The node that an entry is at after another one.
+        """Return the point at which a recognized call follows another one.
 
         Parameters
         ----------
@@ -248,7 +264,7 @@ class CallPredictor:
         return node
 
     def _follow_kin(self, node: CallPoint, point: Point) -> None:
-        """Expect after a new node what came after the last one of its family here."""
+        """Expect after a new point what followed the last one of its family here."""
         kin = self._newest_alike.get(point)
         if kin is not None:
             node.after, node.successors = kin.after, kin.successors
@@ -256,12 +272,12 @@ class CallPredictor:
             self._newest_alike[point] = node
 
     def nodes_of(self, number: int) -> list[CallPoint]:
-        """The nodes of a signature."""
+        """Return the points of a signature."""
         # a copy, made in one go: the thread that owns them may add to them meanwhile
         return [node for node in list(self._nodes.values()) if node.number == number]
 
     def forget_nodes(self) -> None:
-        """Begin anew with all points, whose scopes may be others now."""
+        """Forget all points, whose scopes may be others now."""
         self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
         self._nodes.clear()
         self._newest_alike.clear()
@@ -272,7 +288,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give an entry the tests that hold for these arguments, and the layout of its tensors."""
+    """Give a recognizer the tests that pass for these arguments, and the layout of its tensors."""
     check = arguments_check(args, _has_typed_lists(entry.func))
     if check is None:
         return
@@ -297,7 +313,7 @@ def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _has_typed_lists(func: Any) -> bool:
-    """Whether what an operator takes as a list of whole numbers holds nothing else that is equal to one."""
+    """Return True if the operator's lists of integers cannot hold floats that are equal to integers."""
     schema = getattr(func, "_schema", None)
     return schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)
 
@@ -307,11 +323,11 @@ def _has_tensors(values: Sequence[Any]) -> bool:
 
 
 def _alias(func: Any, places: tuple[int, ...]) -> int:
-    """Which of the tensor arguments an operator's single result always shares memory with; -1 for none."""
+    """Return which tensor argument an operator's single result always shares memory with; -1 for none."""
     schema = getattr(func, "_schema", None)
     if schema is None or len(schema.returns) != 1 or schema.returns[0].alias_info is None:
         return -1
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if is_composite(func):
         # such as aten.to, which may return its argument and may not
         return -1
     alias_set = schema.returns[0].alias_info.before_set

@@ -1,6 +1,11 @@
-"""How long calls keep an accelerator busy: events around each call, read when they have passed.
+"""How long calls keep an accelerator busy, in one of two ways.
 
-Nothing waits for the device in the program's threads. The events are resolved where the calls are written.
+`DeviceTimer` puts an event before and one after each call. Nothing waits for the device in the program's threads; the
+events are read when the calls are written.
+
+`KernelTimes` uses the accelerator's own records of kernels, copies and fills. torch's profiler keeps them while calls
+are recorded, and nothing is done for a call. When a recorded step ends, each record goes to the calls whose interval on
+the host, in the same thread, holds its launch.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -33,31 +38,20 @@ NOT_TIMED = -1
 """Device time of a call that ran on the host alone."""
 
 
-class Event(Protocol):
-    """A mark in a stream of work, such as `torch.Event`."""
-
-    def record(self, stream: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, later: Any, /) -> float: ...
-
-
-def make_event(device: torch.device) -> Event:
-    """An event that tells times."""
-    event: Event = torch.Event(device=device, enable_timing=True)
-    return event
+def make_event(device: torch.device) -> Any:
+    """Return an event that measures times."""
+    return torch.Event(device=device, enable_timing=True)
 
 
 class DeviceTimer:
     """The events of one thread's calls. They are used again once they were read, each on its first device.
 
-    Whatever goes wrong with an event costs its call's time, and never reaches the program.
+    What goes wrong with an event costs its call's time, and never reaches the program.
     """
 
     def __init__(self) -> None:
-        self._free: dict[torch.device, list[Event]] = {}
-        self._open: dict[int, tuple[torch.device, Event, Event]] = {}
+        self._free: dict[torch.device, list[Any]] = {}
+        self._open: dict[int, tuple[torch.device, Any, Any]] = {}
         self._stream = 0
         self._streams: dict[int, int] = {}
 
@@ -111,7 +105,7 @@ class DeviceTimer:
         """The numbers of the streams of the calls that started then; empty where all are the default one."""
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
-    def _mark(self, device: torch.device) -> tuple[torch.device, Event] | None:
+    def _mark(self, device: torch.device) -> tuple[torch.device, Any] | None:
         """A device and an event in the stream that the thread gives it work in; None where there can be none."""
         try:
             # a graph has no times of its own while it is made, and its events cannot be read
@@ -137,7 +131,7 @@ class DeviceTimer:
         try:
             with on_device(device):
                 after.synchronize()
-                time = round(before.elapsed_time(after) * 1e6)
+                time: int = round(before.elapsed_time(after) * 1e6)
         except Exception as error:
             raise_if_from_program(error)
             return NOT_TIMED
@@ -151,7 +145,7 @@ ID_BITS = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedWork:
     """What a launch had an accelerator do.
 
     Attributes
@@ -167,7 +161,7 @@ class Launched:
 
 
 @dataclass(slots=True)
-class CallBlock:
+class WrittenCalls:
     """Calls of one thread that were written.
 
     Attributes
@@ -192,7 +186,7 @@ class CallBlock:
 class Window:
     """What was launched between two moments, by `perf_counter_ns`."""
 
-    launched: list[Launched]
+    launched: list[LaunchedWork]
     started_ns: int
     ended_ns: int
 
@@ -221,7 +215,7 @@ class KernelTimes:
         self._signatures: set[int] = set()
         self._devices: set[torch.device] = set()
         self._windows: list[Window] = []
-        self._blocks: list[CallBlock] = []
+        self._blocks: list[WrittenCalls] = []
         self._calls_by_thread: Counter[int] = Counter()
 
     def __enter__(self) -> KernelTimes:
@@ -255,7 +249,7 @@ class KernelTimes:
 
         return prepare
 
-    def _note_idle(self, block: CallBlock, windows: Sequence[Window]) -> None:
+    def _note_idle(self, block: WrittenCalls, windows: Sequence[Window]) -> None:
         """Give calls that work on an accelerator, and launched nothing in the windows, no time there."""
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             if signature in self._signatures and any(window.holds(start) for window in windows):
@@ -292,7 +286,7 @@ class KernelTimes:
         """Take note of calls that are written now, after all others of their thread that were."""
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
-        self._blocks.append(CallBlock(thread, idents, first, signatures, starts, ends, [-1] * len(starts)))
+        self._blocks.append(WrittenCalls(thread, idents, first, signatures, starts, ends, [-1] * len(starts)))
 
     def take_windows(self) -> list[Window]:
         """What has ended; its calls are all there to be written."""
@@ -305,11 +299,11 @@ class KernelTimes:
         if not windows:
             return
         kernels: dict[int, dict[str, list[int]]] = {}
-        by_ident: dict[int, list[CallBlock]] = {}
+        by_ident: dict[int, list[WrittenCalls]] = {}
         for block in self._blocks:
             for ident in block.idents:
                 by_ident.setdefault(ident, []).append(block)
-        by_thread: dict[int, list[Launched]] = {}
+        by_thread: dict[int, list[LaunchedWork]] = {}
         for item in (item for window in windows for item in window.launched):
             by_thread.setdefault(item.thread, []).append(item)
         for ident, items in by_thread.items():
@@ -339,7 +333,7 @@ def check_kernels(device: str | None = None) -> None:
         raise UserError(f"{what} records of its kernels", "leave out --device-time kernels")
 
 
-def launched_by(events: Sequence[Any], distance_ns: int) -> list[Launched]:
+def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
     """What an accelerator did and who launched it, of a profile's events.
 
     Parameters
@@ -348,18 +342,18 @@ def launched_by(events: Sequence[Any], distance_ns: int) -> list[Launched]:
     distance_ns : how far the profile's clock is ahead of `perf_counter_ns`
     """
     launches = {event.correlation_id(): event for event in events if is_launch(event)}
-    launched: list[Launched] = []
+    launched: list[LaunchedWork] = []
     for event in filter(is_work, events):
         launch = launches.get(event.correlation_id())
         if launch is not None:
             thread = launch.device_resource_id() & ID_BITS
-            launched.append(Launched(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
+            launched.append(LaunchedWork(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
     return launched
 
 
 def innermost_calls(
-    blocks: Iterable[CallBlock], launched: Iterable[Launched]
-) -> Iterator[tuple[CallBlock, int, Launched]]:
+    blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
+) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
     """For what one thread launched inside calls: the innermost one's block and place. All of them get the time."""
     blocks = list(blocks)
     calls = sorted(
@@ -368,7 +362,7 @@ def innermost_calls(
         for place, (start, end) in enumerate(zip(block.starts, block.ends, strict=True))
     )
     upcoming = 0
-    around: list[tuple[int, CallBlock, int]] = []
+    around: list[tuple[int, WrittenCalls, int]] = []
     for item in sorted(launched, key=attrgetter("at_ns")):
         while upcoming < len(calls) and calls[upcoming][0] <= item.at_ns:
             start, negative_end, number, place = calls[upcoming]
@@ -382,8 +376,7 @@ def innermost_calls(
             yield around[-1][1], around[-1][2], item
 
 
-def _leave_before(time_ns: int, around: list[tuple[int, CallBlock, int]]) -> None:
-    """Leave the calls that have ended by then."""
+def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> None:
     while around and around[-1][0] < time_ns:
         around.pop()
 
@@ -398,5 +391,5 @@ def clock_distance_ns() -> int:
 
 
 def identities_here() -> tuple[int, int]:
-    """The numbers by which an accelerator's records may name this thread: the system's, the low bits of Python's."""
+    """Return the numbers by which an accelerator's records may name this thread."""
     return threading.get_native_id(), threading.get_ident() & ID_BITS

@@ -89,6 +89,16 @@ without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
 """Let the tensor operations of a block pass by every subclass of the program."""
 
 
+_has_kernel: Callable[[str, str], bool] = _places.take(
+    "torch._C._dispatch_has_kernel_for_dispatch_key", lambda name, key: True, "results that are views are looked up"
+)
+
+
+def is_composite(func: Any) -> bool:
+    """Return True if an operator calls others and has no kernel of its own, or this torch does not tell."""
+    return _has_kernel(func.name(), "CompositeImplicitAutograd")
+
+
 _root_guard = _places.take(
     "torch._C._dynamo.guards.RootGuardManager", None, "calls are recognized by keys made in Python"
 )

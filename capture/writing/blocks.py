@@ -28,7 +28,7 @@ MOST_SEQUENCES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class CallBlock:
+class ThreadCalls:
     """Some calls of a thread.
 
     Attributes
@@ -48,14 +48,14 @@ class CallBlock:
     def __len__(self) -> int:
         return len(self.calls)
 
-    def part(self, first: int, stop: int) -> CallBlock:
+    def part(self, first: int, stop: int) -> ThreadCalls:
         """The calls from one place to before another."""
         ends = np.concatenate([[0], np.cumsum(self.tensors)])
         own, flows = slice(first, stop), slice(ends[first], ends[stop])
         open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
-        return CallBlock(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
+        return ThreadCalls(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
 
-    def copied(self) -> CallBlock:
+    def copied(self) -> ThreadCalls:
         """The same calls in memory of their own, where they are part of others."""
         return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())
 
@@ -94,14 +94,14 @@ class Blocks:
         self._forward: dict[int, dict[int, int]] = {}
         self._last: dict[int, tuple[int, int]] = {}
 
-    def take(self, room: int | None = None) -> list[CallBlock]:
+    def take(self, room: int | None = None) -> list[ThreadCalls]:
         """All calls that are there, removed from their modes, in parts of at most a block.
 
         Parameters
         ----------
         room : the most calls to take in all
         """
-        blocks: list[CallBlock] = []
+        blocks: list[ThreadCalls] = []
         remaining_calls = room
         # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
         for mode in reversed(self.recorder.threads.all):
@@ -122,7 +122,7 @@ class Blocks:
             self._remember_forward(block)
         return blocks
 
-    def records(self, block: CallBlock, learning: bool = False) -> Iterator[Record]:
+    def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
         """The records of what `take` gave.
 
         Parameters
@@ -180,7 +180,7 @@ class Blocks:
         self._numbers = count()
         self.newest = -1
 
-    def pass_over(self, block: CallBlock) -> None:
+    def pass_over(self, block: ThreadCalls) -> None:
         """Forget what else is kept of calls of which no record is made."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
@@ -211,7 +211,7 @@ class Blocks:
 
     def _split(
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
-    ) -> tuple[CallBlock, int]:
+    ) -> tuple[ThreadCalls, int]:
         """The calls in a mode's rows, and how many integers these were."""
         # plain integers alone: a list for each call would have Python's collector go through all that a program holds
         places: list[int] = []
@@ -225,14 +225,14 @@ class Blocks:
         is_flow = np.ones(place, dtype=np.bool_)
         is_flow[own] = False
         tensors = np.diff(firsts, append=place) - COLUMNS
-        return CallBlock(mode, rows[own], tensors, rows[is_flow], open_since_ns), place
+        return ThreadCalls(mode, rows[own], tensors, rows[is_flow], open_since_ns), place
 
     def _thread(self, mode: ThreadMode) -> Iterator[Record]:
         if mode.number not in self._threads:
             self._threads[mode.number] = next(self._numbers)
             yield Thread(self._threads[mode.number], mode.thread_name)
 
-    def _remember_forward(self, block: CallBlock) -> None:
+    def _remember_forward(self, block: ThreadCalls) -> None:
         forward = self._forward.setdefault(block.mode.number, {})
         last = self._sequence.get(block.mode.number, block.mode.first_sequence)
         followed = block.calls[block.calls[:, 3] >= 0]
@@ -270,7 +270,7 @@ def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
     return runs_of(np.array(sorted(covered.union(places)), dtype=np.intp))
 
 
-def _first(block: CallBlock) -> list[int]:
+def _first(block: ThreadCalls) -> list[int]:
     """The memory of each call's first tensor."""
     firsts = np.cumsum(block.tensors) - block.tensors
     padded = np.append(block.flows, NO_STORAGE)

@@ -12,8 +12,8 @@ from types import TracebackType
 
 from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.writing.blocks import Blocks, CallBlock
-from opgrip.capture.writing.recording_limits import Held, Limits, parts_within
+from opgrip.capture.writing.blocks import Blocks, ThreadCalls
+from opgrip.capture.writing.definitions import Definitions, RecordingLimits, parts_within
 from opgrip.cli.output_files import reason_of
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
@@ -28,7 +28,7 @@ SPAN_NS = 100_000_000
 ALIVE_S = 1.0
 """Between two looks at whether the thread that is waited for is there."""
 PAUSE_S = 50e-6
-UNLIMITED = Limits()
+UNLIMITED = RecordingLimits()
 
 
 class Flusher:
@@ -52,7 +52,7 @@ class Flusher:
         self,
         recorder: Recorder,
         open_writer: Callable[[], TraceWriter],
-        limits: Limits = UNLIMITED,
+        limits: RecordingLimits = UNLIMITED,
         learns: bool = False,
     ) -> None:
         self.recorder = recorder
@@ -68,7 +68,7 @@ class Flusher:
         self._looked_ns = perf_counter_ns()
         self.learning = False
         self._learns = learns
-        self._held = Held() if limits or learns else None
+        self._held = Definitions(keeps_written=False) if limits or learns else None
         self._open_writer = open_writer
         self._writing = threading.Lock()
         self._stop = threading.Event()
@@ -217,7 +217,7 @@ class Flusher:
         """How many signatures are in the file, where some may be left out of it; else how many were met."""
         if self._held is None or not (self._learns or self.reached is not None):
             return len(self.recorder.signatures)
-        return self._held.signatures
+        return self._held.file.signatures
 
     def write_running(self) -> None:
         """Write which calls the threads are in."""
@@ -251,9 +251,9 @@ class Flusher:
             return
         recorder = self.recorder
         if self._held is not None and self.reached is None and not self._learns:
-            self.writer.write_lines(self._held.release_all())
+            self.writer.write_lines(self._held.other_lines())
         try:
-            end = self._end(recorder.signatures.closed if self._held is None else self._held.signatures)
+            end = self._end(recorder.signatures.closed if self._held is None else self._held.file.signatures)
             self.writer.write_lines(b"".join(map(encode_line, recorder.pending.outgoing(end))))
             if recorder.fitter.full is not None:
                 # first: a trace that has its name has its values
@@ -295,11 +295,11 @@ class Flusher:
             needed = b"".join(line for _, line in pending)
         else:
             self._held.add(pending)
-            needed = self._held.release(records)
+            needed = self._held.lines_for(records)
         self.open().write_lines(needed)
         self.open().write_lines(b"".join(map(encode_line, records)))
 
-    def _within_limit(self, blocks: Iterable[CallBlock]) -> Iterator[CallBlock]:
+    def _within_limit(self, blocks: Iterable[ThreadCalls]) -> Iterator[ThreadCalls]:
         """The blocks, each in parts that end near a limit of bytes."""
         if self.limits.bytes is None or self._held is None:
             yield from blocks

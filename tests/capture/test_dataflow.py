@@ -17,7 +17,7 @@ from programs import run_command, train_tiny_net
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
-from opgrip.capture.recording.storages import Storages
+from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.codec.call_blocks import decode_storages, encode_storages
@@ -87,7 +87,7 @@ def test_memory_that_no_call_made_is_told_from_what_had_its_address(tmp_path: Pa
 
 
 def test_storages_are_freed_when_the_program_frees_them() -> None:
-    known = Storages()
+    known = StorageNumbers()
     x = torch.ones(3)
     number, storage = known.number(x), StorageWeakRef(x.untyped_storage())
     assert known.number(x[1:]) == number

@@ -24,7 +24,7 @@ from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.places import ModulePaths
 from opgrip.capture.recording.scope_table import ScopeTable
 from opgrip.capture.recording.signature_table import SignatureTable
-from opgrip.capture.recording.storages import Storages
+from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.recording.thread_mode import ThreadModes
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.errors import is_from_program
@@ -140,8 +140,8 @@ HOOKS = [
     (ThreadModes, "in_step"),
     (ScopeTable, "point"),
     (ScopeTable, "pair"),
-    (Storages, "number"),
-    (Storages, "sweep"),
+    (StorageNumbers, "number"),
+    (StorageNumbers, "sweep"),
     (ModulePaths, "called"),
 ]
 

@@ -19,7 +19,7 @@ from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
 from opgrip.capture.hooks import wrapped_operators
 from opgrip.capture.timing import device_time
-from opgrip.capture.timing.device_time import CallBlock, innermost_calls, launched_by
+from opgrip.capture.timing.device_time import WrittenCalls, innermost_calls, launched_by
 from opgrip.capture.torch_compat.torch_private import ActivityProfile
 from opgrip.errors import UserError
 from opgrip.traces import load
@@ -217,7 +217,7 @@ def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
 
 
 def test_what_is_launched_in_a_call_within_another_counts_to_both() -> None:
-    block = CallBlock(0, (41,), 0, [5, 6, 7], [20, 10, 70], [30, 50, 90], [-1, 0, 0])
+    block = WrittenCalls(0, (41,), 0, [5, 6, 7], [20, 10, 70], [30, 50, 90], [-1, 0, 0])
     launched = launched_by(
         [
             Event(kind, number, name, at, 3, 41)

@@ -11,7 +11,7 @@ import torch
 
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.timing.place_times import ANY, MOST_LOOKS, MOST_PLACES, PlaceKey, PlaceTimes
-from opgrip.capture.writing.recording_limits import Held
+from opgrip.capture.writing.definitions import Held
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, Observed, Signature, Values

@@ -25,7 +25,7 @@ from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.places import ModulePaths
 from opgrip.capture.recording.scope_table import ScopeTable
 from opgrip.capture.recording.signature_table import SignatureTable
-from opgrip.capture.recording.storages import Storages
+from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.signatures import predictions
 from opgrip.traces import Trace, load
 
@@ -321,7 +321,7 @@ HOOKS = [
     (ScopeTable, "point"),
     (ScopeTable, "pair"),
     (SignatureTable, "close"),
-    (Storages, "number"),
+    (StorageNumbers, "number"),
     (ModulePaths, "called"),
 ]
 
