@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.display.figures import PALETTE, label_axis, literal, new_figure, write_figure
-from opgrip.replay.operators.traits import family_of
+from opgrip.replay.operators.lookup import family_of
 from opgrip.traces import load
 from opgrip.traces.analysis.timeline import CALL, MODULE, timeline
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ MOST_BY_OTHERS = 0.1
 """Share of this process's processors that other programs may use."""
 THREADS_NS, OTHERS_NS = 50_000_000, 200_000_000
 """Time after which threads are listed again, and /proc/stat is read again, which counts in 10 ms."""
+WARM_NS, RARE = 200_000, 10
+"""Time of other work after which a run is no longer slower because of a switch to another process before it (measured:
+a call of 3 us took 30 us right after one, the next one 5 us); and time between switches, or of a run, from which on
+such runs are rare or hardly slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,21 @@ class Contention:
             return self._others > MOST_BY_OTHERS
         time_ns, count = waits.time_ns - since.time_ns, waits.count - since.count
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
+
+    def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
+        """Return True if a run waited for a core, or for something so shortly before that it was slower.
+
+        marks : waits at the start of recent runs, of this one last
+        """
+        start = marks[-1]
+        if self.is_contended(start, run_ns):
+            return True
+        if run_ns >= RARE * WARM_NS:
+            return False
+        since = next((mark for mark in reversed(marks) if mark.at_ns <= start.at_ns - WARM_NS), marks[0])
+        waited_ns, waits = start.time_ns - since.time_ns, start.count - since.count
+        worked_ns = start.at_ns - since.at_ns - waited_ns
+        return waited_ns > WAKING_NS * waits and worked_ns < RARE * WARM_NS * waits
 
     @property
     def is_shared(self) -> bool:

@@ -11,7 +11,6 @@ import pandas as pd
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
-from opgrip.replay.cases.captured_times import captured_times, weights_of
 from opgrip.replay.cases.flow import shares_of_fresh
 from opgrip.replay.cases.selection import Selection, select_calls
 from opgrip.replay.cases.timing_clusters import (
@@ -19,8 +18,10 @@ from opgrip.replay.cases.timing_clusters import (
     PlacedCalls,
     TimingCluster,
     calls_looked_at,
+    captured_times,
     input_set_of,
     placed_calls,
+    weights_of,
 )
 from opgrip.replay.inputs.filling import Stored, drawn_values
 from opgrip.replay.operators.lookup import Operator
@@ -104,13 +105,13 @@ class Case:
 
 
 def make_cases(
-    trace: Trace, selection: Selection = Selection(), with_surroundings: bool = False, in_order: bool = False
+    trace: Trace, selection: Selection = Selection(), with_preceding_calls: bool = False, in_order: bool = False
 ) -> list[Case]:
     """Return one case per signature, by falling share of time.
 
     Calls inside an extension function are part of that function; a gripped function is represented by the calls that it
     made. Preceding calls of a distilled trace are left out.
-    with_surroundings : make cases of a distilled trace's preceding calls too
+    with_preceding_calls : make cases of a distilled trace's preceding calls too
     in_order : without times, keep the order of the signatures
     Raises `UserError` if a pattern selects nothing.
     """
@@ -120,7 +121,7 @@ def make_cases(
         calls = trace.own_calls.assign(**{COUNT: 1})
     else:
         calls = _with_single(trace.own_distinct_calls, looked_at)
-    chosen = None if with_surroundings else chosen_numbers(trace.header)
+    chosen = None if with_preceding_calls else chosen_numbers(trace.header)
     if chosen is not None:
         calls = calls[calls["signature"].isin(chosen)]
     if calls.empty:

@@ -106,7 +106,7 @@ def make_preceding_calls(
         with warnings.catch_warnings():
             # what is wrong with the values of some is told where these are selected
             warnings.simplefilter("ignore")
-            everything = make_cases(trace, with_surroundings=True)
+            everything = make_cases(trace, with_preceding_calls=True)
     cases = {case.number: case for case in everything if case.signature.raised is None}
     calls, storages = _first_calls(trace)
     case_numbers = _numbers_of_cases(calls, measured)

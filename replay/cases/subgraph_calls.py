@@ -11,8 +11,7 @@ import torch
 
 from opgrip.replay.cases.flow import can_flow
 from opgrip.replay.inputs.filling import CAST
-from opgrip.replay.operators.lookup import Unsupported, find_operator
-from opgrip.replay.operators.traits import sizes_vary
+from opgrip.replay.operators.lookup import Unsupported, find_operator, sizes_vary
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import TimelinePlace, runs_of
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves

@@ -9,10 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.checks.choosing_operators import chosen_otherwise, named
-from opgrip.replay.checks.closeness import gap, rounded, unsettled, verdict_on
-from opgrip.replay.checks.distributions import DROPOUT, drawn_otherwise, dropped_otherwise, runs_wanted
-from opgrip.replay.checks.plain import Plain, ResultPosition, Unpaired, paired, plain, within
+from opgrip.replay.checks.closeness import (
+    Plain,
+    ResultPosition,
+    Unpaired,
+    gap,
+    paired,
+    plain,
+    rounded,
+    unsettled,
+    verdict_on,
+    within,
+)
+from opgrip.replay.checks.permitted_differences import (
+    DROPOUT,
+    chosen_otherwise,
+    drawn_otherwise,
+    dropped_otherwise,
+    named,
+    runs_wanted,
+)
 from opgrip.replay.checks.truths import Truths, observe, run_seeded, tensors_of, truths_of
 from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance, joined, wrong
 from opgrip.replay.modes.mode import Results

@@ -36,6 +36,7 @@ class _Captured:
     memory: CallMemory
 
 
+@mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def as_graph(task: Task) -> Program:
     """Return the call as graphs over the memory of its arguments, with their strides and shared storages.
 
@@ -139,8 +140,3 @@ def _stream_and_anchor(device: str) -> tuple[Any, Any]:
         with torch.cuda.graph(graph, stream=stream):
             pass
     return stream, graph
-
-
-@mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
-def make(task: Task) -> Program:
-    return as_graph(task)

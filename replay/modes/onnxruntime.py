@@ -1,4 +1,4 @@
-"""The mode `onnxruntime`: torch.onnx's exporter of exported programs, run by ONNX Runtime."""
+"""The modes `onnxruntime` and `tensorrt`: models of torch.onnx, run by ONNX Runtime or by TensorRT in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from opgrip.replay.modes.conversions.tensor_calls import TensorCall
     from opgrip.replay.operators.memory import Arguments
 
-
 MODEL = "model.onnx"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -26,6 +25,7 @@ Provider = tuple[str, dict[str, str]]
 """Name of a provider, and its options."""
 
 
+@mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def with_onnxruntime(task: Task) -> Program:
     """Run the call as an ONNX model on the provider of its device; the model is kept in the task's store.
 
@@ -183,6 +183,31 @@ def _tensor(value: Any, is_bool: bool) -> torch.Tensor:
     return tensor.view(torch.bool) if is_bool and tensor.dtype is torch.uint8 else tensor
 
 
-@mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
-def make(task: Task) -> Program:
-    return with_onnxruntime(task)
+if TYPE_CHECKING:
+    pass
+
+
+TENSORRT = "TensorrtExecutionProvider"
+
+
+@mode(
+    "tensorrt",
+    needs=("onnxruntime", "onnx", "onnxscript"),
+    extra="onnx",
+    devices=("cuda",),
+    in_torch=False,
+    autotunes=True,
+)
+def with_tensorrt(task: Task) -> Program:
+    """Run the call by TensorRT; the engine is kept in the task's store, because building it is slow."""
+    from opgrip.replay.modes.conversions.jax_runtime import device_index
+
+    check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")
+
+    def providers(operators: Iterable[str]) -> list[Provider]:
+        options = {"device_id": str(device_index(task.device))}
+        if task.store is not None:
+            options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(task.store)}
+        return [(TENSORRT, options), cuda_provider(task.device, operators), (CPU, {})]
+
+    return run_by(task, providers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from opgrip.replay.operators.traits import family_of
+from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.results import OK, Result
 
 OUTSIDE = "(outside)"

@@ -27,11 +27,17 @@ import torch
 from opgrip.cli.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, can_flow
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
-from opgrip.replay.operators.agreement.checking import checking_parts
+from opgrip.replay.operators.agreement import checking_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
-from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
-from opgrip.replay.operators.traits import overwrites, sizes_vary, takes_any_numbers
+from opgrip.replay.operators.lookup import (
+    Operator,
+    Unsupported,
+    find_operator,
+    overwrites,
+    sizes_vary,
+    takes_any_numbers,
+)
 from opgrip.replay.results.results import OK, SKIPPED
 from opgrip.replay.run.failures import describe_failure
 from opgrip.replay.sequences.prepared_calls import DrawnValues, PreparedCall, never_flowing

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opgrip.platform.contention import WAKING_NS, Contention, Waits
+from opgrip.platform.contention import Contention, Waits
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use
@@ -32,10 +32,6 @@ CHECK_NS, CHECK_RUNS = 2_000_000, 10
 """Time and number of runs after which the processor's pace and contention are checked."""
 WATCHFUL_NS = 200_000_000
 """Time after contention in which each run is checked by itself, which takes ten microseconds per run."""
-WARM_NS, RARE = 200_000, 10
-"""Time of other work after which a run is no longer slower because of a switch to another process before it (measured:
-a call of 3 us took 30 us right after one, the next one 5 us); and time between switches, or of a run, from which on
-such runs are rare or hardly slower."""
 QUIET_S = 0.05
 """Time between checks of a contended machine."""
 RETRY_NS = 1_000_000_000
@@ -234,7 +230,9 @@ class Measurer:
             self._fail(subject, error)
             return
         runs_ns = time_ns * subject.block
-        is_contended = is_watchful and self._was_contended(runs_ns)
+        is_contended = is_watchful and self._watch.is_run_contended(self._marks, runs_ns)
+        if is_contended:
+            self._be_watchful()
         self._pending.append((subject, stratum, time_ns, is_contended))
         self._pending_ns += runs_ns
 
@@ -244,21 +242,6 @@ class Measurer:
         if is_watchful:
             self._marks.append(self._watch.read())
         return is_watchful
-
-    def _was_contended(self, run_ns: float) -> bool:
-        """Return True if the last run waited for a core, or for something so shortly before that it was slower."""
-        start = self._marks[-1]
-        is_contended = self._watch.is_contended(start, run_ns)
-        if not is_contended and run_ns < RARE * WARM_NS:
-            since = next(
-                (mark for mark in reversed(self._marks) if mark.at_ns <= start.at_ns - WARM_NS), self._marks[0]
-            )
-            waited_ns, waits = start.time_ns - since.time_ns, start.count - since.count
-            worked_ns = start.at_ns - since.at_ns - waited_ns
-            is_contended = waited_ns > WAKING_NS * waits and worked_ns < RARE * WARM_NS * waits
-        if is_contended:
-            self._be_watchful()
-        return is_contended
 
     def _be_watchful(self) -> None:
         now = perf_counter_ns()

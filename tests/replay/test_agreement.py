@@ -15,8 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay import replay
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.agreement.checking import CHECKS, check_agreement, check_graph, check_parts
-from opgrip.replay.operators.agreement.indices import bound_indices, bounding
+from opgrip.replay.operators.agreement import (
+    REVIEWED,
+    bound_indices,
+    bounding,
+    check_agreement,
+    check_graph,
+    check_parts,
+)
+from opgrip.replay.operators.agreement.checking import CHECKS
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Scope, Signature, Thread
 
@@ -350,3 +357,11 @@ def test_a_unit_whose_results_differ_from_those_recorded_is_refused() -> None:
     graph.output(graph.call_function(ATEN.native_batch_norm.default, (image, weight, None, None, None, *BATCH_NORM)))
     with pytest.raises(Unsupported, match="weight has 1 where 64"):
         check_graph(torch.fx.GraphModule(nn.Module(), graph), (f(1, 64, 1, 1),))
+
+
+def test_operators_of_this_torch_version_were_reviewed_for_unchecked_sizes_and_indices() -> None:
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    assert min(REVIEWED) <= version <= max(REVIEWED), (
+        "call the new and changed operators of this torch with sizes and indices that do not fit, each tensor up against "
+        "memory that may not be touched; add those that do not check them to the tables, and the version to REVIEWED"
+    )

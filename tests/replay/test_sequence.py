@@ -27,7 +27,7 @@ from opgrip.capture.models.program import ModelOptions
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.inputs.inputs import device_map
-from opgrip.replay.operators.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
+from opgrip.replay.operators.lookup import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.results.results import OK
 from opgrip.replay.sequences.dry_run import OTHER_SHAPES, DryRun, switching
 from opgrip.replay.sequences.prepared_calls import never_flowing

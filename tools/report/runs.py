@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from opgrip.replay.analyses.speed_ups import SpeedUp, summarize_modes
-from opgrip.replay.operators.traits import family_of
+from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
-from opgrip.replay.operators.traits import family_of
+from opgrip.replay.operators.lookup import family_of
 from opgrip.tools.report.launches import describe_launches
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.analysis.longtail import find_longtail

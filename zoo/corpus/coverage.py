@@ -10,7 +10,7 @@ import pandas as pd
 from opgrip.capture.models.operators.registered import is_composite, is_public, name_of, registered_operators
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.operators.traits import family_of
+from opgrip.replay.operators.lookup import family_of
 from opgrip.zoo.corpus import Corpus
 
 VENDOR, COPY = "vendor's library", "copy of a view"

@@ -1,5 +1,166 @@
-"""Nsight Compute: run a replay's cases under `ncu` in batches, and read its reports."""
+"""Nsight Compute as an analysis: its options, and what it needs."""
 
-from opgrip.replay.analyses.ncu.analysis import NcuAnalysis
+from __future__ import annotations
 
-__all__ = ["NcuAnalysis"]
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.options import EFFORT, OUTPUT, option, titled
+from opgrip.cli.output_files import check_writable
+from opgrip.errors import UserError
+from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, analyses
+from opgrip.replay.analyses.ncu.ncu import COMMAND, FLAGS, PLACES
+from opgrip.replay.analyses.ncu.ncu_report import SETS, NcuColumns, metrics_of
+from opgrip.replay.analyses.profiler_programs import arguments_in, find_program
+from opgrip.replay.results.results import Result
+from opgrip.replay.timing.ranges import check_ranges
+
+
+@titled("profilers")
+@dataclass(frozen=True, slots=True)
+class NcuOptions:
+    """How ncu is run."""
+
+    ncu: bool = option(
+        False,
+        "run the cases once more under Nsight Compute: times, bytes, throughput and occupancy of each row's "
+        "kernels, and reports beside --output",
+        only=("single cases", "one trace"),
+        role=OUTPUT,
+    )
+    ncu_metrics: str = option(
+        "basic",
+        f"sets, {', '.join(SETS)}, or names of metrics (default: %(default)s)",
+        metavar="SET,...",
+        role=OUTPUT,
+    )
+    ncu_bin: str | None = option(
+        None,
+        "the program ncu (default: where installers put it)",
+        metavar="FILE",
+        role=OUTPUT,
+    )
+    ncu_args_file: Path | None = option(
+        None,
+        "further arguments of ncu, as on a command line",
+        parse=Path,
+        metavar="FILE",
+        role=OUTPUT,
+    )
+    ncu_warmup: int = option(
+        1,
+        "runs before those that it sees (default: 1)",
+        parse=not_negative,
+        metavar="N",
+        role=EFFORT,
+    )
+    ncu_iterations: int = option(
+        1,
+        "runs that it sees (default: 1)",
+        parse=positive,
+        metavar="N",
+        role=EFFORT,
+    )
+    run_batch_size: int = option(
+        10,
+        "cases that a process of ncu sees; one that dies loses these alone (default: 10)",
+        parse=positive,
+        metavar="N",
+        role=EFFORT,
+    )
+    batch_command: str | None = option(
+        None,
+        f"starts each such process, as in 'srun --gres=gpu:1 {COMMAND}' (default: here)",
+        metavar="TEMPLATE",
+        role=OUTPUT,
+    )
+    batch_device: str | None = option(
+        None,
+        "that the cases run on there (default: as --device)",
+        metavar="DEVICE",
+        role=OUTPUT,
+    )
+
+
+@analyses.register("ncu")
+class NcuAnalysis(Analysis):
+    """What Nsight Compute sees of the rows' kernels."""
+
+    options = NcuOptions
+    columns = NcuColumns
+    place = 30
+
+    def __init__(self, options: NcuOptions, session: AnalysisSession) -> None:
+        import torch
+
+        from opgrip.platform.devices import check_device
+        from opgrip.replay.analyses.ncu.ncu import Ncu, report_path
+
+        super().__init__(options, session)
+        session.check_one_cache("ncu")
+        if options.batch_device is None:
+            session.check_one_device("ncu")
+        device = options.batch_device or session.device
+        if torch.device(device).type != "cuda":
+            lacks = "" if torch.cuda.is_available() else " and this machine has none"
+            raise UserError(
+                f"ncu sees GPUs only{lacks}, but the cases run on {device}",
+                "give --device cuda, or --batch-device cuda with a --batch-command that reaches a GPU",
+            )
+        _check_template(options.batch_command)
+        if options.batch_command is None:
+            check_device(device)
+        if any(count > 1 for count in session.job.plan.points.streams):
+            raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams out, or --ncu")
+        check_ranges("ncu")
+        arguments = () if options.ncu_args_file is None else arguments_in(options.ncu_args_file, FLAGS)
+        self._ncu = Ncu(
+            find_program("ncu", "Nsight Compute", PLACES, options.ncu_bin),
+            session.base.with_suffix(""),
+            metrics_of(options.ncu_metrics),
+            tuple(arguments),
+            options.ncu_warmup,
+            options.ncu_iterations,
+            options.run_batch_size,
+            options.batch_command,
+            options.batch_device,
+        )
+        check_writable(report_path(self._ncu, 1), session.may_replace)
+
+    @classmethod
+    def is_requested(cls, options: NcuOptions) -> bool:
+        if not options.ncu and (options.batch_command is not None or options.batch_device is not None):
+            raise UserError("--batch-command and --batch-device are for runs under ncu", "give --ncu too")
+        return options.ncu
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        from opgrip.replay.analyses.ncu.ncu import batches_path, profile_rows
+
+        session = self.session
+        journal_path = None if session.output is None else batches_path(session.output)
+        with session.running(rows, "ncu"):
+            new_rows, self.saw_all = profile_rows(
+                *(session.job, rows, self._ncu, session.timeout_s, journal_path, session.resume),
+                session.reporter.say,
+            )
+        return new_rows
+
+    def finish(self) -> None:
+        from opgrip.replay.analyses.ncu.ncu import batches_path
+
+        if self.session.output is not None:
+            batches_path(self.session.output).unlink(missing_ok=True)
+
+
+def _check_template(template: str | None) -> None:
+    if template is None:
+        return
+    try:
+        shlex.split(template)
+    except ValueError as error:
+        raise UserError(f"--batch-command is no command line: {error}", "quote it as a shell wants it") from error
+    if COMMAND not in template:
+        raise UserError(f"--batch-command {template!r} starts nothing", f"put {COMMAND} where ncu is to stand")

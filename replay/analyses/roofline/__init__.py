@@ -1,5 +1,68 @@
-"""The roofline: how near calls come to the machine's limits."""
+"""The roofline as an analysis."""
 
-from opgrip.replay.analyses.roofline.analysis import RooflineAnalysis
+from __future__ import annotations
 
-__all__ = ["RooflineAnalysis"]
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from opgrip.cli.options import OUTPUT, option, titled
+from opgrip.replay.analyses.analysis import Analysis, analyses
+from opgrip.replay.analyses.roofline.limits import LimitColumns
+from opgrip.replay.results.results import Result
+
+if TYPE_CHECKING:
+    from opgrip.traces.analysis.machine_ceilings import Ceilings
+
+
+@titled("the machine's limits")
+@dataclass(frozen=True, slots=True)
+class RooflineOptions:
+    """Whether rows are held against the machine's limits."""
+
+    roofline: bool = option(
+        False,
+        "how near each call comes to what the machine can give, and what binds it; -o roofline.svg draws it",
+        only=("single cases", "one trace"),
+        role=OUTPUT,
+    )
+
+
+@analyses.register("roofline")
+class RooflineAnalysis(Analysis):
+    """How near the rows come to the machine's limits."""
+
+    options = RooflineOptions
+    columns = LimitColumns
+    place = 60
+    counts_work = True
+
+    @classmethod
+    def is_requested(cls, options: RooflineOptions) -> bool:
+        return options.roofline
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
+        from opgrip.traces.analysis.machine_ceilings import to_json
+
+        ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
+        self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
+        return with_limits(rows, ceilings, threads, dtype_of(self.session.loaded))
+
+    def print(self, rows: Sequence[Result], file: IO[str]) -> None:
+        from opgrip.replay.analyses.roofline.limits import print_roofline
+
+        print_roofline(rows, file)
+
+    def _ceilings(self) -> Ceilings:
+        """Return the machine's peaks; they are measured the first time, when nothing is forked any more."""
+        from opgrip.replay.analyses.roofline.measuring import measure
+        from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
+
+        device, reporter = self.session.device, self.session.reporter
+        ceilings = read_cached_ceilings(device)
+        if ceilings is None:
+            with reporter.following("measuring what this machine gives at most") as tell:
+                ceilings = measure(device, tell)
+            reporter.say(f"opgrip machine shows it, from {keep(ceilings, device)}")
+        return ceilings

@@ -12,7 +12,7 @@ from opgrip.cli.plural import counted
 from opgrip.display.html_fragments import as_html
 from opgrip.replay.comparison.comparison import UNREADABLE, Comparison, Pair, Total
 from opgrip.replay.comparison.differences import CONFIDENCE, Verdict, interval_text
-from opgrip.replay.operators.traits import family_of
+from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.columns import Columns, column, columns_in
 from opgrip.replay.results.results import OK, Result
 

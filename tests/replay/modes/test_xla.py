@@ -145,7 +145,7 @@ def test_tensorflow_sees_no_gpu(tmp_path: Path) -> None:
         """
 import torch
 from tensorflow import config
-from opgrip.replay.modes.tensorflow import _hide_gpus
+from opgrip.replay.modes.xla import _hide_gpus
 
 visible = {"GPU": ["a GPU"], "CPU": ["a CPU"]}
 config.get_visible_devices = visible.__getitem__
