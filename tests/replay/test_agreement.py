@@ -362,6 +362,6 @@ def test_a_unit_whose_results_differ_from_those_recorded_is_refused() -> None:
 def test_operators_of_this_torch_version_were_reviewed_for_unchecked_sizes_and_indices() -> None:
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     assert min(REVIEWED) <= version <= max(REVIEWED), (
-        "call the new and changed operators of this torch with sizes and indices that do not fit, each tensor up against "
+        "call the new and changed operators with sizes and indices that do not fit, each tensor up against "
         "memory that may not be touched; add those that do not check them to the tables, and the version to REVIEWED"
     )
