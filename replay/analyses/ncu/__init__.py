@@ -113,7 +113,7 @@ class NcuAnalysis(Analysis):
         _check_template(options.batch_command)
         if options.batch_command is None:
             check_device(device)
-        if any(count > 1 for count in session.job.plan.points.streams):
+        if any(count > 1 for count in session.workload.request.points.streams):
             raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams out, or --ncu")
         check_ranges("ncu")
         arguments = () if options.ncu_args_file is None else arguments_in(options.ncu_args_file, FLAGS)
@@ -143,7 +143,7 @@ class NcuAnalysis(Analysis):
         journal_path = None if session.output is None else batches_path(session.output)
         with session.running(rows, "ncu"):
             new_rows, self.saw_all = profile_rows(
-                *(session.job, rows, self._ncu, session.timeout_s, journal_path, session.resume),
+                *(session.workload.request, rows, self._ncu, session.timeout_s, journal_path, session.resume),
                 session.reporter.say,
             )
         return new_rows

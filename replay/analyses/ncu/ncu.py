@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -12,11 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.output_files import open_ordinary
+from opgrip.cli.journal import Codec, Journal
 from opgrip.cli.plural import counted
 from opgrip.errors import UserError
-from opgrip.replay.analyses.ncu.journal import Batch, open_batches
-from opgrip.replay.analyses.ncu.ncu_report import BASIC, SETS, columns_of, joined, read_report
+from opgrip.replay.analyses.ncu.ncu_report import BASIC, SETS, NcuColumns, columns_of, joined, read_report
 from opgrip.replay.analyses.profiler_programs import (
     LAST_LINES,
     Flags,
@@ -37,68 +35,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Results of a batch.
+    """The outcome of a batch.
 
-    added : columns by row
-    outside : kernels in its report that belong to no row
+    Attributes
+    ----------
+    added : columns that it adds, by row
+    outside : number of kernels in its report that belong to no row
     """
 
+    number: int
     added: Mapping[Key, NcuColumns]
     outside: int
 
 
 def batches_path(output: Path) -> Path:
+    """Return where the batches are kept whose rows are to become part of this file."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 
-class Batches:
-    """Batches of a run under ncu, each on disk when `add` returns.
+def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool) -> Journal[Batch]:
+    """Open the journal of a run under ncu; see `Journal`."""
+    return Journal(path, run_options, Codec(_encoded, _decoded), resume, replace=True)
 
-    path : None to keep them in memory only
-    run_options : must be equal to resume a run
-    done : batches by number
-    Raises `UserError` if the file is of another run.
-    """
 
-    def __init__(self, path: Path | None, run_options: Mapping[str, Any], resume: bool) -> None:
-        self.done: dict[int, Batch] = {}
-        self._path = path
-        if path is None:
-            return
-        run_options = json.loads(json.dumps(run_options))
-        exists = path.exists()
-        open_ordinary(path).close()
-        if exists and resume:
-            self._read(path, run_options)
-        else:
-            path.write_text(json.dumps(run_options) + "\n", encoding="utf-8")
+def _encoded(batch: Batch) -> dict[str, Any]:
+    rows = [[*key, asdict(added)] for key, added in batch.added.items()]
+    return {"batch": batch.number, "rows": rows, "outside": batch.outside}
 
-    def add(self, number: int, batch: Batch) -> None:
-        self.done[number] = batch
-        if self._path is not None:
-            rows = [[*key, asdict(added)] for key, added in batch.added.items()]
-            record = {"batch": number, "rows": rows, "outside": batch.outside}
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
 
-    def _read(self, path: Path, run_options: Mapping[str, Any]) -> None:
-        whole = 0
-        for place, line in enumerate(path.read_bytes().splitlines(keepends=True)):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                record = json.loads(line)
-                if place:
-                    added = {(case, label): NcuColumns(**cells) for case, label, cells in record["rows"]}
-                    self.done[record["batch"]] = Batch(added, record["outside"])
-            except (ValueError, TypeError, KeyError) as error:
-                raise UserError(f"{path} is damaged in line {place + 1}", "begin anew with --force") from error
-            if not place and record != run_options:
-                raise UserError(f"{path} is of a run with other options", "give the same, or begin anew with --force")
-            whole += len(line)
-        # what follows the last whole line is half a record
-        with path.open("r+b") as file:
-            file.truncate(whole)
+def _decoded(record: Any) -> Batch:
+    added = {(case, label): NcuColumns(**cells) for case, label, cells in record["rows"]}
+    return Batch(record["batch"], added, record["outside"])
 
 
 FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))

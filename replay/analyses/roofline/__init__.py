@@ -45,9 +45,9 @@ class RooflineAnalysis(Analysis):
         from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
         from opgrip.traces.analysis.machine_ceilings import to_json
 
-        ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
+        ceilings, threads = self._ceilings(), threads_of(self.session.workload)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
-        return with_limits(rows, ceilings, threads, dtype_of(self.session.loaded))
+        return with_limits(rows, ceilings, threads, dtype_of(self.session.workload))
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         from opgrip.replay.analyses.roofline.limits import print_roofline
