@@ -18,7 +18,7 @@ from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular
-from opgrip.traces.values.needs import NEEDS, Need
+from opgrip.traces.values.needs import NEEDS, ValueNeed
 from opgrip.traces.values.offsets import Offsets
 from opgrip.traces.values.probabilities import Probabilities
 
@@ -53,7 +53,7 @@ def test_every_row_is_about_an_argument_that_torch_has() -> None:
 
 
 @pytest.mark.parametrize("need", NEEDS, ids=lambda need: f"{need.op}-{need.argument}")
-def test_every_row_names_a_model_that_there_is(need: Need) -> None:
+def test_every_row_names_a_model_that_there_is(need: ValueNeed) -> None:
     assert need.model in ("", *value_models.names())
     assert need.why
 

@@ -24,7 +24,7 @@ from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, forma
 from opgrip.traces.io.shipped_traces import read_trace_chunks, trace_file
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.schema.json_values import LIMIT
-from opgrip.traces.schema.limits import UNKNOWN_NAMES, Meter, check_nesting
+from opgrip.traces.schema.limits import UNKNOWN_NAMES, SizeMeter, check_nesting
 from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -58,7 +58,7 @@ class TraceReader:
         self._unbounded = unbounded
         self._format_name = format_name
         self._cut = cut
-        self._meter: Meter | None = None
+        self._meter: SizeMeter | None = None
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
         self.records = 0
@@ -168,7 +168,7 @@ class TraceReader:
         """
         pieces: list[bytes] = []
         length = 0
-        meter = self._meter = None if self._unbounded else Meter(self.path)
+        meter = self._meter = None if self._unbounded else SizeMeter(self.path)
         for chunk in read_trace_chunks(self.path):
             *whole, rest = chunk.split(b"\n")
             for line in whole:

@@ -251,7 +251,7 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
     return map_leaves(numbered, tree)
 
 
-class Kind(NamedTuple):
+class ArgumentKind(NamedTuple):
     """A kind of argument whose JSON form is an object of one key, the name of the kind.
 
     Attributes
@@ -266,16 +266,16 @@ class Kind(NamedTuple):
     write: Callable[[Any], Json]
 
 
-def _fields_of(kind: type) -> Kind:
+def _fields_of(kind: type) -> ArgumentKind:
     """Return a kind whose body has the fields of a dataclass."""
-    return Kind(kind, kind, lambda value: value, fields_form)
+    return ArgumentKind(kind, kind, lambda value: value, fields_form)
 
 
-def _only_field_of(kind: type) -> Kind:
+def _only_field_of(kind: type) -> ArgumentKind:
     """Return a kind whose body is the only field of a dataclass."""
     ((name, hint),) = get_type_hints(kind, include_extras=True).items()
     write = _writer(get_type_hints(kind)[name])
-    return Kind(kind, hint, kind, lambda value: write(getattr(value, name)) if write else getattr(value, name))
+    return ArgumentKind(kind, hint, kind, lambda value: write(getattr(value, name)) if write else getattr(value, name))
 
 
 def _read_tensor(body: Json) -> TensorSpec | Opaque:
@@ -318,24 +318,24 @@ def _encode_all(values: Iterable[Any]) -> list[Json]:
 
 
 _ARRAY = _only_field_of(ArraySpec)
-KINDS: dict[str, Kind] = {
-    "float": Kind(float, Literal["nan", "inf", "-inf"], float, str),
-    "complex": Kind(
+KINDS: dict[str, ArgumentKind] = {
+    "float": ArgumentKind(float, Literal["nan", "inf", "-inf"], float, str),
+    "complex": ArgumentKind(
         complex,
         tuple[Argument, Argument],
         lambda body: complex(*body),
         lambda value: _encode_all((value.real, value.imag)),
     ),
-    "tuple": Kind(tuple, tuple[Argument, ...], tuple, _encode_all),
-    "dict": Kind(
+    "tuple": ArgumentKind(tuple, tuple[Argument, ...], tuple, _encode_all),
+    "dict": ArgumentKind(
         dict, list[tuple[Argument, Argument]], _read_dict, lambda value: [_encode_all(item) for item in value.items()]
     ),
-    "size": Kind(torch.Size, tuple[Count, ...], torch.Size, list),
-    "dtype": Kind(torch.dtype, str, lambda name: DTYPES.get(name) or Opaque(f"{name} dtype"), plain_name),
-    "device": Kind(torch.device, DeviceName, _read_device, str),
-    "layout": Kind(torch.layout, str, lambda name: LAYOUTS[name], plain_name),
-    "memory_format": Kind(torch.memory_format, str, lambda name: MEMORY_FORMATS[name], plain_name),
-    "tensor": Kind(TensorSpec, None, _read_tensor, fields_form),
+    "size": ArgumentKind(torch.Size, tuple[Count, ...], torch.Size, list),
+    "dtype": ArgumentKind(torch.dtype, str, lambda name: DTYPES.get(name) or Opaque(f"{name} dtype"), plain_name),
+    "device": ArgumentKind(torch.device, DeviceName, _read_device, str),
+    "layout": ArgumentKind(torch.layout, str, lambda name: LAYOUTS[name], plain_name),
+    "memory_format": ArgumentKind(torch.memory_format, str, lambda name: MEMORY_FORMATS[name], plain_name),
+    "tensor": ArgumentKind(TensorSpec, None, _read_tensor, fields_form),
     "generator": _fields_of(GeneratorSpec),
     "group": _fields_of(GroupSpec),
     "reduction": _only_field_of(ReductionSpec),
@@ -347,22 +347,22 @@ KINDS: dict[str, Kind] = {
     "named": _only_field_of(NamedSpec),
     "shared": _fields_of(SharedSpec),
     "same": _only_field_of(SameSpec),
-    "set": Kind(set, list[Argument], lambda body: set(_read_members(body)), _encode_all),
-    "frozenset": Kind(frozenset, list[Argument], lambda body: frozenset(_read_members(body)), _encode_all),
-    "slice": Kind(
+    "set": ArgumentKind(set, list[Argument], lambda body: set(_read_members(body)), _encode_all),
+    "frozenset": ArgumentKind(frozenset, list[Argument], lambda body: frozenset(_read_members(body)), _encode_all),
+    "slice": ArgumentKind(
         slice,
         tuple[int | None, int | None, int | None],
         lambda body: slice(*body),
         lambda value: _encode_all((value.start, value.stop, value.step)),
     ),
-    "range": Kind(
+    "range": ArgumentKind(
         range,
         tuple[Int64, Int64, Int64],
         lambda body: range(*body),
         lambda value: [value.start, value.stop, value.step],
     ),
-    "bytes": Kind(bytes, bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
-    "ellipsis": Kind(type(...), bool, lambda body: ..., lambda value: True),
+    "bytes": ArgumentKind(bytes, bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
+    "ellipsis": ArgumentKind(type(...), bool, lambda body: ..., lambda value: True),
 }
 """Kinds of arguments that JSON has no form of its own for, by name."""
 _KIND_BY_TYPE = {kind.type: name for name, kind in KINDS.items()}

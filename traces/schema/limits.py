@@ -50,7 +50,7 @@ RECORDS = Allowance("records", 50_000, 0.1)
 ITEMS = Allowance("values", 1 << 20, 5)
 
 
-class Meter:
+class SizeMeter:
     """Counts what one file gives, and refuses more than the bounds."""
 
     def __init__(self, path: Path) -> None:

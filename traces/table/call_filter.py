@@ -1,4 +1,4 @@
-"""Which calls of a trace are loaded: those of a phase, a module, an operator, or some steps."""
+"""Selection of calls: those of a phase, a module, an operator, or some steps, by shell patterns of their names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from opgrip.traces.table.call_source import NumberSet, selected
 from opgrip.traces.table.step_starts import StepStarts, find_step_starts
 
 
-class Choice:
-    """The calls that have all of what is asked for.
+class CallFilter:
+    """The calls that meet all conditions.
 
     Parameters
     ----------
@@ -37,20 +37,20 @@ class Choice:
         self._scopes, self._signatures = NumberSet(), NumberSet()
 
     def note(self, record: Record | CallBlock) -> None:
-        """Take note of what later calls refer to."""
+        """Remember what later calls refer to."""
         if isinstance(record, Scope):
             # as `Trace.calls` has it: a backward call is of the module that its forward call was of
             of_forward = None if record.forward is None else self._modules.get(record.forward)
             name = record.module if of_forward is None else of_forward
             self._modules[record.number] = record.module
-            self._scopes.put(record.number, _matches(record.phase, self._phase) and _matches(name, self._module))
+            self._scopes.put(record.number, matches(record.phase, self._phase) and matches(name, self._module))
         elif isinstance(record, Signature):
-            self._signatures.put(record.number, _matches(record.op, self._op))
+            self._signatures.put(record.number, matches(record.op, self._op))
         elif isinstance(record, Thread):
             self._processes[record.number] = record.process
 
     def select(self, block: CallBlock) -> CallBlock:
-        """The calls of a block that are chosen."""
+        """Return the selected calls of a block."""
         flags = np.ones(len(block), dtype=np.bool_)
         if self._phase or self._module:
             flags &= self._scopes.flags(block.scope)
@@ -63,23 +63,23 @@ class Choice:
         return selected(block, flags)
 
 
-def choice_of(
+def call_filter(
     reader: TraceReader,
     phase: str | Sequence[str],
     module: str | Sequence[str],
     op: str | Sequence[str],
     steps: range | int | None,
-) -> Choice | None:
-    """The choice of what is asked for, None for all calls; for steps, which a file does not mark, it is read before."""
+) -> CallFilter | None:
+    """Return the filter of some conditions, None for all calls; steps, which a file does not mark, are read first."""
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
-    if phases and not any(_matches(name, phases) for name in PHASES):
+    if phases and not any(matches(name, phases) for name in PHASES):
         raise UserError(f"there is no phase {', '.join(map(str, phases))}", f"there are {', '.join(PHASES)}")
     if steps is not None:
         if not isinstance(steps, int | range):
             raise UserError(f"steps are {steps!r}", "give a number, or a range as in range(3, 5)")
         chosen = range(steps, steps + 1) if isinstance(steps, int) else steps
-        return Choice(phases, modules, ops, (chosen, _starts_of(reader, chosen)))
-    return Choice(phases, modules, ops) if phases or modules or ops else None
+        return CallFilter(phases, modules, ops, (chosen, _starts_of(reader, chosen)))
+    return CallFilter(phases, modules, ops) if phases or modules or ops else None
 
 
 def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
@@ -102,5 +102,6 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
     return starts
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a name matches one of the shell patterns, or if there are none."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -148,7 +148,7 @@ DENSE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class CallNames:
     """What the numbers of calls refer to."""
 
     signatures: list[Signature]
@@ -156,7 +156,7 @@ class Names:
     threads: dict[int, Thread]
 
 
-def calls_table(source: Iterable[CallBlock], names: Names) -> pd.DataFrame:
+def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
     """One row a call in the order in which calls started, in the columns that `Trace.calls` has."""
     table = rows_table(concatenated_columns(source), names)
     table = table.sort_values("start_ns", kind="stable", ignore_index=True)
@@ -164,7 +164,7 @@ def calls_table(source: Iterable[CallBlock], names: Names) -> pd.DataFrame:
     return with_times(table, typical_of(table))
 
 
-def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: Names) -> pd.DataFrame:
+def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) -> pd.DataFrame:
     """One row a call in the order of the columns, all without the times that depend on other calls."""
     tensors = columns["tensors"]
     table = pd.DataFrame(
@@ -186,7 +186,7 @@ def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
     return table
 
 
-def named_columns(signature: Integers, scope: Integers, thread: Integers, names: Names) -> dict[str, Any]:
+def named_columns(signature: Integers, scope: Integers, thread: Integers, names: CallNames) -> dict[str, Any]:
     """The columns of calls that their numbers tell."""
     signatures, scopes, threads = names.signatures, names.scopes, names.threads
     by_number = {record.number: record for record in scopes}

@@ -12,7 +12,7 @@ import pandas as pd
 
 from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
 from opgrip.traces.table.call_source import CallSource, by_call, or_all, selected
-from opgrip.traces.table.call_table import COUNT, Names, concatenated_columns, named_columns, unperturbed_ns
+from opgrip.traces.table.call_table import COUNT, CallNames, concatenated_columns, named_columns, unperturbed_ns
 
 KEYS = (
     *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
@@ -57,7 +57,7 @@ class DistinctCalls:
         if self._pending >= BATCH:
             self._sum_up()
 
-    def table(self, names: Names) -> pd.DataFrame:
+    def table(self, names: CallNames) -> pd.DataFrame:
         """One row for the calls that are alike, in the order in which the first of each started.
 
         The columns are those of `Trace.calls`, but `tensors` and `first_storage`; and `count`.
@@ -170,7 +170,7 @@ def _dense(key: Integers) -> tuple[Integers, int]:
     return np.asarray(codes, dtype=np.int64), len(unique)
 
 
-def distinct_calls(source: Iterable[CallBlock], names: Names) -> pd.DataFrame:
+def distinct_calls(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
     """The table of all calls of a trace."""
     distinct = DistinctCalls()
     for block in source:

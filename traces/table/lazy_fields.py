@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, overload
 T = TypeVar("T")
 
 
-class OnDemand(Generic[T]):
+class LazyField(Generic[T]):
     """A field that is given a value, or a function that makes one. A dataclass with it has no slots.
 
     Parameters

@@ -29,17 +29,18 @@ from opgrip.traces.schema.records import (
     Header,
     Kernels,
     Observed,
+    Record,
     Scope,
     Signature,
     Thread,
     Values,
 )
 from opgrip.traces.table.accelerators import merge_facts
-from opgrip.traces.table.call_filter import choice_of
+from opgrip.traces.table.call_filter import call_filter
 from opgrip.traces.table.call_source import CallSource
 from opgrip.traces.table.call_table import (
     COUNT,
-    Names,
+    CallNames,
     all_storages,
     calls_table,
     quantiles,
@@ -49,7 +50,7 @@ from opgrip.traces.table.call_table import (
     with_times,
 )
 from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
-from opgrip.traces.table.lazy_fields import OnDemand, is_made
+from opgrip.traces.table.lazy_fields import LazyField, is_made
 from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
 from opgrip.traces.table.step_starts import unfinished_calls
 from opgrip.traces.table.time_pictures import check_columns, draw_times
@@ -109,9 +110,9 @@ class Trace:
     signatures: list[Signature]
     scopes: list[Scope]
     values: dict[int, ValueModel]
-    calls: OnDemand[pd.DataFrame] = OnDemand()  # noqa: RUF009 - a descriptor
-    storages: OnDemand[Integers] = OnDemand(_none)  # noqa: RUF009 - a descriptor
-    unfinished: OnDemand[list[Entered]] = OnDemand(list)  # noqa: RUF009 - a descriptor
+    calls: LazyField[pd.DataFrame] = LazyField()  # noqa: RUF009 - a descriptor
+    storages: LazyField[Integers] = LazyField(_none)  # noqa: RUF009 - a descriptor
+    unfinished: LazyField[list[Entered]] = LazyField(list)  # noqa: RUF009 - a descriptor
     source: CallSource = field(default_factory=lambda: CallSource(tuple))
     threads: dict[int, Thread] = field(default_factory=dict)
     contexts: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -207,9 +208,9 @@ class Trace:
         return own_calls(self.distinct_calls)
 
     @property
-    def names(self) -> Names:
+    def names(self) -> CallNames:
         """What the numbers in blocks of calls refer to."""
-        return Names(self.signatures, self.scopes, self.threads)
+        return CallNames(self.signatures, self.scopes, self.threads)
 
     @property
     def labels(self) -> pd.Series[int]:
@@ -301,78 +302,86 @@ def load(
         values that is not beside it; beyond a bound; or damaged, and `partial` is false
     """
     reader = reader or TraceReader(path, unbounded)
-    header: dict[str, Any] = {}
-    signatures: list[Signature] = []
-    scopes: list[Scope] = []
-    observed: dict[int, list[Observed]] = {}
-    effects: dict[int, Effects] = {}
-    values: dict[int, ValueModel] = {}
-    tensors: dict[int, str] = {}
-    contexts: dict[int, dict[str, Any]] = {}
-    threads: dict[int, Thread] = {}
-    entered: dict[int, list[Entered]] = {}
-    chosen = choice_of(reader, phase, module, op, steps)
+    chosen = call_filter(reader, phase, module, op, steps)
     source = CallSource(reader.again().blocks, None if chosen is None else chosen.select)
-    kernels: list[Kernels] = []
-    end: End | None = None
+    contents = _Contents(source)
     for record in reader.columns():
         if chosen is not None:
             chosen.note(record)
-        match record:
-            case Header():
-                header = record.fields
-            case Signature():
-                signatures.append(record)
-            case Observed():
-                observed.setdefault(record.signature, []).append(record)
-            case Effects():
-                effects[record.signature] = record
-            case Scope():
-                scopes.append(record)
-            case Values():
-                values[record.number] = record.model
-                if record.tensor is not None:
-                    tensors[record.number] = record.tensor
-            case Context():
-                contexts[record.number] = record.settings
-            case Thread():
-                threads[record.number] = record
-            case Entered():
-                entered.setdefault(record.thread, []).append(record)
-            case CallBlock():
-                source.add(record)
-            case DeviceTimes():
-                source.add_times(record)
-            case Kernels():
-                kernels.append(record)
-            case End():
-                end = record
-                header = _with_accelerators(header, record)
+        contents.add(record)
     if reader.missing and partial is None:
         warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
     elif reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
-    names = Names(signatures, scopes, threads)
-    return Trace(
-        header=header,
-        signatures=signatures,
-        scopes=scopes,
-        values=values,
-        calls=lambda: calls_table(source, names),
-        storages=lambda: all_storages(source),
-        unfinished=lambda: unfinished_calls(entered, source),
-        source=source,
-        threads=threads,
-        contexts=contexts,
-        end=end,
-        missing=reader.missing,
-        unknown=dict(reader.unknown),
-        tensors=tensors,
-        tensor_files=files_beside(reader.path, header),
-        observed=observed,
-        effects=effects,
-        kernels=kernels,
-    )
+    return contents.trace(reader)
+
+
+class _Contents:
+    """The records of a trace that is being loaded."""
+
+    def __init__(self, source: CallSource) -> None:
+        self._source = source
+        self._header: dict[str, Any] = {}
+        self._values: dict[int, ValueModel] = {}
+        self._tensors: dict[int, str] = {}
+        self._entered: dict[int, list[Entered]] = {}
+        self._signatures: list[Signature] = []
+        self._scopes: list[Scope] = []
+        self._threads: dict[int, Thread] = {}
+        self._others: dict[str, Any] = {"contexts": {}, "observed": {}, "effects": {}, "kernels": [], "end": None}
+
+    def add(self, record: Record | CallBlock) -> None:
+        """Add a record."""
+        match record:
+            case CallBlock():
+                self._source.add(record)
+            case Header():
+                self._header = record.fields
+            case Signature():
+                self._signatures.append(record)
+            case Scope():
+                self._scopes.append(record)
+            case Values():
+                self._values[record.number] = record.model
+                if record.tensor is not None:
+                    self._tensors[record.number] = record.tensor
+            case Thread():
+                self._threads[record.number] = record
+            case Entered():
+                self._entered.setdefault(record.thread, []).append(record)
+            case DeviceTimes():
+                self._source.add_times(record)
+            case Context():
+                self._others["contexts"][record.number] = record.settings
+            case Observed():
+                self._others["observed"].setdefault(record.signature, []).append(record)
+            case Effects():
+                self._others["effects"][record.signature] = record
+            case Kernels():
+                self._others["kernels"].append(record)
+            case End():
+                self._others["end"] = record
+                self._header = _with_accelerators(self._header, record)
+
+    def trace(self, reader: TraceReader) -> Trace:
+        """Return the trace of all records."""
+        names = CallNames(self._signatures, self._scopes, self._threads)
+        return Trace(
+            header=self._header,
+            signatures=self._signatures,
+            scopes=self._scopes,
+            values=self._values,
+            calls=lambda: calls_table(self._source, names),
+            storages=lambda: all_storages(self._source),
+            unfinished=lambda: unfinished_calls(self._entered, self._source),
+            source=self._source,
+            threads=self._threads,
+            missing=reader.missing,
+            unknown=dict(reader.unknown),
+            tensors=self._tensors,
+            tensor_files=files_beside(reader.path, self._header),
+            **self._others,
+        )
 
 
 def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from opgrip.traces.schema.records import (
     Scope,
     Signature,
 )
+from opgrip.traces.table.call_filter import matches
 from opgrip.traces.table.profiler_labels import is_mark
 from opgrip.traces.table.step_starts import reported_starts, step_starts
 
@@ -229,12 +229,12 @@ def _matching(
     outline: Outline, patterns: Sequence[str], what: str, name_of: Callable[[int], str], numbers: NDArray[np.int64]
 ) -> Flags:
     names = {int(number): name_of(int(number)) for number in np.unique(numbers)}
-    matches = [number for number, name in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    if not matches:
+    numbers_matched = [number for number, name in names.items() if matches(name, patterns)]
+    if not numbers_matched:
         near = ", ".join(map(repr, nearest(patterns[0], sorted(set(names.values()) - {""}))))
         hint = f"the trace has {near}" if near else f"the trace names no {what}"
         raise UserError(f"no {what} matches --{what} {' '.join(patterns)}", hint)
-    return np.isin(numbers, matches)
+    return np.isin(numbers, numbers_matched)
 
 
 def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
