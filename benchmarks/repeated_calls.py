@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opgrip.cli.compressed_files import compress_to
+from opgrip.cli.output_files import compress_to
 
 _CALLS = b'{"type":"calls"'
 _NOT_REPEATED = (b'{"type":"entered"', b'{"type":"device_times"')

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from opgrip.cli.command import counted
 from opgrip.cli.options import Option, flag_of, options_in, title_of, words_in
-from opgrip.cli.plural import counted
 from opgrip.replay.analyses import in_order
-from opgrip.replay.comparison.reports.comparison_rows import ComparisonColumns
+from opgrip.replay.comparison.comparison_report import ComparisonColumns
 from opgrip.replay.replay_options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.replay.results.columns import Column, columns_in

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from opgrip.cli.command import counted
 from opgrip.cli.output_files import cannot_be_written, whole_file
-from opgrip.cli.plural import counted
 from opgrip.display.html_fragments import as_html
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.analyses import Analysis
-from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
+from opgrip.replay.plots.plot import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
 from opgrip.replay.results.results import WAY, Result, summarize

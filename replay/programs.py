@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from opgrip.cli.error_causes import cause_of
+from opgrip.errors import cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.variants import Variant

@@ -8,9 +8,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from opgrip.cli.command import OneLineParser, add_version, run_command
+from opgrip.cli.command import OneLineParser, add_version, listed, run_command
 from opgrip.cli.progress import loading
-from opgrip.cli.suggestions import listed
 from opgrip.tools.verbs import verbs
 
 USAGE = "opgrip [-h] [--version] VERB ..."

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.errors import one_line
 from opgrip.platform.sandbox import run_program
 from opgrip.replay import Results, compare, replay

@@ -29,8 +29,7 @@ from opgrip.capture.command.steps import (
 )
 from opgrip.capture.models.program import Program
 from opgrip.capture.session.capture import Capture
-from opgrip.cli.command import INTERRUPTED, USAGE_ERROR
-from opgrip.cli.plural import counted
+from opgrip.cli.command import INTERRUPTED, USAGE_ERROR, counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.traces.analysis.longtail import find_longtail, print_longtail

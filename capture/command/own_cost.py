@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from opgrip.capture.session.capture import Capture
-from opgrip.platform.measurement_cache import measure_once
+from opgrip.platform.machine import measure_once
 from opgrip.traces.analysis.longtail import CaptureCost
 from opgrip.traces.table.trace import load
 

@@ -16,7 +16,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from opgrip.capture.program.processes import rank
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import MissingFileError, UserError, one_line
 
 FOR_GROUPS_S = 0.1

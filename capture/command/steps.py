@@ -21,12 +21,11 @@ from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures import full_values
 from opgrip.capture.timing.device_time import check_kernels
-from opgrip.cli.error_causes import cause_of
+from opgrip.cli.command import counted
 from opgrip.cli.options import from_arguments, refuse_options
 from opgrip.cli.output_files import check_writable, reason_of
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
-from opgrip.errors import UserError
+from opgrip.errors import UserError, cause_of
 
 MOST_LEARNED = 2
 """Of the steps that warm up, those that are watched: what is new in one is looked at again in the next."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from opgrip.capture.models.factory import load_factory
 from opgrip.capture.models.program import ModelOptions, Program
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 
 PREFIX = "builtin:"

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program, load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.cli.error_causes import cause_of
-from opgrip.cli.suggestions import did_you_mean, listed
-from opgrip.errors import UserError
-from opgrip.platform.devices import check_device
+from opgrip.cli.command import did_you_mean, listed
+from opgrip.errors import UserError, cause_of
+from opgrip.platform.machine import check_device
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from opgrip.capture.models.builtin import PREFIX, builtin_models
 from opgrip.capture.models.program import ModelOptions, Program, load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
-from opgrip.platform.devices import check_device
+from opgrip.platform.machine import check_device
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,10 +6,9 @@ from importlib import import_module
 
 from opgrip.capture.models.program import ModelOptions, Program
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.cli.error_causes import cause_of
 from opgrip.cli.output_files import check_writable
-from opgrip.errors import UserError
-from opgrip.platform.devices import check_device
+from opgrip.errors import UserError, cause_of
+from opgrip.platform.machine import check_device
 
 PREFIX = "opinfo:"
 

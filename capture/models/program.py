@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import not_negative, positive
+from opgrip.cli.command import did_you_mean, not_negative, positive
 from opgrip.cli.option_types import image_size
 from opgrip.cli.options import option, titled
-from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import MissingFileError, UserError, shortened
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program, under_autocast
+from opgrip.cli.command import listed
 from opgrip.cli.options import flag_of
 from opgrip.cli.plugins import Registry
-from opgrip.cli.suggestions import listed
 from opgrip.errors import UserError
 
 OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")

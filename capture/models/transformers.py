@@ -11,11 +11,9 @@ from opgrip.capture.models.program import GENERATE, LOSS, NEW_TOKENS, PREDICT, R
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.models.transformers_configs import EXTRA, find_class, make_config
 from opgrip.capture.models.transformers_inputs import make_inputs
-from opgrip.cli.error_causes import cause_of
 from opgrip.cli.plugins import needed
-from opgrip.errors import UserError
-from opgrip.platform.devices import check_device
-from opgrip.platform.machine import free_memory
+from opgrip.errors import UserError, cause_of
+from opgrip.platform.machine import check_device, free_memory
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any
 
 from opgrip.capture.models.transformers_small import SMALL, small_settings
-from opgrip.cli.error_causes import cause_of
+from opgrip.cli.command import did_you_mean
 from opgrip.cli.plugins import needed
-from opgrip.cli.suggestions import did_you_mean
-from opgrip.errors import UserError
+from opgrip.errors import UserError, cause_of
 
 EXTRA = "transformers"
 HEADS = (

@@ -18,8 +18,7 @@ from typing import Any
 
 from opgrip.capture.on_demand.folder import pid_of, sockets
 from opgrip.capture.on_demand.words import ABOUT, DONE, PROTOCOL, RECORD, REFUSED, TELL, Connection
-from opgrip.cli.command import printable
-from opgrip.cli.suggestions import listed
+from opgrip.cli.command import listed, printable
 from opgrip.errors import UserError, shortened
 
 KINDS: dict[str, tuple[type, ...]] = {

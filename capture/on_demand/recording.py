@@ -10,7 +10,7 @@ from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from opgrip.cli.plural import STEP
+from opgrip.cli.command import STEP
 from opgrip.errors import one_line, raise_if_from_program
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def is_own(path: Path) -> bool:
 
 def is_sampled(path: Path) -> bool:
     """Whether a file is a recording that a process made by itself, as its first line says."""
-    from opgrip.cli.compressed_files import Damage, read_chunks
+    from opgrip.cli.output_files import Damage, read_chunks
 
     line = b""
     with suppress(OSError, ValueError, RecursionError, UserError, Damage):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:

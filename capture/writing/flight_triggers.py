@@ -16,7 +16,7 @@ from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.processes import with_mark
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.writing.flight_recorder import FlightRecorder
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header

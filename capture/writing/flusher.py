@@ -14,8 +14,8 @@ from opgrip.capture.program.accelerators import describe_devices, started_device
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.writing.blocks import Blocks, ThreadCalls
 from opgrip.capture.writing.definitions import Definitions, RecordingLimits, parts_within
+from opgrip.cli.command import counted
 from opgrip.cli.output_files import reason_of
-from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.platform.contention import Contention
 from opgrip.traces.io.writer import TraceWriter, encode_line

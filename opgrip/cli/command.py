@@ -1,4 +1,4 @@
-"""How each command starts, fails and ends, also if its standard streams are closed."""
+"""How each command starts, fails and ends, and the words of its messages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from difflib import SequenceMatcher, get_close_matches
 from importlib import metadata
 from typing import Any, NoReturn
 
-from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 
 NAMES = ("stdin", "stdout", "stderr")
@@ -206,3 +206,71 @@ def _whole(text: str, least: int) -> int:
     if not text.isdecimal() or int(digits) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
     return int(digits)
+
+
+MOST = 3
+NEAR = 0.8
+WILD = "*?[]"
+
+
+def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
+    """`did you mean x or y?` of the names that are much like a word, each in a form; `otherwise` where none is.
+
+    Those that are alike by less than `NEAR` of the nearest are none that was meant.
+    """
+    lower = {name.lower(): name for name in names}
+    close = get_close_matches(word.lower(), lower, MOST, 0.6)
+    ratios = [SequenceMatcher(None, name, word.lower()).ratio() for name in close]
+    close = [form.format(lower[name]) for name, ratio in zip(close, ratios, strict=True) if ratio >= NEAR * ratios[0]]
+    return f"did you mean {listed(close)}?" if close else otherwise
+
+
+def listed(names: Sequence[str]) -> str:
+    """`x, y or z`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def nearest(pattern: str, names: Iterable[str], most: int = MOST) -> list[str]:
+    """The names that a pattern with wildcards comes nearest to, the nearest first."""
+    word = pattern.lower().strip(WILD)
+    return sorted(names, key=lambda name: (-_likeness(word, name.lower()), name))[:most]
+
+
+def _likeness(word: str, name: str) -> float:
+    """How much of a word is in the beginning of a name, or of the part of it after a dot."""
+    starts = [0, *(place + 1 for place, character in enumerate(name) if character in ".:/")]
+    return max(SequenceMatcher(None, word, name[start : start + len(word)]).ratio() for start in starts)
+
+
+# `python -m` would import from the folder that it is started in, where a stranger's files may lie
+_START = (
+    f"import sys; sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def own_python(module: str, *args: str) -> list[str]:
+    """A command that runs a module as `python -m` does, and finds modules where this process finds them.
+
+    Parameters
+    ----------
+    args : what the module gets as `sys.argv[1:]`
+    """
+    return [sys.executable, "-c", _START, os.pathsep.join(sys.path), module, *args]
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A number and what it counts: `1 case`, `1,200 cases`.
+
+    Parameters
+    ----------
+    plural : of the noun, where that is not the noun and an `s`
+    """
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+STEP = "opgrip step"
+"""How the labels of the steps of a recording begin that was asked for."""
+DEVICE_TIME = "times are of the device for calls that worked on one"
+"""What is said above times that are not all of the host."""

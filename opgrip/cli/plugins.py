@@ -1,4 +1,4 @@
-"""Tables of plug-ins, and packages that only some uses need.
+"""Plug-ins, packages that only some uses need, and public names imported on first use.
 
 A plug-in is a file in the folder of its kind, found by being there, or an entry point of an installed package. Nothing
 else has to name it.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -86,3 +88,22 @@ class Registry(Generic[T]):
             for entry_point in entry_points(group=self.group):
                 entry_point.load()
         return self._entries
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the functions `__getattr__` and `__dir__` of a package (PEP 562).
+
+    Parameters
+    ----------
+    package : name of the package
+    modules : full name of the module that defines each public name
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *modules})

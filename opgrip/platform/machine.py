@@ -1,12 +1,21 @@
-"""What the machine is, and where its user keeps what programs can make again."""
+"""The machine: its facts, its devices, and what was measured on it once."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.output_files import whole_file
+from opgrip.errors import UserError, cause_of
+
+if TYPE_CHECKING:
+    import torch
+
 
 CGROUP = Path("/sys/fs/cgroup")
 USUAL_CACHE = 32 << 20
@@ -104,3 +113,75 @@ def lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
+
+
+def parse_device(name: str) -> torch.device:
+    """The device of that name, whether it is here or not.
+
+    Raises
+    ------
+    UserError : where torch does not know it
+    """
+    import torch
+
+    unknown = UserError(f"{name!r} is no device that torch knows", "name one such as cpu, cuda or cuda:1")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise unknown from error
+    # torch keeps eight bits of an index: of cuda:256 it makes cuda:0
+    if name.partition(":")[2] not in ("", str(device.index)):
+        raise unknown
+    return device
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises
+    ------
+    UserError : where torch does not know it or this machine lacks it
+    """
+    import torch
+
+    device = parse_device(name)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
+        kind = name if ":" in name else device.type.upper()
+        problem = f"no {kind} device here: {cause_of(error)}"
+        raise UserError(problem, "choose another with --device, such as cpu") from error
+    return device
+
+
+def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+    """Numbers as measured now, or at an earlier time with this processor, number of threads and version of torch.
+
+    They are kept in `measured.json`, in the user's folder for caches.
+    """
+    import torch
+
+    key = [what, device, *processor(device), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]
+    path, name = cache_folder() / "measured.json", ", ".join(key)
+    numbers_by_name = _read_cache(path)
+    if name not in numbers_by_name:
+        numbers_by_name[name] = list(measure())
+        # where the folder cannot be written, they are measured again the next time
+        with suppress(OSError, UserError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path, force=True) as file:
+                file.write(json.dumps(numbers_by_name, indent=1).encode())
+    return tuple(numbers_by_name[name])
+
+
+def _read_cache(path: Path) -> dict[str, list[float]]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    pairs = content.items() if isinstance(content, dict) else ()
+    return {name: values for name, values in pairs if _is_numbers(values)}
+
+
+def _is_numbers(values: object) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(item, float) and item >= 0 for item in values)

@@ -27,7 +27,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import IO, Any
 
-from opgrip.cli.own_python import own_python
+from opgrip.cli.command import own_python
 from opgrip.errors import UserError
 
 POLL_S = 0.1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
+from opgrip.cli.command import counted
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.plugins import Registry
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.replay.results.columns import Columns

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.own_python import own_python
+from opgrip.cli.command import own_python
 from opgrip.errors import UserError
 from opgrip.replay.cases.variants import Point, Variant
 from opgrip.replay.results.results import Result

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO
 
+from opgrip.cli.command import counted
 from opgrip.cli.options import OUTPUT, option, titled
-from opgrip.cli.plural import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError

@@ -8,9 +8,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.case_slices import Cut
-from opgrip.cli.command import UNBOUNDED_HELP, positive
+from opgrip.cli.command import UNBOUNDED_HELP, nearest, positive
 from opgrip.cli.options import CASES, RUN, option, titled
-from opgrip.cli.suggestions import nearest
 from opgrip.errors import NothingSelectedError
 
 if TYPE_CHECKING:

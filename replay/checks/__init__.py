@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from opgrip.cli.lazy_packages import lazy_names
+from opgrip.cli.plugins import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.replay.checks.reference import Reference as Reference

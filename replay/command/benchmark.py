@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.cli.command import counted
 from opgrip.cli.options import arguments_of, from_arguments, words_in
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import QuietReporter
 from opgrip.errors import UserError, in_words_of_python
-from opgrip.platform.devices import check_device
+from opgrip.platform.machine import check_device
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import FunctionTrial, function_case, try_function
 from opgrip.replay.checks import Tolerance

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
-from opgrip.cli.command import INTERRUPTED, run_command
+from opgrip.cli.command import INTERRUPTED, counted, run_command
 from opgrip.cli.options import from_arguments
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
@@ -136,14 +135,14 @@ def _print_scores(printers: Sequence[PrintScore], results: Results, reporter: Re
 
 
 def _print_step(outcome: ReplayOutcome, args: argparse.Namespace) -> None:
-    from opgrip.replay.reports import ranks, sequence
+    from opgrip.replay.reports.step_report import ROWS, print_ranks, print_sequence
     from opgrip.replay.sequences.step_results import SequenceResult
 
     top = from_arguments(Selection, args).top
     if isinstance(outcome.step, SequenceResult):
-        sequence.print_sequence(outcome.step, list(outcome.results), top or sequence.ROWS, sys.stdout)
+        print_sequence(outcome.step, list(outcome.results), top or ROWS, sys.stdout)
     elif outcome.step is not None:
-        ranks.print_ranks(outcome.step, top or ranks.ROWS, sys.stdout)
+        print_ranks(outcome.step, top or ROWS, sys.stdout)
 
 
 def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:

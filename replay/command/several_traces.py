@@ -11,8 +11,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.command import counted
 from opgrip.cli.options import from_arguments, refuse_options
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.analyses import Analysis
@@ -35,7 +35,7 @@ from opgrip.replay.operators.devices import check_present, with_index
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.outputs import parts_folder
 from opgrip.replay.replay_options import Output, option_classes, options_of
-from opgrip.replay.reports.completed import repeated_rows
+from opgrip.replay.reports.cells import repeated_rows
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import Result, summarize
 from opgrip.replay.run.preparation import expected_rows

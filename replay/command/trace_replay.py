@@ -20,25 +20,23 @@ from typing import Any
 
 import torch
 
-from opgrip.cli.command import printable
+from opgrip.cli.command import counted, printable
 from opgrip.cli.journal import Journal
 from opgrip.cli.options import from_arguments
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.platform.machine import available_memory
 from opgrip.replay.analyses import Analysis, AnalysisSession, in_order
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.comparison.store.store import Store, usual_folder
+from opgrip.replay.comparison.results_store import Store, usual_folder
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.outputs import check_output
 from opgrip.replay.replay_options import Output, request_of, run_settings
-from opgrip.replay.reports.cells import read_results
-from opgrip.replay.reports.completed import OPTIONS, read_completed
+from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import with_ratios
 from opgrip.replay.results.repeats import join_repeats
@@ -313,7 +311,7 @@ class TraceReplay:
     def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
         """Report the comparison with the base of `--until-decided`."""
         from opgrip.replay.comparison import compare
-        from opgrip.replay.comparison.reports.comparison_rows import advice, summary
+        from opgrip.replay.comparison.comparison_report import advice, summary
 
         comparison = compare(base, Results(rows, {}))
         self._reporter.say(f"against {self.output.until_decided}: {summary(comparison)}")

@@ -221,17 +221,17 @@ class Comparison:
     @property
     def frame(self) -> pd.DataFrame:
         """One row a case and mode, those that got worse first, in the columns that `opgrip compare -o` writes."""
-        from opgrip.replay.comparison.reports.comparison_rows import to_frame
+        from opgrip.replay.comparison.comparison_report import to_frame
 
         return to_frame(self)
 
     def __repr__(self) -> str:
-        from opgrip.replay.comparison.reports.comparison_rows import summary
+        from opgrip.replay.comparison.comparison_report import summary
 
         return f"<Comparison: {summary(self)}>"
 
     def _repr_html_(self) -> str:
-        from opgrip.replay.comparison.reports.comparison_rows import to_html
+        from opgrip.replay.comparison.comparison_report import to_html
 
         return to_html(self)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import MARGIN, Comparison, Pair

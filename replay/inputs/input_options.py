@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import seed
+from opgrip.cli.command import did_you_mean, seed
 from opgrip.cli.option_types import floating_dtype
 from opgrip.cli.options import CASES, IDENTITY, RUN, option, titled
-from opgrip.cli.suggestions import did_you_mean
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
 
 if TYPE_CHECKING:

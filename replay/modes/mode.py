@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import positive
+from opgrip.cli.command import did_you_mean, positive
 from opgrip.cli.option_types import names
 from opgrip.cli.options import IDENTITY, RUN, option, titled
 from opgrip.cli.plugins import Registry
-from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 
 if TYPE_CHECKING:

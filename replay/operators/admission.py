@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
-from opgrip.cli.own_python import own_python
+from opgrip.cli.command import own_python
 from opgrip.errors import UserError
 
 IMPORT_S = 120

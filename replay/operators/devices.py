@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from opgrip.cli.own_python import own_python
+from opgrip.cli.command import own_python
 from opgrip.errors import UserError
-from opgrip.platform.devices import check_device, parse_device
-from opgrip.platform.machine import available_memory
+from opgrip.platform.machine import available_memory, check_device, parse_device
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.table.accelerators import describe_accelerators

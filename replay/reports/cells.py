@@ -1,10 +1,10 @@
-"""Rows as cells of all columns, and checks of the cells of a file."""
+"""Rows as cells of all columns, files of results read back, and whether a file is complete."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from opgrip.replay.reports.report import report_for
 from opgrip.replay.results.columns import Column, Columns, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.repeats import ClusterColumns
-from opgrip.replay.results.results import OK, Result
+from opgrip.replay.results.results import OK, WAY, Result
 from opgrip.replay.run.cells import checked_cell, quoted
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
@@ -218,3 +218,53 @@ def check_columns(names: Iterable[Hashable], path: Path) -> None:
     count = Counter(list(names))
     if max(count.values(), default=1) > 1 or not count.keys() <= {about.name for about in all_columns()}:
         raise other_columns(path)
+
+
+OF_CASE = ("case", "op", "count", *(name for name in WAY if name not in ("cache", "method", "device")))
+"""Columns that options and the trace set, and no measurement."""
+SAME_IN_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
+OPTIONS = "options_hash"
+"""What a header says of the options, how often cases run among them."""
+
+
+def read_completed(
+    path: Path, expected: Sequence[Result], devices: Collection[str], caches: Collection[str], header: Mapping[str, Any]
+) -> list[Result]:
+    """The rows of a file of results that a replay would write; none where such files cannot be read.
+
+    Parameters
+    ----------
+    expected : the rows of the replay before they are measured
+    devices : that it runs on
+    caches : what it finds caches to hold
+    header : of the file that it would write
+
+    Raises
+    ------
+    UserError : where it holds others, as far as such a file tells
+    """
+    if report_for(path).read is None:
+        return []
+    rows = read_results(path)
+    is_same = sorted(map(_key, rows)) == sorted(map(_key, expected))
+    is_same &= {row.device for row in rows} <= {*devices}
+    is_same &= {row.cache for row in rows} <= {*caches, None}
+    if path.suffix == ".json":
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        is_same &= all(stored.get(name) == header[name] for name in SAME_IN_HEADER)
+        # those of earlier versions do not say it
+        is_same &= stored.get(OPTIONS) in (None, header[OPTIONS])
+    if not is_same:
+        raise UserError(f"{path} holds other results", "choose another name, or replace it with --force")
+    return rows
+
+
+def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
+    """Those of some rows that a replay would give again; see `read_completed`."""
+    keys = {_key(row) for row in expected}
+    return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
+
+
+def _key(row: Result) -> tuple[str, ...]:
+    """The cells by which rows are told apart, which may be empty."""
+    return tuple(str(getattr(row, name)) for name in OF_CASE)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any
 
-from opgrip.cli.command import printable
-from opgrip.cli.plural import DEVICE_TIME, counted
+from opgrip.cli.command import DEVICE_TIME, counted, printable
 from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.tables import TableColumn, literal, markdown_table, print_table
 from opgrip.replay.cases.cases import Case

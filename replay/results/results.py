@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.replay.cases.call_sites import CallSite, from_text
 from opgrip.replay.cases.variants import FORWARD
 from opgrip.replay.inputs.input_options import RECORDED

@@ -6,8 +6,7 @@ import re
 import traceback
 from dataclasses import replace
 
-from opgrip.cli.error_causes import cause_of
-from opgrip.errors import UserError
+from opgrip.errors import UserError, cause_of
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.results.results import FAILED, UNSUPPORTED, Result

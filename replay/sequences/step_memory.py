@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from opgrip.cli.error_causes import cause_of
+from opgrip.errors import cause_of
 from opgrip.platform.machine import free_memory
 from opgrip.replay.cases.flow import StorageNeed
 from opgrip.replay.inputs.filling import memory_of

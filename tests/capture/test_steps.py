@@ -11,7 +11,7 @@ import torch
 from programs import run_command, train_tiny_net
 
 from opgrip.capture import Capture, Schedule
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import tensors
 

@@ -13,7 +13,7 @@ from pasted import PROGRAMS, TRAIN, Pasted, parse_options, run_pasted, why_not
 from programs import ROOT, run_command
 
 from opgrip.replay import load_results
-from opgrip.replay.comparison.store.store import Store
+from opgrip.replay.comparison.results_store import Store
 from opgrip.traces import load
 
 DOCUMENT = ROOT / "docs" / "coming-from.md"

@@ -18,11 +18,10 @@ from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.store.merging import merge_runs
-from opgrip.replay.comparison.store.store import summary_of
+from opgrip.replay.comparison.results_store import merge_runs, summary_of
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.replay_options import make_parser, option_classes, run_settings
-from opgrip.replay.reports.json_report import write_json
+from opgrip.replay.reports.result_files import write_json
 from opgrip.replay.results.results import WAY, Result
 from opgrip.replay.run.preparation import expected_rows
 from opgrip.traces import load

@@ -19,7 +19,7 @@ from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay_options import request_with
-from opgrip.replay.reports.completed import read_completed
+from opgrip.replay.reports.cells import read_completed
 from opgrip.replay.run.request import RunRequest, identity
 from opgrip.replay.workers.journal import open_journal
 

@@ -14,7 +14,7 @@ from example_trace import write
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import device_map
-from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.reports.step_report import print_sequence
 from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for

@@ -21,7 +21,7 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.command.replay import replay
 from opgrip.replay.operators.memory import Function
 from opgrip.replay.outcome import Results
-from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.reports.step_report import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, workload_for

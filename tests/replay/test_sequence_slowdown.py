@@ -14,7 +14,7 @@ from others import busy_processors
 from opgrip.platform.contention import Contention
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import device_map
-from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.reports.step_report import print_sequence
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for

@@ -17,7 +17,7 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
-from opgrip.replay.comparison.store.merging import merge_runs, missing_shards
+from opgrip.replay.comparison.results_store import merge_runs, missing_shards
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine, this_machine

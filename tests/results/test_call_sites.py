@@ -33,7 +33,7 @@ from opgrip.replay.outcome import read_run
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.run.preparation import expected_rows
 from opgrip.tools.report import make_page
-from opgrip.tools.report.runs import describe_runs
+from opgrip.tools.report.page import describe_runs
 from opgrip.tools.report.trace_views import describe_trace
 from opgrip.traces import Trace
 

@@ -20,12 +20,11 @@ from terminals import show
 from opgrip.display.tables import literal
 from opgrip.errors import UserError
 from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.comparison_files import FORMS, as_junit, write_comparisons
+from opgrip.replay.comparison.comparison_report import print_comparison, rows_of, summary
 from opgrip.replay.comparison.differences import Difference, Verdict, judge
 from opgrip.replay.comparison.gate import exit_status, hold, parse_gate
 from opgrip.replay.comparison.priors import USUAL, Prior, learn
-from opgrip.replay.comparison.reports.comparison_rows import rows_of, summary
-from opgrip.replay.comparison.reports.comparison_table import print_comparison
-from opgrip.replay.comparison.reports.files import FORMS, as_junit, write_comparisons
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import Result

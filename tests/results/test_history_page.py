@@ -11,7 +11,7 @@ from optional import needs
 from pages import in_browser, opened
 from programs import run_command
 
-from opgrip.replay.comparison.store.store import Store
+from opgrip.replay.comparison.results_store import Store
 from opgrip.replay.outcome import Results
 from opgrip.tools.report import make_page
 

@@ -16,9 +16,8 @@ from programs import run_command
 from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import Results
 from opgrip.tools.report import make_page
-from opgrip.tools.report.comparisons import describe_comparisons
-from opgrip.tools.report.launches import describe_launches
-from opgrip.tools.report.runs import describe_runs
+from opgrip.tools.report.page import describe_comparisons, describe_runs
+from opgrip.tools.report.trace_views import describe_launches
 from opgrip.traces import load
 from opgrip.traces.schema.records import Kernels
 

@@ -15,13 +15,13 @@ from opgrip.display.tables import literal
 from opgrip.replay import Results, replay
 from opgrip.replay.analyses.speed_ups import print_modes, speed_up_of, summarize_modes
 from opgrip.replay.command.trace_replay import repeat
-from opgrip.replay.comparison.store.merging import merge_runs
+from opgrip.replay.comparison.results_store import merge_runs
 from opgrip.replay.outcome import read_run
 from opgrip.replay.plots import Request, plots
 from opgrip.replay.reports.results_table import print_results, write_markdown
 from opgrip.replay.results.ratios import with_ratios, with_ratios_by_case
 from opgrip.replay.results.results import CONTENDED, Result
-from opgrip.tools.report.runs import describe_runs
+from opgrip.tools.report.page import describe_runs
 
 
 def case_of(number: int, eager: Sequence[float], jit: Sequence[float], **cells: Any) -> list[Result]:

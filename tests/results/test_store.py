@@ -19,8 +19,7 @@ from opgrip.replay import replay
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Verdict
-from opgrip.replay.comparison.store.merging import merge_runs
-from opgrip.replay.comparison.store.store import Store
+from opgrip.replay.comparison.results_store import Store, merge_runs
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.results.results import Result
 

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from opgrip.cli.output_files import quoted, unquoted
 from opgrip.errors import UserError
 from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.reports.files import FORMS
+from opgrip.replay.comparison.comparison_files import FORMS
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.tools.report import make_page
 
@@ -177,7 +177,7 @@ def test_a_parquet_file_whose_statistics_have_other_levels_is_told_in_a_line(tmp
 def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opgrip.replay.reports.parquet_report.MOST_CELLS", 100_000)
+    monkeypatch.setattr("opgrip.replay.reports.result_files.MOST_CELLS", 100_000)
     cells = pyarrow.array([1] * 60_000, pyarrow.int64())
     parquet.write_table(pyarrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
     assert (tmp_path / "r.parquet").stat().st_size < 10_000

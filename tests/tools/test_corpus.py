@@ -15,7 +15,7 @@ from opgrip.capture import Capture
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.zoo.corpus import read_corpus
-from opgrip.zoo.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
+from opgrip.zoo.corpus.summaries import cover, plain_operator, public_operators, summarize_coverage
 
 CONV = {
     "input": [[1, 3, 8, 8], [2, 3, 8, 8]],

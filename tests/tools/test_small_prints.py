@@ -19,7 +19,7 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load, read
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Calls
-from opgrip.zoo.corpus.coverage import print_coverage
+from opgrip.zoo.corpus.summaries import print_coverage
 
 
 @pytest.fixture(scope="module")

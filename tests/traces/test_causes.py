@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opgrip.cli.error_causes import cause_of
-from opgrip.errors import UserError, one_line, shortened
-from opgrip.platform.devices import check_device
+from opgrip.errors import UserError, cause_of, one_line, shortened
+from opgrip.platform.machine import check_device
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import Corpus, read_corpus
 from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
-from opgrip.zoo.corpus.distill import Points, choose, distill, named_by_files, with_times
-from opgrip.zoo.corpus.predictions import Check, check_of, print_check
+from opgrip.zoo.corpus.distill import Check, Points, check_of, choose, distill, named_by_files, print_check, with_times
 from opgrip.zoo.scoring import distilled_scores, standing_of
 from opgrip.zoo.scoring.baselines import read_baselines
 from opgrip.zoo.scoring.case_times import is_replay_of

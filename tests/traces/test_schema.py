@@ -14,7 +14,7 @@ from programs import ROOT, SHIPPED_TRACES, train_tiny_net
 from unusual_tensors import ALL
 
 from opgrip.capture import Capture
-from opgrip.cli.compressed_files import read_chunks
+from opgrip.cli.output_files import read_chunks
 
 SCHEMA = json.loads((ROOT / "traces" / "schema.json").read_text(encoding="utf-8"))
 

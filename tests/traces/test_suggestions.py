@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from programs import SHIPPED_TRACES, run_command
 
-from opgrip.cli.suggestions import did_you_mean, nearest
+from opgrip.cli.command import did_you_mean, nearest
 
 TRACE = SHIPPED_TRACES[0]
 

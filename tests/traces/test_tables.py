@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.cli.terminal import fold, shorten
 from opgrip.display.tables import TableColumn, markdown_table, print_table
 

@@ -17,8 +17,7 @@ from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.manifest import MODELS, SUFFIX
 from opgrip.zoo.making import count_distinct
-from opgrip.zoo.making.making import record_of
-from opgrip.zoo.making.manifest_file import write_manifest
+from opgrip.zoo.making.making import record_of, write_manifest
 
 TRACES = read_manifest()
 MADE = [trace for trace in TRACES if trace.recording is not None]

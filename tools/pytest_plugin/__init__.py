@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.errors import UserError
-from opgrip.tools.pytest_plugin.fixtures import RESULTS, opgrip_benchmark, opgrip_replay
-from opgrip.tools.pytest_plugin.measured import KEY, Benchmarks, SharedFolder, Turns, rows_of_test
+from opgrip.tools.pytest_plugin.measured import (
+    BENCHMARKS,
+    JUDGED,
+    KEY,
+    RESULTS,
+    Benchmarks,
+    SharedFolder,
+    Turns,
+    opgrip_benchmark,
+    opgrip_replay,
+    rows_of_test,
+)
 from opgrip.tools.pytest_plugin.plugin_options import add_options, read_options
-from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
 
 if TYPE_CHECKING:
     from opgrip.tools.pytest_plugin.traces import TraceFile
@@ -139,6 +148,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the table."""
-    from opgrip.tools.pytest_plugin.summary import print_summary
+    from opgrip.tools.pytest_plugin.baseline import print_summary
 
     print_summary(config.stash[BENCHMARKS], terminalreporter)

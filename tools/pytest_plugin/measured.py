@@ -1,15 +1,17 @@
-"""What tests measured, compared with a baseline, one process at a time."""
+"""What tests measured, and the fixture that measures it."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from opgrip.tools.pytest_plugin.baseline import Baseline, TestRow, join_headers, results_of
 from opgrip.tools.pytest_plugin.plugin_options import Options
@@ -218,3 +220,59 @@ class Benchmarks:
 def rows_of_test(test: str, results: Sequence[Results]) -> tuple[list[TestRow], dict[str, Any]]:
     """The rows of all that a test measured, and where they come from."""
     return [(test, row) for item in results for row in item.rows], join_headers([item.header for item in results])
+
+
+BENCHMARKS = pytest.StashKey[Benchmarks]()
+"""Of the run."""
+JUDGED = pytest.StashKey[Judged]()
+"""Of a test that measured something."""
+
+
+RESULTS: pytest.StashKey[Sequence[Results]] = pytest.StashKey()
+"""Of a test: what its calls of the fixtures gave."""
+
+
+@pytest.fixture
+def opgrip_replay(request: pytest.FixtureRequest) -> Callable[..., Results]:
+    """Replays a trace or samples, as `opgrip.replay.replay` does, with the same options.
+
+    ::
+
+        def test_detector(opgrip_replay):
+            results = opgrip_replay("traces/faster_rcnn.jsonl", op=["aten.convolution*"], repeats=3)
+            assert all(row.status == "ok" for row in results)
+    """
+
+    def run(trace: str | Path, **options: Any) -> Results:
+        from opgrip.replay import replay
+
+        return _measure(request.node, replay, trace, **options)
+
+    return run
+
+
+@pytest.fixture
+def opgrip_benchmark(request: pytest.FixtureRequest) -> Callable[..., Results]:
+    """Times a function, or several, on inputs, as `opgrip.replay.benchmark` does, with the same options.
+
+    ::
+
+        def test_gelu(opgrip_benchmark):
+            opgrip_benchmark(torch.nn.functional.gelu, [[(8, 512)], [(64, 512)]], mode=["eager", "compile"])
+    """
+
+    def run(
+        function: Callable[..., Any] | Sequence[Callable[..., Any]], inputs: Sequence[Any], **options: Any
+    ) -> Results:
+        from opgrip.replay import benchmark
+
+        return _measure(request.node, benchmark, function, inputs, **options)
+
+    return run
+
+
+def _measure(item: pytest.Item, measure: Callable[..., Results], *args: Any, **options: Any) -> Results:
+    with item.config.stash[BENCHMARKS].turns.turn():
+        results = measure(*args, **options)
+    item.stash[RESULTS] = [*item.stash.get(RESULTS, ()), results]
+    return results

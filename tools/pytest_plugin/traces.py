@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from opgrip.errors import UserError
-from opgrip.tools.pytest_plugin.measured import Judged
+from opgrip.tools.pytest_plugin.measured import BENCHMARKS, JUDGED, Judged
 from opgrip.tools.pytest_plugin.plugin_options import CASE
-from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case

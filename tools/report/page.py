@@ -1,4 +1,4 @@
-"""The page: one HTML file with the libraries, scripts and styles that it needs."""
+"""The HTML page: its parts, runs and comparisons."""
 
 from __future__ import annotations
 
@@ -6,28 +6,42 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from string import Template
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
+from opgrip.replay.analyses.speed_ups import SpeedUp, summarize_modes
+from opgrip.replay.comparison.comparison import compare
+from opgrip.replay.comparison.comparison_report import advice, rows_of, summary, total_line
+from opgrip.replay.comparison.gate import hold_all, margin_for, parse_gate
+from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.outcome import Results
-from opgrip.tools.report.comparisons import GATES, describe_comparisons
-from opgrip.tools.report.corpus_view import describe_corpus
-from opgrip.tools.report.launches import SHORT_US
-from opgrip.tools.report.runs import command_of, describe_runs
-from opgrip.tools.report.trace_views import describe_trace
+from opgrip.replay.reports.cells import all_columns
+from opgrip.replay.results.columns import Column
+from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
+from opgrip.replay.results.results import OK, Result
+from opgrip.tools.report.trace_views import SHORT_US, describe_corpus, describe_trace
 from opgrip.traces.table.trace import Trace
 from opgrip.zoo.corpus import Corpus
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "views.js", "launches.js", "corpus.js", "case.js", "main.js")
 """The page's own, in the order in which they run."""
+
+GATES = ("slower<=5%", "failed<=0", "changed<=0")
+"""Gates of a page if no others are asked for."""
 
 
 @cache
@@ -119,3 +133,190 @@ def _policy(scripts: Sequence[str]) -> str:
         f"default-src 'none'; script-src {hashes} blob:; style-src 'unsafe-inline'; img-src data: blob:; "
         "font-src data:; form-action 'none'; base-uri 'none'"
     )
+
+
+DERIVED = (
+    Column("the file that the row is of", name="run"),
+    Column("what kind of work the operator does", name="family"),
+    Column("how it was run beside the mode, where that is not the usual", name="variant"),
+    Column("`ok` or why there is no time, and what makes a time doubtful", name="marked_status"),
+    Column(
+        "whether paired runs differ from the speed-up by over 10 %: then ~ is before it", name="is_speed_up_doubtful"
+    ),
+    Column("that the case counts by another row, run in another way", name="again", whole=True),
+    Column("of all its calls in the program, by the replayed median", "us", name="total_us"),
+    Column("the calls after which what making it ready cost is won back, against eager", name="break_even", whole=True),
+)
+"""Columns that a page adds."""
+MOST_TIMES = 400_000
+"""Single times that a page holds; of more, each row has quantiles."""
+QUANTILES = np.linspace(0, 1, 21)
+
+Plain = dict[str, Any]
+
+
+def describe_runs(runs: Mapping[str, Results]) -> Plain:
+    """Rows of all runs by column, single times, and facts of each run."""
+    columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
+    # a run of an older opgrip has ratios of paired runs
+    rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
+    timed = [(name, row) for name, row in rows if row.median_us and row.status == OK]
+    eager = {(name, _way(row)): row.median_us for name, row in timed if row.mode == "eager"}
+    ways: dict[tuple[str, str, str], object] = {}
+    cells = [_cells(name, row, eager.get((name, _way(row))), ways) for name, row in rows]
+    filled = [about for about in columns if any(cell.get(about.name) not in (None, "") for cell in cells)]
+    return {
+        "columns": [{"name": about.name, "unit": about.unit, "meaning": about.meaning} for about in filled],
+        "rows": {about.name: [_plain(cell.get(about.name)) for cell in cells] for about in filled},
+        "times": list(_times([row for _, row in rows])),
+        "sites": _sites([row for _, row in rows]),
+        "modes": list(_modes(rows)),
+        "runs": [
+            {"name": name, "facts": list(_facts(run.header)), **_ceilings(run.header)} for name, run in runs.items()
+        ],
+    }
+
+
+def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
+    """Each mode of each run, as the terminal sums them up."""
+    for name in dict.fromkeys(name for name, _ in rows):
+        own = [row for run, row in rows if run == name]
+        for item in summarize_modes(own, reference_of(own)):
+            yield {"run": name, "mode": item.mode, "statuses": item.statuses, "speed_up": _speed_up(item.speed_up)}
+
+
+def _speed_up(found: SpeedUp | None) -> Plain | None:
+    return None if found is None else {name: _plain(value) for name, value in asdict(found).items()}
+
+
+def _sites(rows: Sequence[Result]) -> Plain:
+    """Where the calls of each row were made: a list per row, of groups of calls and the share of the calls in each.
+
+    Rows of one case, and groups of the same name, are there once.
+    """
+    names: dict[str, int] = {}
+    lists: dict[tuple[object, ...], int] = {}
+    of_row = []
+    for row in rows:
+        sites = row.sites
+        calls = sum(site.count for site in sites)
+        shares = tuple(
+            (
+                *(names.setdefault(_plain(name), len(names)) for name in (site.module, site.phase, site.line)),
+                _rounded(site.count / calls),
+            )
+            for site in sites
+        )
+        of_row.append(lists.setdefault(shares, len(lists)))
+    return {"names": list(names), "lists": list(lists), "of_row": of_row}
+
+
+def _way(row: Result) -> object:
+    """What a row has in common with those of other modes."""
+    return (row.case, *row.identity_without("mode"))
+
+
+def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
+    """Cells of a page; `ways` has the first way in which each case was run, the only one that counts for its time."""
+    cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
+    cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}
+    if row.median_us is not None and row.status == OK:
+        cells["total_us"] = row.median_us * max(row.count, 1)
+        if ways.setdefault((name, row.mode, f"{row.trace} {row.case} {row.key}"), row.variant) != row.variant:
+            cells["again"] = 1
+        won_us = (eager_us or 0.0) - row.median_us
+        if row.first_ms and won_us > 0 and row.mode != "eager":
+            cells["break_even"] = math.ceil(row.first_ms * 1e3 / won_us)
+    return cells
+
+
+def _times(rows: Sequence[Result]) -> Iterator[list[float] | None]:
+    total = sum(len(row.times_us or ()) for row in rows)
+    for row in rows:
+        if not row.times_us:
+            yield None
+        elif total <= MOST_TIMES:
+            yield [_rounded(time) for time in row.times_us]
+        else:
+            yield [_rounded(float(time)) for time in np.quantile(row.times_us, QUANTILES)]
+
+
+def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in header.items():
+        if name != "ceilings":
+            title = f"{before}{name}".replace("_", " ")
+            if isinstance(value, Mapping):
+                yield from _facts(value, f"{title}, ")
+            else:
+                yield title, str(value)
+
+
+def _ceilings(header: Mapping[str, Any]) -> Plain:
+    """The machine's limits, for a roofline."""
+    found = header.get("ceilings")
+    if not isinstance(found, Mapping):
+        return {}
+    from opgrip.traces.analysis.machine_ceilings import from_json
+
+    try:
+        ceilings, threads = from_json(dict(found)), int(header.get("threads", 1))
+        levels = [(level.name, ceilings.bandwidth(level, threads)) for level in ceilings.levels]
+        rates = [(dtype, ceilings.rate(dtype, threads)) for dtype in ceilings.rates]
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
+        return {}
+    return {"ceilings": {"bandwidths": levels, "rates": rates}}
+
+
+def command_of(header: Mapping[str, Any], row: Result) -> str:
+    """What runs a case again."""
+    words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]
+    if row.mode != "eager":
+        words += ["--mode", row.mode]
+    device = str(header.get("device", "cpu"))
+    return shlex.join(words + (["--device", "cuda"] if device not in ("cpu", "meta") else []))
+
+
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, float):
+        if math.isinf(cell):
+            return "inf"
+        return None if math.isnan(cell) else _rounded(cell)
+    # a browser takes no halves of characters in an address
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+
+
+def _rounded(value: float) -> float:
+    """Six digits, which is more than any time is sure of."""
+    return float(f"{value:.6g}")
+
+
+COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "ratio", "low", "high", "reason")
+
+
+def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each run with the first."""
+    conditions = list(map(parse_gate, gates))
+    names = list(runs)
+    for name in names[1:]:
+        comparison = compare(runs[names[0]], runs[name], margin_for(conditions))
+        lines = [summary(comparison), *map(total_line, comparison.totals()), *advice(comparison)]
+        rows = list(islice(rows_of(comparison), MOST_ROWS))
+        yield {
+            "name": name,
+            "base": names[0],
+            "lines": list(map(_plain_comparison, lines)),
+            "gates": [_plain_comparison(item.line) for item in hold_all(conditions, comparison)],
+            "columns": COLUMNS,
+            "rows": [[_plain_comparison(getattr(row, column)) for column in COLUMNS] for row in rows],
+        }
+
+
+MOST_ROWS = 20_000
+"""Rows of a comparison that a page holds, those that got worse first."""
+
+
+def _plain_comparison(cell: Any) -> Any:
+    if isinstance(cell, float):
+        return float(f"{cell:.6g}") if abs(cell) < float("inf") else None
+    # a browser takes no halves of characters
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell

@@ -1,14 +1,17 @@
-"""What a page is told of a trace: its time by module, line and function, its timeline, and its long-tail functions."""
+"""The parts of the HTML page on a trace, its launches, and a corpus."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.operators.lookup import family_of
-from opgrip.tools.report.launches import describe_launches
+from opgrip.replay.results.results import describe_shapes
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.timeline import frames_of, origins
@@ -16,6 +19,9 @@ from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.trace import Trace
+from opgrip.zoo.corpus import Corpus, summarize
+from opgrip.zoo.corpus.corpus_table import records
+from opgrip.zoo.corpus.summaries import cover, summarize_coverage
 
 MOST_CALLS = 20_000
 """That a timeline has: the longest, in their order."""
@@ -172,3 +178,153 @@ def _short(text: str) -> str:
 def _place(site: CallSite) -> str:
     where = site.line or "outside of the program's code"
     return f"{where}, in {site.module or 'no module'}, {site.phase}"
+
+
+SHORT_US = 10.0
+"""What takes less is mostly the launch: to hand an operator or a kernel its work takes 2 to 10 us."""
+SUMMED = ["calls", "launches", "time_us", "short", "short_us"]
+"""What is told of a group: calls, launches, time, and the launches that are short and their time."""
+POINTS_A_DECADE = 10
+"""Of the curve over the time of a launch."""
+
+
+def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
+    """Launches of all calls, of modules, operators and cases, and their shares by the time of a launch.
+
+    A launch is a kernel where the trace tells what calls ran on an accelerator, else an operator.
+
+    Parameters
+    ----------
+    key_by_signature : the key of its case
+    """
+    launches = _launches(trace)
+    shapes = {signature.number: describe_shapes(signature) for signature in trace.signatures}
+    return {
+        "are_kernels": bool(trace.kernels),
+        "all": next(_sums(launches.assign(all="all"), ["all"]), ("all", 0, 0, 0, 0, 0)),
+        "module": [(module or "(outside)", *figures) for module, *figures in _sums(launches, ["module"])],
+        "op": list(_sums(launches, ["op"])),
+        "case": [
+            (op, *figures, shapes.get(number, ""), key_by_signature.get(number, ""))
+            for op, number, *figures in _sums(launches, ["op", "signature"])
+        ],
+        "curve": list(_curve(launches)),
+    }
+
+
+def _launches(trace: Trace) -> pd.DataFrame:
+    """One row a call: how much it launched, how long that took, and how much of it was short."""
+    own = trace.own_calls
+    launches = _per_call(trace, own["signature"])
+    time_us = own["time_ns"] / 1e3
+    of_launch = time_us / launches.where(launches > 0)
+    # of a file without times nothing is short
+    is_short = (of_launch < SHORT_US) & bool(time_us.any())
+    return own[["op", "signature"]].assign(
+        module=own["module"].astype(object).fillna(""),
+        calls=1,
+        launches=launches,
+        time_us=time_us,
+        short=launches.where(is_short, 0.0),
+        short_us=time_us.where(is_short, 0.0),
+        of_launch=of_launch,
+    )
+
+
+def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
+    """How many kernels each call launched, by the mean of its signature's; one operator where none are known."""
+    if not trace.kernels:
+        return pd.Series(1.0, signatures.index)
+    kernels: dict[int, float] = {}
+    for record in trace.kernels:
+        kernels[record.signature] = kernels.get(record.signature, 0.0) + sum(record.launches)
+    counts = signatures.value_counts()
+    per_call = {number: count / counts[number] for number, count in kernels.items() if number in counts}
+    return signatures.map(per_call).astype(float).fillna(0.0)
+
+
+def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    """The groups by these columns, those with most launches first."""
+    sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
+    for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
+        yield (*row[: len(names)], *(float(f"{value:.6g}") for value in row[len(names) :]))
+
+
+def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
+    """Times of a launch in us, each with the shares of launches and of time that are of shorter ones."""
+    timed = launches[launches["of_launch"] > 0].sort_values("of_launch")
+    if timed.empty:
+        return
+    times = timed["of_launch"].to_numpy()
+    low, high = np.log10(times[[0, -1]])
+    points = [*10 ** np.arange(np.floor(low), high, 1 / POINTS_A_DECADE), times[-1]]
+    places = np.searchsorted(times, points, side="right")
+    sums = [np.append(0.0, np.cumsum(timed[name].to_numpy())) for name in ("launches", "time_us")]
+    for point, place in zip(points, places, strict=True):
+        count, time = (float(f"{each[place] / each[-1]:.4g}") for each in sums)
+        yield float(f"{point:.4g}"), count, time
+
+
+TABLES = ("op", "shape", "dtype", "signature", "model", "family")
+COVERAGE = "coverage"
+"""A table more: which of torch's public operators the corpus has."""
+MOST_ROWS = 5_000
+"""Of a table: those with the largest share of time."""
+MEANINGS = {
+    "source": "traces of ours, or the tool whose files these are",
+    "op": "the operator",
+    "call": "the operator and its arguments",
+    "models": "that have such calls",
+    "traces": "that have such calls",
+    "calls": "in all traces",
+    "signatures": "different ones: operator, shapes, strides, dtypes, scalars and settings",
+    "operators": "different ones",
+    "share": "of the time, in percent; each model of a source counts alike",
+    "time_us": "of all calls, by the median of their signature",
+    "own_operators": "operators that no other model calls",
+    "alike": "part of its signatures that another model has too",
+    "elements_p10": "elements of a call's largest tensor, the tenth percentile",
+    "elements_p50": "their median",
+    "elements_p90": "the ninetieth percentile",
+    "usual_shapes": "those of most calls",
+    "usual_dtypes": "those of most calls",
+    "named": "the models",
+    "category": "what kind of work the operators do",
+    "of_torch": "public operators of torch of the kind",
+    "covered": "those of them that the corpus has",
+    "part_covered": "the part of them, in percent",
+    "missing": "the others",
+}
+
+
+def describe_corpus(corpus: Corpus) -> Plain:
+    """All tables of a corpus."""
+    members = [[member.name, member.source, member.model, member.run, member.library] for member in corpus.members]
+    tables = {by: _table(_in_percent(summarize(corpus, by).table, "share")) for by in TABLES}
+    coverage = summarize_coverage(cover(corpus)).rename(columns={"operators": "of_torch", "share": "part_covered"})
+    return {"members": members, "tables": {**tables, COVERAGE: _table(_in_percent(coverage, "part_covered"))}}
+
+
+def _in_percent(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.assign(**{column: table[column] * 100})
+
+
+def _table(table: pd.DataFrame) -> Plain:
+    shown = table.drop(columns="key", errors="ignore").head(MOST_ROWS)
+    rows = [[_plain(cell) for cell in row.values()] for row in records(shown)]
+    columns = [
+        {
+            "name": name,
+            "meaning": MEANINGS.get(str(name), str(name)),
+            "is_number": bool(pd.api.types.is_numeric_dtype(shown[name])),
+        }
+        for name in shown.columns
+    ]
+    return {"columns": columns, "rows": rows, "left_out": len(table) - len(shown)}
+
+
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, str):
+        # a browser takes no halves of characters
+        return cell.encode("utf-8", "backslashreplace").decode()
+    return float(f"{cell:.6g}") if isinstance(cell, float) else cell

@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
     """Compare, and hold the gates."""
     from opgrip.cli.output_files import check_writable
     from opgrip.replay.comparison import compare
+    from opgrip.replay.comparison.comparison_files import form_for, write_comparisons
+    from opgrip.replay.comparison.comparison_report import print_comparison
     from opgrip.replay.comparison.gate import exit_status, hold_all, margin_for, parse_gate
-    from opgrip.replay.comparison.reports.comparison_table import print_comparison
-    from opgrip.replay.comparison.reports.files import form_for, write_comparisons
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
 
     gates = list(map(parse_gate, args.gate))

@@ -101,7 +101,7 @@ def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.zoo.corpus.coverage import cover, print_coverage
+    from opgrip.zoo.corpus.summaries import cover, print_coverage
 
     table = cover(corpus)
     print_coverage(table, sys.stdout)

@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.traces.zoo.manifest import FIELD
     from opgrip.zoo.corpus import read_corpus
     from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
-    from opgrip.zoo.corpus.distill import describe, distill, named_by_files, with_times
-    from opgrip.zoo.corpus.predictions import check_of, print_check
+    from opgrip.zoo.corpus.distill import check_of, describe, distill, named_by_files, print_check, with_times
 
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
@@ -89,7 +88,7 @@ def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[s
     ----------
     chosen_by : times that are refused; the cases predict them by construction
     """
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring.baselines import read_baselines
     from opgrip.zoo.scoring.case_times import is_replay_of, machine_of, times_of, times_of_baseline

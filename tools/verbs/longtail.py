@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading, positive
+from opgrip.cli.command import add_debug, add_reading, counted, positive
 from opgrip.cli.output_files import check_writable
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs

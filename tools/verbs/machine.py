@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from opgrip.cli.command import add_debug
+from opgrip.cli.command import add_debug, counted
 from opgrip.cli.output_files import check_writable
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.platform.devices import check_device
+from opgrip.platform.machine import check_device
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:

@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     """Draw, and write the picture."""
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.display.figures import check_plottable, write_figure
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.plots.drawing import Choices, check_choices, draw_runs, request_for
+    from opgrip.replay.plots.plot import Choices, check_choices, draw_runs, request_for
 
     choices = Choices(args.op, args.case, args.by, args.over, args.title)
     check_choices(args.kind, len(args.results), choices)

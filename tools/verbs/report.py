@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the page."""
     from opgrip.replay.comparison.gate import parse_gate
     from opgrip.tools.report import make_page
-    from opgrip.tools.report.comparisons import GATES
-    from opgrip.tools.report.page import plotly, tables
+    from opgrip.tools.report.page import GATES, plotly, tables
     from opgrip.zoo.corpus.members import is_several
 
     for text in args.gate:
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: dict[str, Trace]) -> None:
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.traces import load
 
@@ -106,7 +105,7 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
 
 def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
     """Return the newest runs of a store with their names, the oldest first; none if the folder is not a store."""
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
 
     newest: list[tuple[str, Results]] = []
     for run in reversed(Store(folder).runs() if folder.is_dir() else []):

@@ -47,7 +47,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line a run, the newest last."""
     from opgrip.display.tables import TableColumn, print_table
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
 
     store = Store(args.store)
     found = []

@@ -32,10 +32,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge: cases of one run alone stand beside each other, those of several become repeats."""
+    from opgrip.cli.command import counted
     from opgrip.cli.output_files import check_writable
-    from opgrip.cli.plural import counted
-    from opgrip.replay.comparison.store.merging import merge_runs, missing_shards
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store, merge_runs, missing_shards
     from opgrip.replay.outcome import read_run, write_results
 
     check_writable(args.output, args.force)

@@ -38,7 +38,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line a model and the total, as opreplay does after its last trace."""
     from opgrip.errors import UserError
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
     from opgrip.zoo.scoring.score_table import plain_of

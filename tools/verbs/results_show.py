@@ -27,7 +27,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the header says, then the table as opreplay prints it."""
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.reports.results_table import print_results
     from opgrip.replay.results.results import summarize

@@ -6,8 +6,7 @@ import argparse
 import sys
 from operator import itemgetter
 
-from opgrip.cli.command import add_debug
-from opgrip.cli.plural import counted
+from opgrip.cli.command import add_debug, counted
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.case_slices import Cut
-from opgrip.cli.command import add_debug, add_reading, printable
+from opgrip.cli.command import add_debug, add_reading, counted, did_you_mean, printable
 from opgrip.cli.options import add_options, from_arguments
-from opgrip.cli.plural import counted
-from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
 
@@ -93,8 +91,7 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
 
 
 def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -> Losses:
-    from opgrip.cli.compressed_files import compress_to
-    from opgrip.cli.output_files import whole_file, whole_folder
+    from opgrip.cli.output_files import compress_to, whole_file, whole_folder
     from opgrip.traces import load
     from opgrip.traces.io.foreign_files import formats
 

@@ -84,7 +84,7 @@ def source_of(trace: Trace, case: Case) -> str:
 
 
 def _facts(trace: Trace, case: Case) -> list[str]:
-    from opgrip.cli.plural import counted
+    from opgrip.cli.command import counted
 
     model = trace.header.get("model")
     name = model.get("name") if isinstance(model, dict) else None

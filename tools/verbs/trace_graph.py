@@ -10,9 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading, printable
+from opgrip.cli.command import DEVICE_TIME, add_debug, add_reading, counted, printable
 from opgrip.cli.output_files import whole_file
-from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs

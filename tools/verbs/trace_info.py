@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from opgrip.cli.case_slices import Cut
-from opgrip.cli.command import add_debug, add_reading, positive, printable
+from opgrip.cli.command import DEVICE_TIME, add_debug, add_reading, counted, positive, printable
 from opgrip.cli.options import add_options, from_arguments
 from opgrip.cli.output_files import check_writable, whole_file
-from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table

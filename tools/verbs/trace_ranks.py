@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import add_debug, add_reading, positive
+from opgrip.cli.command import add_debug, add_reading, counted, positive
 from opgrip.cli.output_files import check_writable, whole_file
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table

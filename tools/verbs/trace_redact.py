@@ -10,9 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading, printable
+from opgrip.cli.command import add_debug, add_reading, counted, printable
 from opgrip.cli.option_types import names
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
 

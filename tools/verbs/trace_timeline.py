@@ -7,9 +7,8 @@ import gzip
 import sys
 from pathlib import Path
 
-from opgrip.cli.command import add_debug, add_reading
+from opgrip.cli.command import add_debug, add_reading, counted
 from opgrip.cli.output_files import whole_file
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs

@@ -7,8 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from opgrip.cli.command import add_debug, add_reading
-from opgrip.cli.plural import counted
+from opgrip.cli.command import add_debug, add_reading, counted
 from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
 

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import UNBOUNDED_HELP, add_debug, positive, printable
+from opgrip.cli.command import UNBOUNDED_HELP, add_debug, counted, positive, printable
 from opgrip.cli.output_files import check_writable, whole_file
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
 

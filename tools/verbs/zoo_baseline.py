@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from opgrip.cli.command import add_debug, printable
-from opgrip.cli.plural import counted
+from opgrip.cli.command import add_debug, counted, printable
 from opgrip.tools.verbs.results_list import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
 
@@ -39,7 +38,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the baseline, and say what is in it."""
-    from opgrip.replay.comparison.store.store import Store
+    from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring import added, baseline_of, read_baselines, write_baseline
 

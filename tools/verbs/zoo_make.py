@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 
-from opgrip.cli.command import add_debug, positive
-from opgrip.cli.plural import counted
+from opgrip.cli.command import add_debug, counted, positive
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.tools.verbs.zoo_list import NAMES, summary
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
-from opgrip.zoo.making.manifest_file import write_manifest
+from opgrip.zoo.making.making import write_manifest
 
 EXAMPLES = """\
 examples:

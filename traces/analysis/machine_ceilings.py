@@ -21,9 +21,15 @@ import torch
 
 from opgrip.cli.output_files import whole_file
 from opgrip.errors import UserError
-from opgrip.platform.devices import check_device
-from opgrip.platform.machine import cache_folder, free_memory, last_cache_bytes, lines, processor
-from opgrip.platform.measurement_cache import measure_once
+from opgrip.platform.machine import (
+    cache_folder,
+    check_device,
+    free_memory,
+    last_cache_bytes,
+    lines,
+    measure_once,
+    processor,
+)
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.table.trace import Trace
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.compressed_files import Damage
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
+from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError, one_line, shortened
 from opgrip.traces.codec.record_forms import from_json, unknown_fields
 from opgrip.traces.io.foreign_files import format_of, once

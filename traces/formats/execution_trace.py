@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from opgrip.cli.compressed_files import Damage
+from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.json_members import CutText, TooLong, members

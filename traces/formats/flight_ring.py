@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.cli.compressed_files import Damage
+from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.codec.record_forms import from_json
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats

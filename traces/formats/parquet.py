@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.errors import one_line
 from opgrip.traces.codec.call_blocks import (
     NONE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.own_python import own_python
+from opgrip.cli.command import own_python
 from opgrip.cli.plugins import needed
 from opgrip.errors import FormatError, one_line
 from opgrip.traces.formats.parquet_child import TOO_MUCH_MEMORY

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from opgrip.cli.case_slices import Cut
-from opgrip.cli.compressed_files import Damage
+from opgrip.cli.output_files import Damage
 from opgrip.cli.plugins import Registry
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.io.shipped_traces import read_trace_chunks

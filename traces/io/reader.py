@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from opgrip.cli.case_slices import Cut
-from opgrip.cli.compressed_files import Damage
+from opgrip.cli.output_files import Damage
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, block_of, exact_sum, parse_block, record_of
 from opgrip.traces.codec.record_forms import from_json, unknown_fields

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from opgrip.cli.compressed_files import ADDRESS, read_chunks
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
+from opgrip.cli.output_files import ADDRESS, read_chunks
 from opgrip.errors import MissingFileError
 from opgrip.traces.zoo import PREFIX as ZOO_PREFIX
 from opgrip.traces.zoo import read_manifest, zoo_file

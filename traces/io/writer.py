@@ -11,8 +11,7 @@ from typing import IO, cast
 
 import msgspec
 
-from opgrip.cli.compressed_files import ByteSink, compress_to
-from opgrip.cli.output_files import abandon, create, discard, give_name
+from opgrip.cli.output_files import ByteSink, abandon, compress_to, create, discard, give_name
 from opgrip.traces.codec.call_blocks import CallBlock, record_of
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.schema.records import Calls, Header, Record

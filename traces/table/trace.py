@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.display.figure_style import in_style
 from opgrip.display.html_fragments import as_html
 from opgrip.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import MissingFileError, UserError
 
 MANIFEST = Path(__file__).parent.parent / "zoo.json"

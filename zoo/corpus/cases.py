@@ -30,8 +30,7 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.table.trace import Trace, load
-from opgrip.zoo.corpus.corpus import Corpus, Reading
-from opgrip.zoo.corpus.corpus_rows import contexts_of, written_from
+from opgrip.zoo.corpus.corpus import Corpus, Reading, contexts_of, written_from
 from opgrip.zoo.corpus.members import Member
 
 PAGE_BYTES = 4096

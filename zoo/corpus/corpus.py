@@ -1,20 +1,24 @@
-"""A corpus: the signatures of several traces in one table."""
+"""A corpus: many traces as one table of signatures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from opgrip.cli.command import printable
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted, printable
 from opgrip.errors import UserError, shortened
-from opgrip.traces.table.trace import load
-from opgrip.zoo.corpus.corpus_rows import rows_of
+from opgrip.traces.analysis.differences.side import call_outline
+from opgrip.traces.codec.record_forms import key_of_case
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.tensor_specs import plain_name
+from opgrip.traces.table.trace import Trace, load
 from opgrip.zoo.corpus.members import Member, members_of
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
@@ -143,3 +147,80 @@ def _with_member(rows: pd.DataFrame, member: Member) -> pd.DataFrame:
     for place, name in enumerate(OF_MEMBER):
         rows.insert(place, name, facts[name])
     return rows
+
+
+MOST_SHAPES = 120
+"""Characters of a signature's shapes."""
+MOST_ELEMENTS = (1 << 63) - 1
+"""That a table counts: a stranger's shape may say any number."""
+
+
+def rows_of(trace: Trace) -> pd.DataFrame:
+    """One row a signature that calls of the trace stand for themselves with, in the columns that `Corpus` tells.
+
+    Each call counts with the median time of its signature's calls, as in `Trace.summary`.
+    """
+    calls = trace.own_calls
+    groups = calls.groupby("signature")
+    counts, medians = groups.size(), groups["time_ns"].median()
+    contexts = contexts_of(trace)
+    rows = [
+        {
+            "signature": signature.number,
+            **signature_facts(signature, contexts.get(signature.number, {})),
+            "count": int(counts[signature.number]),
+            "median_us": float(medians[signature.number]) / 1e3,
+        }
+        for signature in trace.signatures
+        if signature.number in counts.index
+    ]
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    table["time_us"] = table["count"] * table["median_us"]
+    table["call_share"] = table["count"] / max(float(table["count"].sum()), 1.0)
+    # of a file without times, each call counts alike
+    has_times = bool(table["time_us"].any())
+    table["share"] = table["time_us"] / float(table["time_us"].sum()) if has_times else table["call_share"]
+    return table
+
+
+COLUMNS = (
+    *("signature", "key", "kind", "op", "call", "shapes", "dtypes", "device", "elements", "count", "median_us"),
+    *("time_us", "call_share", "share"),
+)
+
+
+def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Of each of some keys the row of the trace that spends most time on it."""
+    rows = frame[frame["key"].isin(list(keys))]
+    return rows.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
+
+
+def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
+    """By signature, the settings that most of its calls ran under."""
+    context_of = {scope.number: scope.context or 0 for scope in trace.scopes}
+    calls = trace.own_calls
+    pairs = pd.DataFrame({"signature": calls["signature"], "context": calls["scope"].map(context_of)}).dropna()
+    sizes = pairs.groupby(["signature", "context"], sort=False).size()
+    most = sizes.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")
+    numbers = zip(most["signature"].tolist(), most["context"].tolist(), strict=True)
+    return {int(signature): trace.contexts.get(int(context), {}) for signature, context in numbers}
+
+
+def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of a row that are of its signature alone, under the settings of most of its calls."""
+    specs = list(tensors([signature.args, signature.kwargs]))
+    return {
+        "key": key_of_case(signature, context),
+        "kind": signature.kind,
+        "op": signature.op,
+        "call": call_outline(signature),
+        "shapes": shapes_text(specs),
+        "dtypes": ",".join(dict.fromkeys(plain_name(spec.dtype) for spec in specs)),
+        "device": next(iter(dict.fromkeys(spec.device for spec in specs)), ""),
+        "elements": min(max((prod(spec.shape) for spec in specs), default=0), MOST_ELEMENTS),
+    }
+
+
+def shapes_text(specs: list[TensorSpec]) -> str:
+    """Shapes of tensors in short: `[2,3] [3]`."""
+    return shortened(" ".join(f"[{','.join(map(str, spec.shape))}]" for spec in specs), MOST_SHAPES)

@@ -11,10 +11,9 @@ from typing import IO, Any
 
 import pandas as pd
 
-from opgrip.cli.command import printable
+from opgrip.cli.command import counted, printable
 from opgrip.cli.output_files import quoted, whole_file
 from opgrip.cli.plugins import needed
-from opgrip.cli.plural import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.compressed_files import Damage, read_chunks
+from opgrip.cli.output_files import Damage, read_chunks
 from opgrip.errors import MissingFileError, UserError
 from opgrip.traces.io.foreign_files import format_of, formats
 from opgrip.traces.io.shipped_traces import hint_for_missing, trace_file

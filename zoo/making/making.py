@@ -9,22 +9,22 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.compressed_files import Damage, read_chunks
-from opgrip.cli.output_files import whole_file
+from opgrip.cli.output_files import Damage, read_chunks, whole_file
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError, shortened
 from opgrip.platform.sandbox import run_program
 from opgrip.traces.zoo import Recording, ZooTrace, zoo_file
-from opgrip.traces.zoo.manifest import MODELS, SUFFIX
+from opgrip.traces.zoo.manifest import FORMAT, MANIFEST, MODELS, SUFFIX
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace
+
 
 BANDWIDTH = 1e10
 """Bytes a second: what a function is does not depend on it, only what it could save."""
@@ -269,3 +269,10 @@ def _last_words(status: int, errors: str) -> str:
     lines = [line for line in errors.splitlines() if line.strip()] or [f"exit status {status}"]
     told = next((line for line in reversed(lines) if "error:" in line), lines[-1])
     return shortened(told.partition("error: ")[2] or told, LAST_WORDS)
+
+
+def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:
+    """Write a manifest anew."""
+    items = [asdict(trace) for trace in traces]
+    with whole_file(path, force=True) as file:
+        file.write((json.dumps({"format": FORMAT, "traces": items}, indent=1) + "\n").encode())

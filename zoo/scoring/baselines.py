@@ -18,10 +18,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.command import printable
-from opgrip.cli.compressed_files import Damage, compress_to, read_chunks
-from opgrip.cli.output_files import whole_file
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted, printable
+from opgrip.cli.output_files import Damage, compress_to, read_chunks, whole_file
 from opgrip.errors import UserError
 from opgrip.replay.cases.variants import FORWARD
 from opgrip.replay.modes import EAGER

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from math import exp
 from typing import IO, Any
 
-from opgrip.cli.command import printable
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted, printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.results.results import OK

@@ -19,7 +19,7 @@ from opgrip.capture.models.operators.registered import (
 )
 from opgrip.capture.models.operators.schemas import schema_entries
 from opgrip.capture.models.operators.torch_tables import ALL, CATEGORIES, CUSTOM, SCHEMA, table_entries
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 
 NOT_RUN = "no sample calls it"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.command import counted
 from opgrip.cli.output_files import whole_file
-from opgrip.cli.plural import counted
 from opgrip.errors import one_line
 
 MOST_REASON = 200

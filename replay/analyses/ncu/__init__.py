@@ -96,7 +96,7 @@ class NcuAnalysis(Analysis):
     def __init__(self, options: NcuOptions, session: AnalysisSession) -> None:
         import torch
 
-        from opgrip.platform.devices import check_device
+        from opgrip.platform.machine import check_device
         from opgrip.replay.analyses.ncu.ncu import Ncu, report_path
 
         super().__init__(options, session)

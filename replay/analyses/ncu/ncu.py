@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.command import counted
 from opgrip.cli.journal import Codec, Journal
-from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.ncu_report import BASIC, SETS, NcuColumns, columns_of, joined, read_report
 from opgrip.replay.analyses.profiler_programs import (

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from math import hypot, log, sqrt
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.command import counted
 from opgrip.cli.plugins import needed
-from opgrip.cli.plural import counted
 from opgrip.display.figures import PALETTE, label_axis, literal, logarithmic, new_figure
 from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns
 from opgrip.replay.results.results import Result

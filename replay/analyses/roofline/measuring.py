@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.cli.error_causes import cause_of
 from opgrip.cli.progress import Tell, tell_nobody
-from opgrip.errors import UserError
+from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.operators.contexts import KINDS, restored
 from opgrip.replay.operators.devices import synchronizer

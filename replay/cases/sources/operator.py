@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection, matches

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.cli.suggestions import did_you_mean, nearest
+from opgrip.cli.command import did_you_mean, nearest
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import FunctionOperator, TensorValues, described_case

@@ -20,8 +20,7 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]
 
-from opgrip.cli.command import USAGE_ERROR, printable
-from opgrip.cli.plural import counted
+from opgrip.cli.command import USAGE_ERROR, counted, printable
 from opgrip.errors import UserError
 from opgrip.replay.sequences.step_options import RankLaunch
 

@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from opgrip.cli.command import not_negative, positive
+from opgrip.cli.command import did_you_mean, not_negative, positive
 from opgrip.cli.options import CASES, EFFORT, RUN, flag_of, from_arguments, option, titled
 from opgrip.cli.plugins import Registry
-from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 from opgrip.replay.cases.variants import PointOptions
 from opgrip.replay.inputs.input_options import InputOptions

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.replay.workers.executors.executor import PROCESSES, EngineOptions, executors
 
 if TYPE_CHECKING:

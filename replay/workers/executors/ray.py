@@ -15,8 +15,8 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opgrip.cli.command import counted
 from opgrip.cli.plugins import needed
-from opgrip.cli.plural import counted
 from opgrip.errors import UserError
 from opgrip.replay.workers.executors.executor import executors
 

@@ -20,8 +20,7 @@ from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.zoo.corpus import Corpus, members_of, read_corpus, summarize
 from opgrip.zoo.corpus.cases import write_cases
-from opgrip.zoo.corpus.corpus import weighted
-from opgrip.zoo.corpus.corpus_rows import MOST_ELEMENTS, contexts_of, rows_of, signature_facts
+from opgrip.zoo.corpus.corpus import MOST_ELEMENTS, contexts_of, rows_of, signature_facts, weighted
 from opgrip.zoo.corpus.corpus_table import write_summary, write_table
 from opgrip.zoo.corpus.summaries import ALL
 

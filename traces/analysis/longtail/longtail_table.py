@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from opgrip.cli.command import printable
+from opgrip.cli.command import DEVICE_TIME, counted, printable
 from opgrip.cli.output_files import whole_file
-from opgrip.cli.plural import DEVICE_TIME, counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.cli.suggestions import nearest
+from opgrip.cli.command import nearest
 from opgrip.errors import UserError
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.arguments import numbers_of, tensors

@@ -15,21 +15,22 @@ from opgrip.cli.terminal import shorten
 from opgrip.display.tables import TableColumn, literal, markdown_table
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import Comparison
-from opgrip.replay.comparison.differences import interval_text
-from opgrip.replay.comparison.gate import Gate, Outcome, describe, exit_status, hold_all
-from opgrip.replay.comparison.reports.comparison_rows import (
+from opgrip.replay.comparison.comparison_report import (
     BROKEN,
     CHANGED,
+    COLUMNS,
     MISSING,
     ComparisonColumns,
     advice,
     origin,
     rows_of,
     rows_with_results,
+    shown_rows,
     summary,
     total_line,
 )
-from opgrip.replay.comparison.reports.comparison_table import COLUMNS, shown_rows
+from opgrip.replay.comparison.differences import interval_text
+from opgrip.replay.comparison.gate import Gate, Outcome, describe, exit_status, hold_all
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
 from opgrip.replay.results.results import Result
 

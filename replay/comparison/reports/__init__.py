@@ -1,1 +1,0 @@
-"""Writes comparisons: for people, for programs, and for CI services."""

@@ -1,1 +1,0 @@
-"""Keeps results, by the machine and device that they are of, and finds them again."""

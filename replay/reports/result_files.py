@@ -1,0 +1,246 @@
+"""Results in files: CSV, JSON, Parquet, Excel, and the roofline as SVG."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from opgrip.cli.command import printable
+from opgrip.cli.output_files import quoted, unquoted
+from opgrip.cli.plugins import needed
+from opgrip.display.figures import write_figure
+from opgrip.errors import FormatError, UserError
+from opgrip.replay.analyses.roofline.drawing import draw
+from opgrip.replay.reports.cells import LARGEST_BYTES, all_columns, check_columns, parse_json, to_frame, whole_cells
+from opgrip.replay.reports.report import report
+from opgrip.replay.results.columns import Column, columns_in
+from opgrip.replay.results.results import OK, Result
+from opgrip.traces.analysis.machine_ceilings import from_json
+from opgrip.traces.formats.parquet_files import ParquetFile, ParquetLimits, TooLargeError
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """The rows of such a file."""
+    columns = all_columns()
+    # `None` is what many a call takes, and a key may look like a number
+    texts = {about.name: str for about in columns if about.kind in (str, list)}
+    rows = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+    for about in columns:
+        if about.name in rows and about.name in texts:
+            read = parse_json if about.several else unquoted
+            rows[about.name] = rows[about.name].map(read, na_action="ignore").astype(object)
+    return rows
+
+
+@report(".csv", read=read_csv)
+def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
+    """One line a row under a line of names; the header is left out."""
+    frame = to_frame(results)
+    for name, column in frame.items():
+        if not pd.api.types.is_numeric_dtype(column):
+            frame[name] = [quoted(printable(cell)) if isinstance(cell, str) else cell for cell in column]
+    frame.to_csv(file, index=False)
+
+
+_INFINITE = "1e999"
+"""How a file says inf: JSON has no word for it, and readers of numbers take one that is too large for it."""
+_UNBOUNDED = "|".join(about.name for about in columns_in(Result) if about.unbounded)
+_AS_NUMBER = re.compile(rf'^( +"(?:{_UNBOUNDED})": )"{_INFINITE}"(,?)$', re.MULTILINE)
+
+
+def read_json(path: Path) -> pd.DataFrame:
+    """The rows of such a file, its header in `attrs`."""
+    header = parse_json(path.read_bytes())
+    plain = header.pop("results")
+    # before a table has a column for each of a million names
+    check_columns(dict.fromkeys(name for row in plain for name in row.keys()), path)  # noqa: SIM118 - a row is no list
+    rows = pd.DataFrame(plain)
+    rows.attrs = header
+    return rows
+
+
+@report(".json", read=read_json)
+def write_json(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
+    """An object of the header's fields and `results`, a list of one object a row."""
+    rows = [{name: _INFINITE if cell == inf else cell for name, cell in row.items()} for row in whole_cells(results)]
+    text = json.dumps({**header, "results": rows}, indent=1, allow_nan=False, ensure_ascii=False)
+    file.write(_AS_NUMBER.sub(rf"\g<1>{_INFINITE}\g<2>", text) + "\n")
+
+
+HEADER = b"opgrip"
+"""Key of the file's metadata under which the header is, as JSON."""
+MOST_CELLS = 100_000_000
+"""Of a file, single times among them: half a million rows in all columns."""
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    """Return the rows of such a file, with its header in `attrs`."""
+    arrow = needed("pyarrow", "results")
+    columns = {about.name: about for about in all_columns()}
+    limits = ParquetLimits(rows=MOST_CELLS, total_bytes=LARGEST_BYTES, texts=1 << 62, batch_texts=1 << 62)
+    try:
+        with ParquetFile(path, limits=limits) as content:
+            names = content.schema.names
+            check_columns(names, path)
+            batches, cells = [], 0
+            for batch in content.batches():
+                cells += batch.num_rows * len(names)
+                if cells > MOST_CELLS:
+                    raise TooLargeError(f"it has more than {MOST_CELLS:,} cells")
+                batches.append(batch)
+            table = arrow.Table.from_batches(batches, content.schema).unify_dictionaries()
+    except TooLargeError as error:
+        raise UserError(f"{path} is too large ({error})", "replay in parts, by --start and --stop") from error
+    except FormatError as error:
+        raise UserError(
+            f"{path} does not hold results of opreplay ({error})", "write some with opreplay -o results.json"
+        ) from error
+    rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
+    for name in names:
+        if columns[name].several:
+            rows[name] = rows[name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
+    header = parse_json((table.schema.metadata or {}).get(HEADER, b"{}"))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    rows.attrs = header
+    return rows
+
+
+@report(".parquet", read=read_parquet, binary=True, package=("pyarrow", "results"))
+def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
+    """A row a result, the header in the file's metadata."""
+    arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
+    table = arrow.Table.from_pandas(to_frame(results), preserve_index=False)
+    metadata = {**(table.schema.metadata or {}), HEADER: json.dumps(header).encode()}
+    parquet.write_table(table.replace_schema_metadata(metadata), file, compression="zstd")
+
+
+@report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))
+def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
+    """A dot a row that was timed, under the ceilings that the header has."""
+    if "ceilings" not in header:
+        raise UserError("the rows were not held against the machine's limits", "replay with --roofline")
+    ceilings, threads = from_json(header["ceilings"]), header.get("threads", 1)
+    write_figure(lambda: draw(results, ceilings, threads, str(header.get("trace", ""))), "svg", file)
+
+
+ROWS = 1_048_575
+"""Of a sheet, beside that of names."""
+CHARTED = 20
+"""Rows that a chart shows."""
+FORMATS = {"1": "0.0%", "us": "#,##0.00", "ms": "#,##0.00", "bytes": "#,##0"}
+"""By the unit of a column."""
+WIDE = {"op": 34, "shapes": 60, "error": 60, "module": 34}
+"""Widths of columns of text, in characters."""
+_FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
+
+
+@report(".xlsx", binary=True, package=("xlsxwriter", "results"))
+def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
+    """A sheet for each mode with its rows in all columns that have something, and a chart of the longest calls."""
+    workbook = needed("xlsxwriter", "results").Workbook(
+        file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
+    )
+    modes = dict.fromkeys(row.mode for row in results)
+    names: set[str] = set()
+    for mode in modes:
+        _Sheet(workbook, _sheet_name(mode, names)).write([row for row in results if row.mode == mode])
+    _write_origin(workbook, _sheet_name("environment", names), header)
+    workbook.close()
+
+
+class _Sheet:
+    def __init__(self, workbook: Any, name: str) -> None:
+        self._workbook, self._sheet, self._name = workbook, workbook.add_worksheet(name), name
+        self._bold = workbook.add_format({"bold": True, "bottom": 1})
+        self._formats: dict[str, Any] = {}
+
+    def write(self, rows: Sequence[Result]) -> None:
+        """The rows, those of all that fit."""
+        cells = [row.to_plain() | {"status": row.marked_status} for row in rows[:ROWS]]
+        columns = [
+            about
+            for about in all_columns()
+            if not about.hidden and any(row.get(about.name) is not None for row in cells)
+        ]
+        for place, about in enumerate(columns):
+            unit = f" ({about.unit})" if about.unit not in ("", "1") else ""
+            self._sheet.write_string(0, place, f"{about.name}{unit}", self._bold)
+            self._sheet.write_comment(0, place, about.meaning)
+            self._sheet.set_column(place, place, WIDE.get(about.name, 12), self._format(about))
+            for number, row in enumerate(cells, 1):
+                self._write_cell(number, place, row.get(about.name))
+        self._sheet.freeze_panes(1, 2)
+        self._sheet.autofilter(0, 0, max(len(cells), 1), max(len(columns) - 1, 0))
+        by_name = {about.name: place for place, about in enumerate(columns)}
+        if "status" in by_name:
+            self._mark(by_name["status"], len(cells))
+        if {"median_us", "captured_us", "op"} <= by_name.keys():
+            self._chart(by_name, min(len(cells), CHARTED))
+
+    def _write_cell(self, row: int, column: int, cell: Any) -> None:
+        if isinstance(cell, bool | int | float) and cell != inf:
+            self._sheet.write(row, column, cell)
+        elif cell is not None:
+            self._sheet.write_string(row, column, printable(cell)[:32_767])
+
+    def _mark(self, column: int, count: int) -> None:
+        rule = {
+            "type": "cell",
+            "criteria": "!=",
+            "value": f'"{OK}"',
+            "format": self._workbook.add_format({"bold": True}),
+        }
+        self._sheet.conditional_format(1, column, max(count, 1), column, rule)
+
+    def _chart(self, columns: Mapping[str, int], count: int) -> None:
+        chart = self._workbook.add_chart({"type": "bar"})
+        for name in ("captured_us", "median_us"):
+            chart.add_series({
+                "name": [self._name, 0, columns[name]],
+                "categories": [self._name, 1, columns["op"], count, columns["op"]],
+                "values": [self._name, 1, columns[name], count, columns[name]],
+            })  # fmt: skip
+        chart.set_title({"name": f"the first {count} cases, us a call"})
+        chart.set_y_axis({"reverse": True})
+        chart.set_size({"width": 900, "height": 120 + 26 * count})
+        self._sheet.insert_chart(1, len(columns) + 1, chart)
+
+    def _format(self, about: Column) -> Any:
+        text = FORMATS.get(about.unit, "")
+        if text not in self._formats:
+            self._formats[text] = self._workbook.add_format({"num_format": text}) if text else None
+        return self._formats[text]
+
+
+def _write_origin(workbook: Any, name: str, header: Mapping[str, Any]) -> None:
+    sheet = workbook.add_worksheet(name)
+    sheet.set_column(0, 0, 34)
+    sheet.set_column(1, 1, 90)
+    for number, (title, value) in enumerate(_flat(header)):
+        sheet.write_string(number, 0, printable(title)[:32_767])
+        sheet.write_string(number, 1, printable(value)[:32_767])
+
+
+def _flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        title = f"{before}{name}"
+        lines += _flat(value, f"{title}.") if isinstance(value, dict) else [(title, str(value))]
+    return lines
+
+
+def _sheet_name(name: str, taken: set[str]) -> str:
+    """A name that Excel takes and that no other sheet has."""
+    text = _FORBIDDEN.sub("-", printable(name))[:28] or "sheet"
+    number = 1
+    while (unique := text if number == 1 else f"{text}-{number}").lower() in taken:
+        number += 1
+    taken.add(unique.lower())
+    return unique
