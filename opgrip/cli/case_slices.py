@@ -21,7 +21,7 @@ class Cut:
 
     start: int = option(
         0,
-        "from this case of the table, or of the file of configurations, the first being 0",
+        "first case to take, counted from 0, of the table or of the file of configurations",
         parse=not_negative,
         metavar="N",
         only=("single cases",),
@@ -29,7 +29,7 @@ class Cut:
     )
     stop: int | None = option(
         None,
-        "up to the case before this one",
+        "stop before this case",
         parse=positive,
         metavar="N",
         only=("single cases",),
@@ -37,7 +37,7 @@ class Cut:
     )
     sample: int | None = option(
         None,
-        "of these only N, chosen at random",
+        "take only N of these cases, chosen at random",
         parse=positive,
         metavar="N",
         only=("single cases",),
@@ -45,7 +45,7 @@ class Cut:
     )
     sample_seed: int = option(
         0,
-        "of that choice (default: %(default)s)",
+        "random seed for --sample (default: %(default)s)",
         parse=seed,
         metavar="N",
         only=("single cases",),

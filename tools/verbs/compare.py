@@ -28,16 +28,23 @@ gates: slower (each row), total, op, module, family, mode (each group) <=PERCENT
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument(
-        "base", metavar="BASE", help="what the others are held against: a file of opreplay, or a run of the store"
+        "base",
+        metavar="BASE",
+        help="the run that the others are compared with: a file of opreplay, or a run of the store",
     )
-    parser.add_argument("new", nargs="+", metavar="NEW", help="what is held against it")
+    parser.add_argument("new", nargs="+", metavar="NEW", help="what is compared with it")
     add_store(parser)
     parser.add_argument("--gate", action="append", default=[], metavar="CONDITION", help=GATE_HELP)
     parser.add_argument(
-        "--same", type=percent, metavar="PERCENT", help="difference up to which times are the same (default: 5%%)"
+        "--same",
+        type=percent,
+        metavar="PERCENT",
+        help="largest relative difference of times that count as the same (default: 5%%)",
     )
-    parser.add_argument("--by", choices=("op", "module", "family", "mode"), help="also group cases by this")
-    parser.add_argument("--all", action="store_true", help="show rows that are the same, or not decided, too")
+    parser.add_argument(
+        "--by", choices=("op", "module", "family", "mode"), help="also print a table of groups of cases"
+    )
+    parser.add_argument("--all", action="store_true", help="also show rows that are the same or undecided")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .xml (JUnit)"
     )

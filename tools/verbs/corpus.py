@@ -42,7 +42,7 @@ examples:
   opgrip corpus runs/ step.jsonl --by model            those of a folder, and one more
   opgrip corpus zoo:mmdet --by signature --models 2: signatures that are alike in two models or more
   opgrip corpus zoo --by op --models all             operators that every model calls
-  opgrip corpus zoo --coverage                       which of torch's public operators are in it
+  opgrip corpus zoo --coverage                       report which of torch's public operators the traces contain
   opgrip corpus zoo --by row -o corpus.parquet       all signatures of all traces, for pandas
 """
 
@@ -52,11 +52,18 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "inputs", nargs="+", metavar="TRACE", help="files and folders of traces and of other tools, zoo, zoo:PATTERN"
     )
-    parser.add_argument("--by", choices=BY, default=BY[0], help="what to have a row for (default: %(default)s)")
     parser.add_argument(
-        "--models", type=span, metavar="N|A:B|all", help="only what so many models have: 1, 2:, 3:10, or all of them"
+        "--by", choices=BY, default=BY[0], help="what each row of the table stands for (default: %(default)s)"
     )
-    parser.add_argument("--coverage", action="store_true", help="which of torch's public operators are in it")
+    parser.add_argument(
+        "--models",
+        type=span,
+        metavar="N|A:B|all",
+        help="only rows that this number of models have: 1, 2:, 3:10, or all",
+    )
+    parser.add_argument(
+        "--coverage", action="store_true", help="report which of torch's public operators the traces contain"
+    )
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .parquet")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")

@@ -36,7 +36,9 @@ another, and prints what the distilled cases predict of each model and trace bes
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("inputs", nargs="+", metavar="TRACE", help="files and folders of traces, zoo, zoo:PATTERN")
-    parser.add_argument("--cases", type=positive, default=CASES, metavar="N", help="to choose (default: %(default)s)")
+    parser.add_argument(
+        "--cases", type=positive, default=CASES, metavar="N", help="number of cases to choose (default: %(default)s)"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument(
@@ -50,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--check",
         action="append",
         metavar="RUN",
-        help="results of another replay than --times, or baseline, to hold the prediction against; can be repeated",
+        help="results of another replay than --times, or baseline, to compare the prediction with; can be repeated",
     )
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)

@@ -26,17 +26,17 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME",
-        help="of the script's own functions, or module:function, as shells match file names; can be repeated",
+        help="functions to grip: names in the script, or module:function, with wildcards; can be repeated",
     )
     parser.add_argument(
-        "--to", type=Path, default=Path(GRIPS), metavar="FOLDER", help="where samples go (default: %(default)s)"
+        "--to", type=Path, default=Path(GRIPS), metavar="FOLDER", help="folder for the samples (default: %(default)s)"
     )
     parser.add_argument(
         "--calls",
         type=positive,
         default=CALLS,
         metavar="N",
-        help="calls that are kept of a function, each of another signature (default: %(default)s)",
+        help="number of calls to keep per function, each with another signature (default: %(default)s)",
     )
     parser.add_argument(
         "--by-reference", action="store_true", help="keep the import paths of functions instead of their code"

@@ -33,7 +33,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--bandwidth",
         type=gigabytes,
         metavar="GB/S",
-        help="of the memory (default: measured, of each trace's device)",
+        help="memory bandwidth (default: measured on each trace's device)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")

@@ -29,8 +29,8 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("--device", default="cpu", help="of this machine, such as cuda:0 (default: %(default)s)")
-    parser.add_argument("--again", action="store_true", help="measure anew, where it was measured before")
+    parser.add_argument("--device", default="cpu", help="device to measure, such as cuda:0 (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="measure again even if results are cached")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write it, as JSON")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_debug(parser)

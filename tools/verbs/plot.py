@@ -31,10 +31,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument("--op", metavar="GLOB", help="only cases of these operators, such as 'aten.conv*'")
-    parser.add_argument("--case", metavar="KEY", help="only the case whose key in the results begins so")
+    parser.add_argument("--case", metavar="KEY", help="only the case whose key in the results starts with this")
     parser.add_argument("--by", metavar="WORD", help="what cases are grouped by: family, op, module")
     parser.add_argument("--over", metavar="WORD", help="the x axis: threads, batch_scale, streams; bytes, flops")
-    parser.add_argument("--title", metavar="TEXT", help="of the picture (default: trace, machine and torch)")
+    parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine and torch)")
     add_debug(parser)
 
 

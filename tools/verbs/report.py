@@ -51,9 +51,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="of runs compared with the first, as of opgrip compare (default: slower<=5%%, failed<=0, changed<=0)",
+        help="condition on runs compared with the first, as in opgrip compare "
+        "(default: slower<=5%%, failed<=0, changed<=0)",
     )
-    parser.add_argument("--title", metavar="TEXT", help="of the page (default: the names of what it shows)")
+    parser.add_argument("--title", metavar="TEXT", help="title of the page (default: the names of what it shows)")
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
 

@@ -14,12 +14,14 @@ from opgrip.tools.verbs.verb import Verb, verbs
 
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Give a verb the store that it looks into."""
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR", help="folder of the results store (default: $OPGRIP_STORE, or results)"
+    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Give a verb the run that it works on, `which`, and its store."""
-    names = "a file of opreplay, a run of the store or what its name begins or ends with, or latest"
+    names = "a file of opreplay, a run of the store (or the start or end of its name), or latest"
     parser.add_argument("which", metavar="RUN", help=names)
     add_store(parser)
 
@@ -38,9 +40,9 @@ examples:
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     add_store(parser)
-    parser.add_argument("--trace", metavar="GLOB", help="only runs of such traces")
-    parser.add_argument("--machine", metavar="GLOB", help="only runs of such machines")
-    parser.add_argument("--json", action="store_true", help="print all that is known of each")
+    parser.add_argument("--trace", metavar="GLOB", help="only runs of traces that match")
+    parser.add_argument("--machine", metavar="GLOB", help="only runs on machines that match")
+    parser.add_argument("--json", action="store_true", help="print all known facts about each run as JSON")
     add_debug(parser)
 
 

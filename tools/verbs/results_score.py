@@ -28,8 +28,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        help="that opgrip zoo baseline wrote (default: the one that ships); for results of a distilled trace, another "
-        "run of the same trace (default: the times that it has)",
+        help="file that opgrip zoo baseline wrote (default: the one that ships); for results of a distilled trace, "
+        "another run of the same trace (default: the times that it has)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list of one object a mode")
     add_debug(parser)

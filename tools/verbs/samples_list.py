@@ -28,7 +28,7 @@ COLUMNS = (
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("names", nargs="*", metavar="GLOB", help="only samples of such names")
+    parser.add_argument("names", nargs="*", metavar="GLOB", help="only samples whose names match")
     parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="only with this tag; can be repeated")
     parser.add_argument("--source", metavar="TEXT", help="only from projects with this in their name or address")
     add_debug(parser)

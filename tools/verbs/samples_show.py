@@ -22,7 +22,7 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("name", metavar="NAME", help="of the sample")
+    parser.add_argument("name", metavar="NAME", help="name of the sample")
     add_debug(parser)
 
 

@@ -37,11 +37,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, metavar="OUT", help="the file to write; for flashinfer a folder")
     parser.add_argument("--formats", action=_ListFormats, nargs=0, help="list the formats that are read and written")
     parser.add_argument(
-        "--from", dest="source", metavar="FORMAT", help="what IN is, one of --formats (default: by its content)"
+        "--from", dest="source", metavar="FORMAT", help="format of IN, one of --formats (default: by its content)"
     )
-    parser.add_argument("--to", metavar="FORMAT", help="what OUT becomes, one of --formats (default: by its suffix)")
+    parser.add_argument("--to", metavar="FORMAT", help="format of OUT, one of --formats (default: by its suffix)")
     add_options(parser, Cut)
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write what is lost, call by call: .json")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what each call lost, as .json")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")
     add_debug(parser)

@@ -47,7 +47,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="a trace, a folder of traces, a pattern, a day of --new-only, or a file of another tool",
     )
-    parser.add_argument("after", type=Path, metavar="B", help="what is held against it")
+    parser.add_argument("after", type=Path, metavar="B", help="what is compared with it")
     parser.add_argument(
         "--fail-on", type=names, default=(), metavar="KINDS", help=f"exit with status 1: {','.join(CHOICES)} or {ANY}"
     )
@@ -55,24 +55,28 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--counts",
         type=percent,
         metavar="PERCENT",
-        help="that counts may differ (default: nothing; of several traces a side 10%%)",
+        help="tolerated difference of counts (default: nothing; of several traces a side 10%%)",
     )
     parser.add_argument(
         "--least",
         type=percent,
         metavar="PERCENT",
-        help="of the time that a signature takes which came, went or changed its count (default: nothing; of several "
-        "traces a side 0.1%%)",
+        help="ignore signatures that came, went or changed counts below this share of the time (default: nothing; "
+        "of several traces a side 0.1%%)",
     )
     parser.add_argument(
         "--share",
         type=percent,
         default=0.05,
         metavar="PERCENT",
-        help="of the time that a share may move (default: 5%%)",
+        help="tolerated change of a share of the time (default: 5%%)",
     )
     parser.add_argument(
-        "--spread", type=percent, default=0.1, metavar="PERCENT", help="of their spread that values may (default: 10%%)"
+        "--spread",
+        type=percent,
+        default=0.1,
+        metavar="PERCENT",
+        help="tolerated change of values, relative to their spread (default: 10%%)",
     )
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, or the rows to a .md")

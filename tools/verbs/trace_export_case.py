@@ -27,7 +27,7 @@ examples:
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument("number", type=not_negative, metavar="N", help="of a signature, as opreplay shows it")
+    parser.add_argument("number", type=not_negative, metavar="N", help="number of the signature, as opreplay shows it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .py to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_options(parser, Cut)

@@ -52,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=tuple(TABLES),
         action="append",
-        help="one table of time by this; can be repeated (default: op and module)",
+        help="print a table of times grouped by this; can be repeated (default: op and module)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")

@@ -40,17 +40,20 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--salt-file",
         type=Path,
         metavar="FILE",
-        help="the salt of the names, made where there is none: traces of one salt can be compared (default: a new one)",
+        help="file with the salt for hashed names, created if missing; traces with the same salt can be compared "
+        "(default: a new salt)",
     )
-    parser.add_argument("--keep", type=names, default=(), metavar="KINDS", help=f"leave as they are: {','.join(KEPT)}")
+    parser.add_argument(
+        "--keep", type=names, default=(), metavar="KINDS", help=f"kinds of names and values to keep: {','.join(KEPT)}"
+    )
     parser.add_argument(
         "--hide-operators", action="store_true", help="hash names of custom operators too, which then do not replay"
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write every text and exact value that is left, as JSON"
+        "--report", type=Path, metavar="FILE", help="write every remaining text and exact value as JSON"
     )
     parser.add_argument(
-        "--check", action="store_true", help="replay the 10 longest cases of both: the same sizes, and alike times"
+        "--check", action="store_true", help="replay the 10 longest cases of both traces and compare sizes and times"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace existing files")
     add_reading(parser, "take what there is of a cut or damaged trace")

@@ -27,16 +27,27 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument(
-        "--steps", type=steps, metavar="FIRST[:END]", help="of opcapture, counted from 0, without the last: 1, 0:2, 2:"
+        "--steps", type=steps, metavar="FIRST[:END]", help="only these steps, counted from 0, end excluded: 1, 0:2, 2:"
     )
     parser.add_argument("--phase", action="append", default=[], choices=("forward", "backward", "optimizer"))
-    parser.add_argument("--module", action="append", default=[], metavar="PATTERN", help="such as 'backbone.*'")
-    parser.add_argument("--op", action="append", default=[], metavar="PATTERN", help="such as 'aten.index*'")
     parser.add_argument(
-        "--time", type=span, metavar="START:END", help="when calls began, since the start: 1.5s:2s, 100ms:, :20us"
+        "--module",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only calls in modules that match, such as 'backbone.*'",
     )
     parser.add_argument(
-        "--with-producers", action="store_true", help="add the calls that made what the others read, all the way back"
+        "--op", action="append", default=[], metavar="PATTERN", help="only operators that match, such as 'aten.index*'"
+    )
+    parser.add_argument(
+        "--time",
+        type=span,
+        metavar="START:END",
+        help="only calls that began in this interval since the start: 1.5s:2s, 100ms:, :20us",
+    )
+    parser.add_argument(
+        "--with-producers", action="store_true", help="also keep the calls that produced the inputs of the others"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")

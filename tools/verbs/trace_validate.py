@@ -29,7 +29,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
-        "--top", type=positive, default=50, metavar="N", help="findings of each trace to show (default: %(default)s)"
+        "--top", type=positive, default=50, metavar="N", help="findings to show per trace (default: %(default)s)"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all findings as JSON")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")

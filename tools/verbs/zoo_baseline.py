@@ -30,7 +30,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--add-to",
         type=Path,
         metavar="BASELINE",
-        help="keep the traces of this baseline of the same machine too, but for those that are replayed again",
+        help="also keep the traces of this baseline of the same machine, except those replayed again",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_debug(parser)

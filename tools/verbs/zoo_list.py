@@ -47,7 +47,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only those of {NAMES}")
     parser.add_argument(
-        "--distinct", action="store_true", help="load them, and count what is distinct over all of them; takes minutes"
+        "--distinct",
+        action="store_true",
+        help="load the traces and count distinct operators and functions over all of them; takes minutes",
     )
     add_debug(parser)
 

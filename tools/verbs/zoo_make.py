@@ -30,10 +30,16 @@ DIFFERENCES = 10
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
-    parser.add_argument("-f", "--force", action="store_true", help="also those that are there and whole")
-    parser.add_argument("--check", action="store_true", help="make them anew beside, and compare with what ships")
+    parser.add_argument("-f", "--force", action="store_true", help="also make traces that exist and are up to date")
     parser.add_argument(
-        "--timeout", type=positive, default=1800, metavar="S", help="of a capture, in seconds (default: %(default)s)"
+        "--check", action="store_true", help="make them in a temporary folder, and compare them with those that ship"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        default=1800,
+        metavar="S",
+        help="end a capture that takes longer, in seconds (default: %(default)s)",
     )
     add_debug(parser)
 
