@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def check(path: Path) -> None:
     for record in records(path):
         errors = [error.message for error in branches[record["type"]].iter_errors(record)]
         assert not errors, (record, errors)
+
+
+def test_the_schema_is_the_one_of_the_record_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    assert import_module("trace_schema").trace_schema() == SCHEMA, "write it with: python docs/trace_schema.py"
 
 
 def test_the_schema_is_one() -> None:
