@@ -21,8 +21,7 @@ class Growth:
     ----------
     sizes, steps : dimensions whose size, or whose stride, is multiplied
     outer : for each dimension in `sizes`, how often it contains the whole batch: 1 if all rows of one element of the
-        batch
-        are adjacent, T in a dimension of size T * B that was made of (T, B)
+        batch are adjacent, T in a dimension of size T * B that was made of (T, B)
     offset : True if the offset is multiplied
     item : for a tensor that belongs to one element of the batch, the index of that element
     lost : why the growth is unknown, or None

@@ -137,8 +137,7 @@ class Slowdown:
     Parameters
     ----------
     processes : number of processes that run the step on this machine. If they have more threads than there are cores,
-        they
-        take the cores from each other, and passes can only be slowed.
+        they take the cores from each other, and passes can only be slowed.
     """
 
     def __init__(self, processes: int = 1) -> None:

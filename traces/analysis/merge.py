@@ -67,8 +67,7 @@ def merge(
     Raises
     ------
     UserError : for a file that is no trace, is already merged, is named twice, is a copy of another, or is cut and
-        `partial`
-        is false; nothing is written then
+        `partial` is false; nothing is written then
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,62 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
+
+MOST = 10_000
+"""Findings that are listed; further ones are counted."""
+
+FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "reference", "time", "total"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem.
+
+    Attributes
+    ----------
+    record : its number from 1; of the last one for the whole file
+    kind : `form` of an unreadable line, `schema`, `number` that occurs twice, `reference` to nothing, `time` of calls
+        that cross, `total` that differs
+    """
+
+    record: int
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class Validation:
+    """The problems of a file.
+
+    Attributes
+    ----------
+    findings : the first `MOST`, in record order
+    counts : of all findings, by kind
+    notes : what is not wrong but worth knowing
+    """
+
+    path: Path
+    records: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, record: int, kind: str, message: str) -> None:
+        """Add a finding."""
+        self.counts[kind] += 1
+        if len(self.findings) < MOST:
+            self.findings.append(Finding(record, kind, message))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form for a file."""
+        return {
+            "trace": str(self.path),
+            "records": self.records,
+            "counts": dict(sorted(self.counts.items())),
+            "notes": self.notes,
+            "findings": [asdict(item) for item in self.findings],
+        }
+
 
 SHOWN = 5
 """Dangling numbers of a record that its finding lists."""
@@ -280,8 +336,8 @@ def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int,
                 form = _parse(line)
                 record = from_json(form)
             except (ValueError, RecursionError) as error:
-                reason = "it nests too deep" if isinstance(error, RecursionError) else _reason(error)
-                validation.add(place, FORM, reason)
+                message = str(error)[:200] if isinstance(error, FormatError) else one_line(error)
+                validation.add(place, FORM, "it nests too deep" if isinstance(error, RecursionError) else message)
                 continue
             for message in schema.errors(form):
                 validation.add(place, SCHEMA, message)
@@ -304,10 +360,6 @@ def _parse(line: bytes) -> dict[str, Any]:
         raise FormatError("a line is not a record")
     check_nesting(line, form)
     return form
-
-
-def _reason(error: Exception) -> str:
-    return str(error)[:200] if isinstance(error, FormatError) else one_line(error)
 
 
 class _Totals:
@@ -343,60 +395,3 @@ class _Totals:
     def end(self) -> None:
         if self._end is None:
             self._validation.add(self._last, TOTAL, "the file has no end: it was cut, or its program killed")
-
-
-MOST = 10_000
-"""Findings that are listed; further ones are counted."""
-
-FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "reference", "time", "total"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A problem.
-
-    Attributes
-    ----------
-    record : its number from 1; of the last one for the whole file
-    kind : `form` of an unreadable line, `schema`, `number` that occurs twice, `reference` to nothing, `time` of calls
-        that
-        cross, `total` that differs
-    """
-
-    record: int
-    kind: str
-    message: str
-
-
-@dataclass(slots=True)
-class Validation:
-    """The problems of a file.
-
-    Attributes
-    ----------
-    findings : the first `MOST`, in record order
-    counts : of all findings, by kind
-    notes : what is not wrong but worth knowing
-    """
-
-    path: Path
-    records: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-
-    def add(self, record: int, kind: str, message: str) -> None:
-        """Add a finding."""
-        self.counts[kind] += 1
-        if len(self.findings) < MOST:
-            self.findings.append(Finding(record, kind, message))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the form for a file."""
-        return {
-            "trace": str(self.path),
-            "records": self.records,
-            "counts": dict(sorted(self.counts.items())),
-            "notes": self.notes,
-            "findings": [{"record": item.record, "kind": item.kind, "message": item.message} for item in self.findings],
-        }

@@ -35,13 +35,13 @@ class RankWaits:
     Attributes
     ----------
     ranks : for each rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms, share (of
-        the span),
-        last (collectives that it came to last), caused_ms (waiting of others for it), unknown (collectives without
+        the span), last (collectives that it came to last), caused_ms (waiting of others for it), unknown (collectives
+        without
     known end)
     pairs : by falling time: rank, waits_for, collectives, waiting_ms
     places : for each operation, group, size and line, by falling time: kind, group, ranks, size_bytes, function, file,
-        line,
-        collectives, waiting_ms (of all ranks), longest_ms, slowest (rank that was last most often, or -1), last (how
+        line, collectives, waiting_ms (of all ranks), longest_ms, slowest (rank that was last most often, or -1), last
+        (how
     often)
     unmatched : calls of collectives that no other trace has
     """

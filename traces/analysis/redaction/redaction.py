@@ -121,10 +121,11 @@ class Redaction:
         """Return the redacted record, after the value models that it needs; nothing for an unknown type."""
         if type(record) not in get_args(Record):
             return []
-        redact = _SPECIAL.get(type(record), Redaction._plain)
+        # fields of some records depend on each other or on earlier records
+        redact: Callable[[Any], Iterator[Record]] = getattr(self, f"_{_name_of(record)}", self._plain)
         with self._lock:
             self._state.newest = []
-            return list(redact(self, record))
+            return list(redact(record))
 
     def take_back(self) -> None:
         """Forget the value models of the last record, whose writing was interrupted."""
@@ -133,8 +134,7 @@ class Redaction:
                 self._state.numbers.pop(text, None)
 
     def _plain(self, record: Any, **known: Any) -> Iterator[Record]:
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(record).__name__).lower()
-        yield self._redactor.fields(record, Position(name), **known)
+        yield self._redactor.fields(record, Position(_name_of(record)), **known)
 
     def _header(self, record: Header) -> Iterator[Record]:
         marks = {"kept": sorted(self.policy.keep), "operators_hidden": self.policy.hide_operators}
@@ -306,18 +306,9 @@ class Redaction:
         return self._state.count - 1
 
 
-_SPECIAL: dict[type, Callable[[Redaction, Any], Iterator[Record]]] = {
-    Header: Redaction._header,
-    Signature: Redaction._signature,
-    Observed: Redaction._observed,
-    Effects: Redaction._effects,
-    Scope: Redaction._scope,
-    Values: Redaction._values,
-    Kernels: Redaction._kernels,
-    Entered: Redaction._entered,
-    End: Redaction._end,
-}
-"""Records whose fields depend on each other or on earlier records."""
+def _name_of(record: Record) -> str:
+    """Return the type of a record as the file has it."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(record).__name__).lower()
 
 
 @dataclass(frozen=True, slots=True)
