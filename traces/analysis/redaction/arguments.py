@@ -7,7 +7,8 @@ which must stay, or a value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
 from types import EllipsisType
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from opgrip.traces.analysis.redaction.names import NAME_RULES, NOT_RECORDED, Nam
 from opgrip.traces.analysis.redaction.policy import ASKED, LABELS, SCALARS, Policy, RedactionReport
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
 from opgrip.traces.schema.operator_arguments import schema_arguments
-from opgrip.traces.schema.privacy import Privacy, privacy_of
+from opgrip.traces.schema.privacy import PUBLIC, Privacy, privacy_of
 from opgrip.traces.schema.python_objects import ScalarSpec
 from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import plain_name
@@ -54,6 +55,24 @@ class Position:
     argument: str = ""
     is_value: bool = False
     facts: CallFacts = CallFacts(frozenset(), 0, {})  # noqa: RUF009 - never written: callers with numbers pass their own
+
+
+@cache
+def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
+    """Return the fields of a dataclass that do not go out as they are, with their privacy.
+
+    The privacy is None for fields that are dropped or declare none, which get their default.
+    """
+    privacies = privacy_of(cls)
+    work: list[tuple[str, Privacy | None, Any]] = []
+    for item in fields(cls):
+        privacy = privacies[item.name]
+        if privacy is None or privacy.treatment == "dropped":
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            work.append((item.name, None, default))
+        elif privacy != PUBLIC:
+            work.append((item.name, privacy, None))
+    return work
 
 
 class Redactor:
@@ -107,30 +126,32 @@ class Redactor:
 
     def fields(self, value: Any, at: Position, **known: Any) -> Any:
         """Return a record or argument, each field as its type declares, or as in `known`."""
-        redacted = {}
+        redacted = dict(known)
         cls: Any = type(value)
-        for name, privacy in privacy_of(cls).items():
+        for name, privacy, default in fields_to_redact(cls):
             if name in known:
-                redacted[name] = known[name]
-            elif privacy is not None and privacy.treatment != "dropped":
-                inner = at if "." in at.field else replace(at, field=f"{at.field}.{name}")
-                redacted[name] = self._field(name, privacy, getattr(value, name), inner)
-        return type(value)(**redacted)
+                continue
+            field, image = getattr(value, name), default
+            if privacy is not None:
+                inner = at if "." in at.field else Position(f"{at.field}.{name}")
+                image = self._field(name, privacy, field, inner)
+            if image is not field:
+                redacted[name] = image
+        return replace(value, **redacted) if redacted else value
 
     def _field(self, name: str, privacy: Privacy, value: Any, at: Position) -> Any:
-        match privacy:
-            case Privacy(table=dict() as table):
-                return self._tables.table(value, table, at.field if at.field != "header.fields" else "header")
-            case Privacy("nested", "attributes"):
+        if privacy.table is not None:
+            return self._tables.table(value, privacy.table, at.field if at.field != "header.fields" else "header")
+        if value is None:
+            return None
+        if privacy.treatment == "nested":
+            if privacy.kind == "attributes":
                 return {self._names.function(key): self.tree(item, at) for key, item in value.items()}
-            case Privacy("nested"):
-                return None if value is None else self.tree(value, at)
-            case Privacy("coarse", "seed"):
+            return self.tree(value, at)
+        if privacy.treatment == "coarse":
+            if privacy.kind == "seed":
                 return 0
-            case Privacy("coarse"):
-                return tuple(map(coarse, value)) if isinstance(value, tuple) else coarse(value)
-            case Privacy("public", ""):
-                return value
+            return tuple(map(coarse, value)) if isinstance(value, tuple) else coarse(value)
         return self.word(privacy.kind, name, value, at)
 
     def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
@@ -141,6 +162,8 @@ class Redactor:
             return type(value)(self.word(kind, label, item, at) for item in value)
         rule = NAME_RULES[kind]
         image = rule.redact(self._names, value)
+        if self._report is None:
+            return image
         why = ASKED if self._policy.keeps(rule.kept_by) else rule.why
         self.note(at.field, rule.label or label, plain_name(value), plain_name(image), why)
         return image

@@ -50,6 +50,8 @@ from opgrip.traces.schema.tensor_specs import map_values
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Exact
 
+RECORD_NAMES: dict[type, str] = {cls: re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in get_args(Record)}
+"""Types of records as the file has them."""
 REDACTED = "redacted"
 """Header field that marks a redacted trace, and lists what was kept."""
 KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
@@ -119,10 +121,11 @@ class Redaction:
 
     def records(self, record: Record) -> list[Record]:
         """Return the redacted record, after the value models that it needs; nothing for an unknown type."""
-        if type(record) not in get_args(Record):
+        name = RECORD_NAMES.get(type(record))
+        if name is None:
             return []
         # fields of some records depend on each other or on earlier records
-        redact: Callable[[Any], Iterator[Record]] = getattr(self, f"_{_name_of(record)}", self._plain)
+        redact: Callable[[Any], Iterator[Record]] = getattr(self, f"_{name}", self._plain)
         with self._lock:
             self._state.newest = []
             return list(redact(record))
@@ -134,7 +137,7 @@ class Redaction:
                 self._state.numbers.pop(text, None)
 
     def _plain(self, record: Any, **known: Any) -> Iterator[Record]:
-        yield self._redactor.fields(record, Position(_name_of(record)), **known)
+        yield self._redactor.fields(record, Position(RECORD_NAMES[type(record)]), **known)
 
     def _header(self, record: Header) -> Iterator[Record]:
         marks = {"kept": sorted(self.policy.keep), "operators_hidden": self.policy.hide_operators}
@@ -304,11 +307,6 @@ class Redaction:
     def _next(self) -> int:
         self._state.count += 1
         return self._state.count - 1
-
-
-def _name_of(record: Record) -> str:
-    """Return the type of a record as the file has it."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(record).__name__).lower()
 
 
 @dataclass(frozen=True, slots=True)
