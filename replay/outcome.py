@@ -14,7 +14,6 @@ from opgrip.cli.command import counted
 from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.display.html_fragments import as_html
 from opgrip.errors import UserError, in_words_of_python
-from opgrip.replay.analyses import Analysis
 from opgrip.replay.plots.plot import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
@@ -138,24 +137,6 @@ class Results:
         varied = [name for name in WAY if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
         table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
         return as_html([repr(self)], table, lambda: draw_fitting({"": self}, Choices()))
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayOutcome:
-    """What became of a replay.
-
-    Attributes
-    ----------
-    results : of the cases that ran
-    interrupted : whether the user ended it before the last case
-    problem : why an analysis failed after the cases had run, or the output could not be written; None else
-    analyses : those that have something to print of these rows
-    """
-
-    results: Results
-    interrupted: bool = False
-    problem: UserError | None = None
-    analyses: Sequence[Analysis] = ()
 
 
 def read_run(path: str | Path) -> Results:

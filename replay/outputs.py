@@ -10,12 +10,12 @@ from opgrip.cli.output_files import check_writable
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
 from opgrip.replay.analyses import analyses
-from opgrip.replay.replay_options import Output
+from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
 from opgrip.replay.workers.journal import journal_path
 
 
-def check_output(output: Output, args: argparse.Namespace) -> None:
+def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
     """Raise `UserError` where the results cannot be written as they are asked for."""
     path = output.output
     if path is None:
@@ -37,7 +37,7 @@ def check_output(output: Output, args: argparse.Namespace) -> None:
     check_writable(path, output.may_replace)
 
 
-def is_completed(output: Output) -> bool:
+def is_completed(output: OutputOptions) -> bool:
     """Whether there are results and nothing to go on with.
 
     Raises

@@ -58,7 +58,7 @@ examples:
 
 @titled("results")
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputOptions:
     """Where the results go."""
 
     output: Path | None = option(
@@ -160,7 +160,7 @@ class OperatorRequest:
 
 def option_classes() -> list[type]:
     """The classes of all options, in the order of the help."""
-    of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, *OPTION_GROUPS.values()]
+    of_cases: list[type] = [OutputOptions, ScoreOptions, OperatorRequest, *OPTION_GROUPS.values()]
     of_sequences: list[type] = [SequenceOptions, RankOptions]
     return [*of_cases, *of_sequences, EngineOptions, *(analysis.options for analysis in in_order())]
 

@@ -28,12 +28,12 @@ from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_devic
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.outcome import Results
 from opgrip.replay.outputs import check_output
-from opgrip.replay.replay_options import Output, make_parser, options_of, run_settings
+from opgrip.replay.replay_options import OutputOptions, make_parser, options_of, run_settings
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.ratios import ratio_over
 from opgrip.replay.results.results import OF_MODE, SETTINGS, WAY, WRONG, Result
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.preparation import empty_rows
+from opgrip.replay.run.unmeasured_rows import empty_rows
 from opgrip.replay.run.workload import Workload, workload_for
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
@@ -90,7 +90,7 @@ def benchmark(
         device = check_device(args.device or "cpu")
         args.device = str(device)
         use_device(args.device)
-        output = from_arguments(Output, args)
+        output = from_arguments(OutputOptions, args)
         check_output(output, args)
         workload = replace(workload_for(options_of(args)), memory=True)
     names = _distinct(map(_name, functions))

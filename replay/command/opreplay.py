@@ -14,7 +14,7 @@ from opgrip.cli.options import from_arguments
 from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.replay_options import Output, ScoreOptions, make_parser
+from opgrip.replay.replay_options import OutputOptions, ScoreOptions, make_parser
 from opgrip.replay.results.results import RAN, Result, summarize
 from opgrip.replay.sequences.step_options import launch_of
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         from opgrip.replay.command.scorers import scorers
         from opgrip.replay.command.trace_targets import targets_of
 
-    reporter, output = Reporter("opreplay"), from_arguments(Output, args)
+    reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)
     launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline
     if not args.sequence and args.shard is None and launch is not None and launch.world_size > 1:
         raise UserError(
@@ -170,7 +170,7 @@ def _where_interrupted(outcome: ReplayOutcome, rows: Sequence[Result]) -> str:
     return f"interrupted after {len({row.case for row in rows})} of {counted(outcome.cases, 'case')}"
 
 
-def _hint(output: Output, again: str) -> str:
+def _hint(output: OutputOptions, again: str) -> str:
     return f"go on with: {again}" if output.output else "with --output it could go on"
 
 
@@ -178,7 +178,7 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
     """Keep the results in the store, and report where they are."""
     from opgrip.replay.command.trace_replay import keep
 
-    rows, output = counted(len(results), "row"), from_arguments(Output, args)
+    rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)
     if output.output is not None:
         reporter.say(f"{rows} to {output.output}")
     if (kept := keep(results, output, reporter)) is not None:

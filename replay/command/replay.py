@@ -25,7 +25,7 @@ from opgrip.replay.command.trace_targets import TraceTarget, args_of_one, target
 from opgrip.replay.operators.devices import check_present, is_accelerator, use_device
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.outputs import check_output, is_completed
-from opgrip.replay.replay_options import Output, make_parser, words_of
+from opgrip.replay.replay_options import OutputOptions, make_parser, words_of
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.run.shards import settle_shard
@@ -86,7 +86,7 @@ def replay_arguments(args: argparse.Namespace) -> Results:
         raise outcome.problem
     if outcome.interrupted:
         raise KeyboardInterrupt
-    output = from_arguments(Output, args)
+    output = from_arguments(OutputOptions, args)
     if outcome.was_complete and outcome.traces and output.output is not None:
         return read_run(output.output)
     if output.store is not None and not outcome.was_complete:
@@ -114,7 +114,7 @@ def perform(
     UserError : as `replay` does
     """
     settle_shard(args)
-    output = from_arguments(Output, args)
+    output = from_arguments(OutputOptions, args)
     is_complete = is_completed(output)
     if args.sequence and (launch := launch_of()) is not None:
         return _replay_ranks(args, launch, reporter)
@@ -141,7 +141,7 @@ def _replay_several(
     args: argparse.Namespace, targets: Sequence[TraceTarget], reporter: Reporter, executor: Executor
 ) -> ReplayOutcome:
     """Replay several traces in turn."""
-    check_output(from_arguments(Output, args), args)
+    check_output(from_arguments(OutputOptions, args), args)
 
     def make(one: argparse.Namespace, origin: Origin) -> TraceReplay:
         return TraceReplay(one, reporter, executor, origin=origin)

@@ -34,12 +34,12 @@ from opgrip.replay.command.trace_targets import TraceShare, TraceTarget, args_of
 from opgrip.replay.operators.devices import check_present, with_index
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.outputs import parts_folder
-from opgrip.replay.replay_options import Output, option_classes, options_of
+from opgrip.replay.replay_options import OutputOptions, option_classes, options_of
 from opgrip.replay.reports.cells import repeated_rows
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import Result, summarize
-from opgrip.replay.run.preparation import expected_rows
 from opgrip.replay.run.request import identifying_options
+from opgrip.replay.run.unmeasured_rows import expected_rows
 from opgrip.replay.workers.executors.executor import ExecutorLostError
 from opgrip.replay.workers.journal import journal_path
 
@@ -107,7 +107,7 @@ class SeveralReplays:
     ) -> None:
         self._args, self._reporter, self._make = args, reporter, make
         self.targets = targets
-        self.output = from_arguments(Output, args)
+        self.output = from_arguments(OutputOptions, args)
         refuse_options(args, option_classes(), (ONE,), "name one with it")
         request = options_of(copy(args))
         # workers elsewhere look for theirs, and mark each row by their machine
@@ -205,7 +205,7 @@ class SeveralReplays:
         which = f"{place + 1} of {len(self.targets)}, {name}"
         try:
             args = self._args_of(place, target)
-            part = from_arguments(Output, args).output
+            part = from_arguments(OutputOptions, args).output
             replay = self._make(args, target.origin)
             self._check_new(name, replay)
             if part is not None and part.exists() and not journal_path(part).exists():

@@ -16,7 +16,7 @@ from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.command.trace_targets import TraceTarget
-from opgrip.replay.replay_options import Output
+from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.results.origins import MachineColumns
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import TORCH
@@ -85,7 +85,7 @@ def about_parts(
     return about if shard is None else {**about, "shard": str(shard)}
 
 
-def prepare_parts(folder: Path, output: Output, about: Mapping[str, Any]) -> None:
+def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
     """Make the folder, or see that it is of the same run.
 
     Raises
@@ -147,7 +147,7 @@ def _trace_hash(target: TraceTarget) -> str | None:
         return None
 
 
-def _remove(folder: Path, output: Output) -> None:
+def _remove(folder: Path, output: OutputOptions) -> None:
     if not (output.force or output.append):
         hint = "go on with --resume, or begin anew with --force"
         raise UserError(f"{folder} holds the rows of an interrupted replay", hint)

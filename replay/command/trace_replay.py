@@ -35,15 +35,15 @@ from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.outputs import check_output
-from opgrip.replay.replay_options import Output, request_of, run_settings
+from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
 from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import with_ratios
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
-from opgrip.replay.run.preparation import expected_rows
 from opgrip.replay.run.request import options_hash
+from opgrip.replay.run.unmeasured_rows import expected_rows
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks
@@ -126,7 +126,7 @@ class TraceReplay:
         self._args, self._reporter, self._executor = args, reporter, executor
         self._may_fork, self._origin, self._again = may_fork, origin, again
         self._began = datetime.now(timezone.utc)
-        self.output = from_arguments(Output, args)
+        self.output = from_arguments(OutputOptions, args)
         self._base = None if self.output.until_decided is None else _base_of(self.output, origin)
         self.stored_cases = 0
         check_output(self.output, args)
@@ -365,14 +365,14 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
     return {pair.new.case for pair in comparison.pairs if pair.more_new_runs is not None}
 
 
-def _base_of(output: Output, origin: Origin | None) -> Results:
+def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
     """Return the run that `--until-decided` names, of one trace only if there are several."""
     assert output.until_decided is not None, "asked for"
     base = read_run(Store(output.store).find(output.until_decided))
     return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 
 
-def keep(results: Results, output: Output, reporter: Reporter) -> Path | None:
+def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
     """Put results in the store and return their file; None if none are kept.
 
     Raises

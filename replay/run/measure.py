@@ -26,8 +26,8 @@ from opgrip.replay.results.repeats import with_timing_clusters
 from opgrip.replay.results.results import CONTENDED, NOISY, Result, rate_of
 from opgrip.replay.run.clocks import Clocks, warm_up
 from opgrip.replay.run.energy import Energy, open_meter
-from opgrip.replay.run.failures import failed
 from opgrip.replay.run.preparation import Prepared, prepare
+from opgrip.replay.run.unmeasured_rows import failed
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, side_by_side

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.unused_results import refused_argument, with_gradients
 from opgrip.replay.cases.variants import BACKWARD, Variant
 from opgrip.replay.checks import Reference, ResultVerdict
 from opgrip.replay.checks.reference import CandidateReference
 from opgrip.replay.checks.verdicts import joined
-from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
@@ -52,10 +50,9 @@ from opgrip.replay.results.results import (
     SKIPPED,
     WRONG,
     Result,
-    describe_shapes,
     same_outputs,
 )
-from opgrip.replay.run.failures import failed
+from opgrip.replay.run.unmeasured_rows import empty_row, failed
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
@@ -90,52 +87,6 @@ def prepare(
             result, subject = preparation.row(way, (cached_rows or {}).get(way.number))
             rows.append((way, result, subject))
     return rows
-
-
-def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
-    """The rows that a replay gives, without what is measured."""
-    return [empty_row(case, way, workload) for case in cases for way in workload.ways(case)]
-
-
-def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[int, Result]:
-    """The rows of a case that could not be measured, for this reason."""
-    return {way.number: empty_row(case, way, workload, status, error) for way in workload.ways(case)}
-
-
-def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
-    """The row of a case before it is run, or for the reason why it cannot be."""
-    signature, forward = cast_signature(case.signature, workload.dtype), way.direction != BACKWARD
-    return Result(
-        case=case.number,
-        op=case.op,
-        shapes=describe_shapes(signature),
-        count=case.count,
-        share=case.share,
-        mode=way.mode,
-        device=workload.device,
-        status=status,
-        key=case.key,
-        module=module_of(case.call_sites),
-        phase=phase_of(case.call_sites) or case.phase,
-        call_sites=to_text(case.call_sites),
-        captured_us=case.captured_us,
-        captured_total_us=case.captured_total_us,
-        captured_host_us=case.captured_host_us,
-        captured_spread=case.captured_spread,
-        perturbed=case.perturbed,
-        values=way.values,
-        direction=way.direction,
-        dtype="" if signature == case.signature else str(workload.request.inputs.dtype),
-        tune=workload.request.tuning.words_of(way.mode),
-        cache=workload.cache_of(way),
-        method=workload.timing.exec_mode,
-        threads=way.point.threads,
-        batch_scale=way.point.batch,
-        streams=way.point.streams,
-        bytes_in=bytes_of([signature.args, signature.kwargs]) if forward else None,
-        bytes_out=bytes_of(signature.outputs) if forward else None,
-        error=error,
-    )
 
 
 class _Preparation:

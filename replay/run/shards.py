@@ -1,4 +1,4 @@
-"""Shards of a replay: equal parts of its cases, for processes that know nothing of each other.
+"""Shards of a replay: equal parts of its cases, for processes that do not communicate.
 
 The costs of all cases are laid end to end along a line, and each shard has an equal piece of it. So each case is in one
 shard, neighbours in the program mostly are in the same one, and of many traces a shard has to read only a few.
@@ -31,7 +31,7 @@ PREPARE_US, COMPILE_US = 10_000, 3_000_000
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of so many equal parts.
+    """One of several equal parts.
 
     Attributes
     ----------
@@ -51,21 +51,21 @@ class Shard:
 
     @property
     def slug(self) -> str:
-        """As it stands in the name of a file."""
+        """The shard in the name of a file."""
         return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
 
     def bounds_us(self, total_us: int) -> tuple[int, int]:
-        """Its piece of a line that is so long."""
+        """Return its piece of a line of this length."""
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Whether its piece meets that of a trace of such costs, which begins at its offset."""
+        """Return True if its piece overlaps that of a trace with this cost, which starts at its offset."""
         assert self.total_us is not None, "it is one of several"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """The places of the cases that are in it, of cases with these costs: those whose middle is on its piece."""
+        """Return the places of its cases, given the costs of all: those whose middle lies on its piece."""
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us
         for place, cost_us in enumerate(costs_us):
@@ -76,11 +76,11 @@ class Shard:
 
 
 def settle_shard(args: argparse.Namespace) -> None:
-    """Fill the shard into the name of the output; under torchrun let this process see its own GPU alone.
+    """Put the shard into the name of the output; under torchrun, show this process only its own GPU.
 
     Raises
     ------
-    UserError : where the name asks for a shard and there is none
+    UserError : if the name asks for a shard and there is none
     """
     part: Shard | None = args.shard
     if part is None:
@@ -96,7 +96,7 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """`3/16`, or `auto` for what the launcher of this process says in its environment."""
+    """Parse `3/16`, or `auto` for the shard that the launcher of this process put in its environment."""
     if text == AUTO:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
@@ -106,9 +106,9 @@ def shard(text: str) -> Shard:
 
 
 def shard_of_environment(variables: Mapping[str, str]) -> Shard:
-    """The shard of a process that torchrun, Slurm or Open MPI has started, by what they tell it.
+    """Return the shard of a process that torchrun, Slurm or Open MPI has started, by its environment.
 
-    A task of a Slurm job array that runs several processes by `srun` has so many shards.
+    A task of a Slurm job array that runs several processes by `srun` has as many shards.
     """
     torchrun, mpi = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     # a batch script knows the number of its job's tasks, but is not one of them: that says a step alone
@@ -155,7 +155,7 @@ def _shards_of(count: int) -> str:
 
 
 def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
-    """The cases of a shard, in the order in which they are given."""
+    """Return the cases of a shard, in the given order."""
     # by number, which is by first call: neighbours share the calls that are run before them
     in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
     selected = part.select([cost_us(cases[place], workload) for place in in_program])
@@ -163,7 +163,7 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
 
 
 def cost_us(case: Case, workload: Workload) -> int:
-    """About what it takes to measure a case, by its time in the program; whole, so that all machines agree."""
+    """Estimate the time to measure a case by its time in the program; an integer, so that all machines agree."""
     from opgrip.replay.modes import find_mode
 
     effort, ways = workload.request.effort, workload.ways(case)

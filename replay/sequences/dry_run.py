@@ -39,7 +39,7 @@ from opgrip.replay.operators.lookup import (
     takes_any_numbers,
 )
 from opgrip.replay.results.results import OK, SKIPPED
-from opgrip.replay.run.failures import describe_failure
+from opgrip.replay.run.unmeasured_rows import describe_failure
 from opgrip.replay.sequences.prepared_calls import DrawnValues, PreparedCall, never_flowing
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of
 from opgrip.replay.sequences.step_programs import CallProgram, ModeSettings, make_call_program

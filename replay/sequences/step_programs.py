@@ -25,7 +25,7 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import Arguments, tensors_in
 from opgrip.replay.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
-from opgrip.replay.run.failures import describe_failure
+from opgrip.replay.run.unmeasured_rows import describe_failure
 from opgrip.replay.sequences.call_timers import CallTimer
 
 

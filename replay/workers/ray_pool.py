@@ -1,4 +1,4 @@
-"""The workers that a replay has on a Ray cluster, and tasks dealt to them; what is lost is done again by others."""
+"""The workers of a replay on a Ray cluster, and the tasks dealt to them; other workers repeat what is lost."""
 
 from __future__ import annotations
 
@@ -14,46 +14,22 @@ from typing import Any
 from opgrip.errors import UserError
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.workers.executors.executor import EngineOptions, ExecutorLostError
-from opgrip.replay.workers.ray_worker import THREADS, RayWorker
+from opgrip.replay.workers.ray_worker import LOSSES, THREADS, RayTask, RayWorker
 
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
 """How long messages are waited for; how often nodes are looked for; how long none may be there that can work; how long
 they may take to end."""
-LOSSES = 3
-"""Workers that a case may lose before its row says so: it may be what ends them."""
 KIND = "kind:"
 """Beginning of a node's resource that says of which kind it is, in the place of what its hardware says."""
 
 
-@dataclass(frozen=True, slots=True)
-class RayTask:
-    """Cases that one worker runs in one go: what is measured side by side stays together.
-
-    Attributes
-    ----------
-    home : the node that has what compilers made of them
-    losses : workers that were lost over it
-    """
-
-    cases: Sequence[int]
-    home: str = ""
-    losses: int = 0
-
-    def after_loss(self) -> list[RayTask]:
-        """What there is to do again; from the second loss on each case by itself, to find the one to blame."""
-        lost = replace(self, losses=self.losses + 1)
-        if lost.losses < LOSSES - 1 or len(self.cases) == 1:
-            return [lost]
-        return [replace(lost, cases=[case], losses=LOSSES - 2) for case in self.cases]
-
-
 @dataclass(slots=True)
 class RaySlot:
-    """A worker, and where it is.
+    """A worker and its node.
 
     Attributes
     ----------
-    kind : of the machine, where a resource of its node says it
+    kind : of the machine, if a resource of its node names it
     about : what the header of results says of the machine
     """
 
@@ -66,13 +42,13 @@ class RaySlot:
 
 @dataclass(slots=True)
 class Pool:
-    """Workers on the nodes of a cluster that are of one kind.
+    """Workers on those nodes of a cluster that are of one kind.
 
     Attributes
     ----------
     device : of the cases, as each worker sees it
-    about : what the header of results says of one of the workers' machines
-    machines : the kinds of all that have or had workers, by name
+    about : what the header of results says of the machine of one worker
+    machines : kinds of all machines that have or had workers, by name
     """
 
     ray: Any
@@ -91,27 +67,27 @@ class Pool:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether workers have a device each."""
+        """Whether each worker has a device."""
         return self.device not in ("cpu", "meta")
 
     @property
     def kind(self) -> str:
-        """Of the machines, when it has started."""
+        """The kind of the machines, once it has started."""
         assert self._kind is not None, "chosen at the start"
         return self._kind
 
     @property
     def size(self) -> int:
-        """Workers that there are."""
+        """Number of workers."""
         return len(self._slots)
 
     @property
     def _told(self) -> int:
-        """Workers that have said what their machine is."""
+        """Number of workers that have described their machine."""
         return sum(slot.machine is not None for slot in self._slots)
 
     def start(self) -> None:
-        """Start workers, and wait for those of every node: none works before all kinds are known."""
+        """Start workers and wait for those of every node: none may work before all kinds are known."""
         for node in self._nodes():
             self._start_worker(node)
         self._wait_for_starting()
@@ -136,12 +112,12 @@ class Pool:
     def deal(
         self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any], finished: Collection[int]
     ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
-        """What workers say of tasks, message by message, with the machine and node; None for one lost too often.
+        """Yield machine, node, task and message of workers; the message is None for a task that was lost too often.
 
         Parameters
         ----------
-        submit : asks a worker for a task; gives the generator of its messages
-        finished : cases of which all is said, as whoever takes the messages knows
+        submit : sends a task to a worker, and returns the generator of its messages
+        finished : cases that need no more messages, which the caller keeps up to date
         """
         busy: dict[Any, tuple[RaySlot, RayTask]] = {}
         try:
@@ -191,7 +167,7 @@ class Pool:
     def _after(
         self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
     ) -> Iterator[tuple[Machine, str, RayTask, None]]:
-        """Queue again what a worker leaves that goes on no more; gives what was lost too often."""
+        """Queue again what a worker left; yield tasks that were lost too often."""
         assert slot.machine is not None, "it has said what it is"
         tasks = [task] if task.cases else []
         if not isinstance(error, self.ray.exceptions.RayTaskError):
@@ -224,7 +200,7 @@ class Pool:
         return ready
 
     def _hear(self, ready: Collection[Any]) -> None:
-        """Take what workers that start say of their machines."""
+        """Receive what new workers report of their machines."""
         for item in ready:
             slot = self._starting.pop(item)
             try:
@@ -299,7 +275,7 @@ class Pool:
         self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
 
     def _refresh(self) -> None:
-        """Start workers where there is room: on new nodes, and in the place of lost ones."""
+        """Start workers where there is room: on new nodes, and in place of lost ones."""
         if monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = monotonic()
@@ -333,7 +309,7 @@ class Pool:
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
 
     def _missing(self, node: Mapping[str, Any]) -> int:
-        """Workers that a node has room for and has not, but for devices of another kind."""
+        """Return how many more workers a node has room for, not counting devices of another kind."""
         name = node["NodeID"]
         if name in self._problems:
             return 0
@@ -342,7 +318,7 @@ class Pool:
         return missing
 
     def _room(self, resources: Mapping[str, float]) -> int:
-        """Workers that a node has room for."""
+        """Return how many workers a node has room for."""
         if self.is_accelerator:
             return int(resources.get("GPU", 0))
         cpus = int(resources.get("CPU", 0))
@@ -353,12 +329,12 @@ class Pool:
         return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
 
     def _is_every_node_bad(self) -> bool:
-        """Whether there are nodes and none can run cases; where there are none at all, some may come back."""
+        """Return True if there are nodes and none can run cases; without nodes, some may come back."""
         nodes = self._nodes()
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
     def _lose(self, slot: RaySlot) -> None:
-        """Forget a worker that has ended."""
+        """Remove a worker that has ended."""
         if slot in self._slots:
             self._slots.remove(slot)
         if slot in self._idle:
@@ -370,17 +346,17 @@ class Pool:
         self._refreshed = float("-inf")
 
     def _drop(self, slot: RaySlot) -> None:
-        """End a worker that is of no use."""
+        """End a worker that is not needed."""
         self._lose(slot)
         self.ray.kill(slot.actor)
 
     def _turn_down(self, slot: RaySlot) -> None:
-        """End a worker of another kind; its node starts one worker less, until one of the kind is lost."""
+        """End a worker of another kind; its node starts one worker less until one of the kind is lost."""
         self._turned_down[slot.node] += 1
         self._drop(slot)
 
     def _end_surplus(self) -> None:
-        """End workers that still start where there are as many of the kind as are wanted."""
+        """End workers that are still starting if there are enough of the kind."""
         if self._kind is None or self.options.workers is None or self._told < self.options.workers:
             return
         for item in list(self._starting):
@@ -400,7 +376,7 @@ class Pool:
 
 
 def _take(queue: deque[RayTask], node: str) -> RayTask:
-    """The next task for a node: one of its own, else one of nobody's, else another's."""
+    """Return the next task for a node: one of its own, else one without a node, else one of another node."""
     for homes in ((node,), ("",)):
         for place, task in enumerate(queue):
             if task.home in homes:

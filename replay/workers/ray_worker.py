@@ -1,4 +1,4 @@
-"""What runs on each slot of a Ray cluster: an actor that measures windows of cases by the stages of a plain replay."""
+"""The actor on each slot of a Ray cluster, which measures windows of cases as a local replay does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from time import monotonic, sleep
@@ -21,29 +21,55 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.worker import Worker
 
 THREADS = "OMP_NUM_THREADS"
-"""Which Ray sets to what an actor reserves: a replay has what its user has said."""
+"""Ray sets it to what an actor reserves; a replay uses the user's own value."""
 
 
-WAIT_S, POLL_S = 60.0, 0.2
-"""For processors that another worker leaves: how long, and how often they are tried."""
+LOSSES = 3
+"""Lost workers after which a case gets a row that says so: it may be what ends them."""
 
 
-class Processors:
-    """Processors that this process and those that it starts are bound to, and no other worker of this user.
-
-    Each is a locked file, which the system unlocks when this process has ended, in whatever way.
-
-    Parameters
-    ----------
-    count : how many; none are taken for 0, and the process may use what it could before
+@dataclass(frozen=True, slots=True)
+class RayTask:
+    """Cases that one worker runs together, because they are measured side by side.
 
     Attributes
     ----------
-    numbers : theirs, ascending
+    home : the node that has their compiled programs
+    losses : number of workers that were lost while they ran it
+    """
+
+    cases: Sequence[int]
+    home: str = ""
+    losses: int = 0
+
+    def after_loss(self) -> list[RayTask]:
+        """Return the tasks to run again; from the second loss on each case alone, to find the one to blame."""
+        lost = replace(self, losses=self.losses + 1)
+        if lost.losses < LOSSES - 1 or len(self.cases) == 1:
+            return [lost]
+        return [replace(lost, cases=[case], losses=LOSSES - 2) for case in self.cases]
+
+
+WAIT_S, POLL_S = 60.0, 0.2
+"""Time to wait for processors that another worker has, and between two tries."""
+
+
+class Processors:
+    """Processors that this process and its children are pinned to, and that no other worker of this user gets.
+
+    Each is a locked file, which the system unlocks when this process ends.
+
+    Parameters
+    ----------
+    count : how many; 0 to pin none
+
+    Attributes
+    ----------
+    numbers : their numbers, ascending
 
     Raises
     ------
-    UserError : where other workers have them
+    UserError : if other workers have them
     """
 
     def __init__(self, count: int, wait_s: float = WAIT_S) -> None:
@@ -64,13 +90,13 @@ class Processors:
         os.sched_setaffinity(0, self.numbers)
 
     def close(self) -> None:
-        """Leave them to others."""
+        """Release them."""
         for file in self._files:
             os.close(file)
         self._files.clear()
 
     def _take(self, folder: Path, usable: Sequence[int], count: int) -> bool:
-        """Take so many, or none."""
+        """Lock `count` processors or none."""
         numbers = []
         for number in usable:
             file = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -88,13 +114,13 @@ class Processors:
 
 
 class RayWorker:
-    """A worker on one machine: a device, or pinned processors, that it has to itself.
+    """A worker with a device or pinned processors of its own.
 
     Parameters
     ----------
-    processors : that it is bound to; 0 for no pinning
-    threads : what the user's environment says of `OMP_NUM_THREADS`
-    slots : workers of this machine, which share its memory
+    processors : how many it is pinned to; 0 for no pinning
+    threads : the user's value of `OMP_NUM_THREADS`
+    slots : number of workers of this machine, which share its memory
     """
 
     def __init__(self, processors: int, threads: str | None, slots: int) -> None:
@@ -113,11 +139,11 @@ class RayWorker:
         self._without: list[int] = []
 
     def describe(self, device: str, versions: Mapping[str, str]) -> dict[str, Any]:
-        """The machine, as the header of results has it; or why cases cannot run on it.
+        """Return a description of the machine for the header of results, or why cases cannot run on it.
 
         Parameters
         ----------
-        versions : of packages where the replay was asked for, which have to be those here
+        versions : versions of packages on the user's machine, which must be the same here
         """
         from dataclasses import asdict
 
@@ -142,25 +168,25 @@ class RayWorker:
         return {"machine": asdict(this_machine(device)), "about": about, "pid": os.getpid()}
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the process and remove files."""
         self._end_process()
         self._folder.cleanup()
 
     def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> Iterator[bytes]:
-        """What came of making rows ready, a message a case."""
+        """Make rows ready; yield a message for each case."""
         yield from _encoded(self._compile(number, bundle, cases, jobs))
 
     def measure(
         self, number: int, turn: int, bundle: Sequence[Any], cases: Sequence[int], cached: Sequence[Any]
     ) -> Iterator[bytes]:
-        """The rows of cases, a message a case, as they come.
+        """Yield a message with the rows of each case, as they come.
 
         Parameters
         ----------
-        number : of the replay, whose trace is loaded once
-        turn : of the replay's repeats, each of which has a process of its own
-        bundle : one reference to its job and files
-        cached : case, way and row of what was compiled
+        number : number of the replay; its trace is loaded once
+        turn : number of the repeat; each repeat has a new process
+        bundle : a reference to the request and its files, in a list
+        cached : case, variant and row of what was compiled
         """
         yield from _encoded(self._measure(number, turn, bundle, cases, cached))
 

@@ -24,9 +24,8 @@ from opgrip.replay.modes import find_mode
 from opgrip.replay.operators.devices import free_by_driver
 from opgrip.replay.programs import remove_partial
 from opgrip.replay.results.results import Result
-from opgrip.replay.run.failures import OUT_OF_MEMORY
 from opgrip.replay.run.measure import CASES, CachedRows, windows
-from opgrip.replay.run.preparation import empty_row
+from opgrip.replay.run.unmeasured_rows import OUT_OF_MEMORY, empty_row
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.workers.worker import Lane, Worker
 

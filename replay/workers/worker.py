@@ -35,8 +35,9 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, limit_device_memory, use_device
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.measure import CachedRows, measure_cases
-from opgrip.replay.run.preparation import empty_row, empty_rows, prepare
+from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.unmeasured_rows import empty_row, empty_rows
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.timing.rounds import Announce
 

@@ -17,7 +17,7 @@ from opgrip.errors import UserError
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import OK
-from opgrip.replay.run.preparation import empty_rows
+from opgrip.replay.run.unmeasured_rows import empty_rows
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.workers.executors.executor import EngineOptions, ExecutorLostError
 from opgrip.replay.workers.executors.ray import RayExecutor

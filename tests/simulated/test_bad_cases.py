@@ -22,8 +22,8 @@ from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.results.results import FAILED, OK, Result
 from opgrip.replay.run.measure import measure_cases, windows
-from opgrip.replay.run.preparation import empty_row
 from opgrip.replay.run.request import RunLimits
+from opgrip.replay.run.unmeasured_rows import empty_row
 from opgrip.replay.run.workload import Workload
 
 ASSERT = "device-side assert triggered"

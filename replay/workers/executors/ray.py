@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from opgrip.replay.run.measure import CachedRows
     from opgrip.replay.run.workload import Workload
     from opgrip.replay.workers.executors.executor import EngineOptions
-    from opgrip.replay.workers.ray_pool import Pool, RayTask
+    from opgrip.replay.workers.ray_pool import Pool
+    from opgrip.replay.workers.ray_worker import RayTask
 
 REACH_S = 10.0
 """Time in which the head of a cluster answers."""
@@ -99,7 +100,7 @@ class RayExecutor:
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
         """Make rows ready on all workers, before any of them measures."""
         from opgrip.replay.results.results import Result
-        from opgrip.replay.workers.ray_pool import RayTask
+        from opgrip.replay.workers.ray_worker import RayTask
         from opgrip.replay.workers.scheduling import rows_ahead
 
         self._begin(workload)
@@ -134,8 +135,8 @@ class RayExecutor:
     ) -> Iterator[list[Result]]:
         """Yield the rows of the cases that are not done, as they come."""
         from opgrip.replay.results.results import FAILED, Result
-        from opgrip.replay.run.preparation import empty_rows
-        from opgrip.replay.workers.ray_pool import LOSSES
+        from opgrip.replay.run.unmeasured_rows import empty_rows
+        from opgrip.replay.workers.ray_worker import LOSSES
 
         self._begin(workload)
         self._turn += 1
@@ -171,7 +172,7 @@ class RayExecutor:
     def _windows(self, workload: Workload, pool: Pool, done: Collection[int]) -> list[RayTask]:
         """Return the cases that are not done, in the parts that workers measure side by side."""
         from opgrip.replay.run.measure import CASES, windows
-        from opgrip.replay.workers.ray_pool import RayTask
+        from opgrip.replay.workers.ray_worker import RayTask
 
         cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
         most = _window_size(pool, len(cases), CASES)
