@@ -107,7 +107,7 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt c
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
-	  -e '.[zstd,samples,results,report,plot,schema]' $(TESTING)
+	  -e '.[zstd,chakra,samples,results,report,plot,schema]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is tensorflow without its hundreds of megabytes for GPUs

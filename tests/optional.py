@@ -16,7 +16,7 @@ OPENMMLAB = "make openmmlab"
 RUNTIMES = "make runtimes"
 TRANSFORMERS = "pip install 'opgrip[transformers]'"
 
-EVERYBODY = ("zstd", "samples", "results", "report", "plot", "schema")
+EVERYBODY = ("zstd", "chakra", "samples", "results", "report", "plot", "schema")
 """Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
 
 COMMANDS = {
