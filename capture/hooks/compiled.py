@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -67,9 +66,7 @@ class CompiledWatch:
             self._patches.replace(CompiledFxGraph, "__call__", self._recording)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self._hooks.close()
         self._patches.undo()
 

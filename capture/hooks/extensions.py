@@ -6,7 +6,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from opgrip.capture.program.capture_choices import KNOWN_EXTENSIONS
@@ -42,9 +42,7 @@ class ExtensionWatch:
         self._late.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self._late.__exit__()
         self._patches.undo()
         for library, original in self._libraries:

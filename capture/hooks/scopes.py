@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, cast
 from weakref import ref
 
@@ -51,9 +51,7 @@ class ScopeWatch:
             self._patches.replace(torch.autocast, name, self._watching_autocast)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self._patches.undo()
         self._hooks.close()
 
@@ -192,9 +190,7 @@ class ThreadWatch:
         self._patches.replace(threading.Thread, "start", self._watching)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self._patches.undo()
 
     def _watching(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Condition
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -128,9 +127,7 @@ class GraphCaptures:
                     self._patches.replace(graph, "capture_end", self._ending)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self._patches.undo()
 
     @property

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -231,9 +230,7 @@ class KernelTimes:
             self.failure = one_line(error)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self._patches.undo()
         self._stop()
 

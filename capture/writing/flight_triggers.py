@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from opgrip.capture.program.patches import Patches
@@ -64,9 +64,7 @@ class SignalWatch:
         self._patches.replace(signal, "getsignal", self._watching_getsignal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         if not self._active:
             return
         self._active = False

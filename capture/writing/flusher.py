@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import monotonic, perf_counter_ns, sleep, thread_time_ns
-from types import TracebackType
 
 from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
@@ -92,9 +91,7 @@ class Flusher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self._stop.set()
         try:
             self.run_job(self.finish)
