@@ -18,9 +18,8 @@ from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.hooks.extensions import ExtensionWatch
+from opgrip.capture.hooks.extensions import ExtensionWatch, TritonWatch
 from opgrip.capture.hooks.scopes import ScopeWatch, ThreadWatch
-from opgrip.capture.hooks.triton_launches import TritonWatch
 from opgrip.capture.program.capture_choices import (
     EVENTS,
     FULL,
