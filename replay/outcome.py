@@ -14,7 +14,7 @@ from opgrip.cli.command import counted
 from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.display.html_fragments import as_html
 from opgrip.errors import UserError, in_words_of_python
-from opgrip.replay.plots.plot import Choices, draw_fitting, draw_runs
+from opgrip.replay.plots.plot import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
 from opgrip.replay.results.results import WAY, Result, summarize
@@ -127,7 +127,7 @@ class Results:
         from opgrip.display.figure_style import in_style
 
         runs = {**(beside or {}), "this": self}
-        choices = Choices(op, case, by, over, title)
+        choices = PlotChoices(op, case, by, over, title)
         with in_words_of_python(), in_style():
             return draw_fitting(runs, choices) if kind is None else draw_runs(kind, runs, choices)
 
@@ -136,7 +136,7 @@ class Results:
         timed = frame[frame["median_us"].notna()]
         varied = [name for name in WAY if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
         table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
-        return as_html([repr(self)], table, lambda: draw_fitting({"": self}, Choices()))
+        return as_html([repr(self)], table, lambda: draw_fitting({"": self}, PlotChoices()))
 
 
 def read_run(path: str | Path) -> Results:

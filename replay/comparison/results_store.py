@@ -37,7 +37,7 @@ _LEAST_OF_ID = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """What a list shows of a run; `ok` counts rows, `dtypes` are those that `--dtype` cast tensors to."""
 
     time: str = ""
@@ -56,7 +56,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """A replay that was kept.
 
     Attributes
@@ -75,14 +75,14 @@ class Run:
         """Its rows and header; `UserError` where the file is damaged."""
         return read_run(self.path)
 
-    def summary(self) -> Summary:
+    def summary(self) -> RunSummary:
         """What a list shows of it; of a damaged file that it is one."""
         try:
             return summary_of(self.load())
         except MissingPackageError:
             raise
         except UserError:
-            return Summary(trace=DAMAGED)
+            return RunSummary(trace=DAMAGED)
 
 
 class Store:
@@ -121,9 +121,9 @@ class Store:
         write_results(rows, header, path, force=False)
         return path
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StoredRun]:
         """All that it has, the oldest first."""
-        return sorted((Run(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
+        return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def holds(self, name: str) -> bool:
         """Whether a name is that of a run, or of several, and of no file."""
@@ -162,7 +162,7 @@ class Store:
             raise UserError(problem, "wait for it, or where it was interrupted go on with opreplay ... --resume")
         raise UserError(f"{name} is no file, and no run in {self.folder}", "see opgrip results list")
 
-    def _named(self, name: str) -> list[Run]:
+    def _named(self, name: str) -> list[StoredRun]:
         if len(name) < _LEAST_OF_ID:
             return []
         runs = self.runs()
@@ -175,10 +175,10 @@ class Store:
                 yield path
 
 
-def summary_of(results: Results) -> Summary:
+def summary_of(results: Results) -> RunSummary:
     """What a list shows of a run."""
     header, rows = results.header, results.rows
-    return Summary(
+    return RunSummary(
         time=str(header.get("time", "")),
         trace=str(header.get("trace", "")),
         device=str(header.get("device", "")),

@@ -1,5 +1,5 @@
 """Pictures of results. A kind is a file here, or an entry point `opgrip.plots` of another package."""
 
-from opgrip.replay.plots.plot import Plot, Request, Run, plots
+from opgrip.replay.plots.plot import Plot, PlotRequest, PlottedRun, plots
 
-__all__ = ["Plot", "Request", "Run", "plots"]
+__all__ = ["Plot", "PlotRequest", "PlottedRun", "plots"]

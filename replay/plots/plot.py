@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opgrip.replay.results.results import Result
 
 
-class Run(Protocol):
+class PlottedRun(Protocol):
     """The rows of a replay and where they come from, as `Results` has them."""
 
     @property
@@ -31,7 +31,7 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlotRequest:
     """What is to be drawn.
 
     Attributes
@@ -42,13 +42,13 @@ class Request:
     over : the column along the x axis; None for the kind's own choice
     """
 
-    runs: Mapping[str, Run]
+    runs: Mapping[str, PlottedRun]
     title: str = ""
     by: str | None = None
     over: str | None = None
 
 
-Draw = Callable[[Request], "Figure"]
+Draw = Callable[[PlotRequest], "Figure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def time_of(row: Result) -> float:
     return max(row.count, 1) * (row.median_us or 0.0)
 
 
-def series_of(runs: Mapping[str, Run]) -> Iterator[tuple[str, list[Result]]]:
+def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result]]]:
     """The timed rows of each mode of each run, with a name; the run is in it where there are several."""
     for name, run in runs.items():
         rows = timed(run.rows)
@@ -109,14 +109,14 @@ FITTING = ("modes", "scaling", "operators")
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class PlotChoices:
     """What a user asks of a picture, each None where nothing is asked.
 
     Attributes
     ----------
     op : only cases of operators whose names match it, as shells match file names
     case : only the case whose key begins so
-    by, over : what cases are grouped by, and the column along the x axis, as `Request` has them
+    by, over : what cases are grouped by, and the column along the x axis, as `PlotRequest` has them
     title : of the picture; else the trace, the machine and the version of torch
     """
 
@@ -135,7 +135,7 @@ class SelectedRun:
     header: Mapping[str, Any]
 
 
-def check_choices(kind: str, number: int, choices: Choices) -> None:
+def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
     """Raise `UserError` for a kind that there is not, and for what does not go together.
 
     Parameters
@@ -153,7 +153,7 @@ def check_choices(kind: str, number: int, choices: Choices) -> None:
             raise UserError(f"--kind {kind} does not take {flag} {word}", hint)
 
 
-def request_for(kind: str, runs: Mapping[str, Run], choices: Choices) -> Request:
+def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
     """What a kind is to draw of runs.
 
     Raises
@@ -168,15 +168,15 @@ def request_for(kind: str, runs: Mapping[str, Run], choices: Choices) -> Request
     if not any(run.rows for run in selected.values()):
         raise UserError("no row is selected", "choose another --op or --case")
     title = choices.title if choices.title is not None else _title(kind, runs)
-    return Request(selected, title, choices.by, choices.over)
+    return PlotRequest(selected, title, choices.by, choices.over)
 
 
-def draw_runs(kind: str, runs: Mapping[str, Run], choices: Choices) -> Figure:
+def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
     """The picture, in the style that is set meanwhile; raises `UserError` where there is nothing to be drawn."""
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 
-def draw_fitting(runs: Mapping[str, Run], choices: Choices) -> Figure:
+def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
     """The picture of the kind that fits the runs: of several modes `modes`, of several threads `scaling`."""
     *special, usual = FITTING
     for kind in special:
@@ -192,12 +192,12 @@ def _plot_of(kind: str) -> Plot:
     return plot
 
 
-def _is_selected(row: Result, choices: Choices) -> bool:
+def _is_selected(row: Result, choices: PlotChoices) -> bool:
     is_op = choices.op is None or fnmatchcase(row.op, choices.op)
     return is_op and (choices.case is None or row.key.startswith(choices.case))
 
 
-def _title(kind: str, runs: Mapping[str, Run]) -> str:
+def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:
     """Trace, machine and torch, each once; of a roofline the trace alone, since it names the machine itself."""
     headers = [run.header for run in runs.values()]
     traces = dict.fromkeys(str(header.get("trace", "")) for header in headers)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.display.figures import add_legend, label_axis, literal, logarithmic, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, PlotRequest, plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 """The power of the column that a time would have if the work were shared out, or were more, in proportion."""
 
 
-def draw_scaling(request: Request) -> Figure:
+def draw_scaling(request: PlotRequest) -> Figure:
     """A line a mode: the time of all calls, with the tenth to ninetieth percentile of its cases as a band."""
     from opgrip.replay.plots.plot import series_of
 
@@ -108,7 +108,7 @@ WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 """By the value of `--over`: the column, its name on the axis, and the unit."""
 
 
-def draw_shapes(request: Request) -> Figure:
+def draw_shapes(request: PlotRequest) -> Figure:
     """A point a case at its median, with its tenth and ninetieth percentile; a series a mode."""
     from opgrip.replay.plots.plot import longest, series_of
 
@@ -161,7 +161,7 @@ def _band(row: Result) -> tuple[float, float]:
 plots.register("shapes")(Plot("time over bytes or flops, an operator a panel", draw_shapes, over=tuple(WORK)))
 
 
-def draw_roofline(request: Request) -> Figure:
+def draw_roofline(request: PlotRequest) -> Figure:
     """The drawing of `opreplay --roofline -o x.svg`, of results that hold the ceilings."""
     from opgrip.replay.analyses.roofline import drawing
     from opgrip.traces.analysis.machine_ceilings import from_json

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from opgrip.cli.command import counted
 from opgrip.display.figures import add_legend, label_axis, literal, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.plots.plot import Plot, Request, Run, plots
+from opgrip.replay.plots.plot import Plot, PlotRequest, PlottedRun, plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ CAPTURED = "captured"
 """The series of the times in the program."""
 
 
-def draw_operators(request: Request) -> Figure:
+def draw_operators(request: PlotRequest) -> Figure:
     """A bar a group and series: the time of its calls by their replayed medians, beside that in the program."""
     from opgrip.replay.results.ratios import shares_by
 
@@ -65,7 +65,7 @@ def draw_operators(request: Request) -> Figure:
     return figure
 
 
-def _series(request: Request) -> dict[str, list[tuple[Result, float]]]:
+def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
     """By name, rows with the time of all their calls: those in the program of the first series, then of each series."""
     from opgrip.replay.plots.plot import series_of, time_of
 
@@ -106,7 +106,7 @@ LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0
 """On axes whose ends have less than this ratio, the multiples of powers of ten that have labels."""
 
 
-def draw_modes(request: Request) -> Figure:
+def draw_modes(request: PlotRequest) -> Figure:
     """Draw the speed-up of each group and mode as `speed_up_of` has it: geometric mean, and most of its cases."""
     from opgrip.replay.plots.plot import time_of
 
@@ -133,7 +133,7 @@ def draw_modes(request: Request) -> Figure:
     return figure
 
 
-def _rows_by_group(request: Request) -> tuple[dict[str, dict[str, list[Result]]], str]:
+def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Result]]], str]:
     """Return the rows that have a speed-up by series and group, and the name of the reference mode."""
     from opgrip.replay.plots.plot import timed
     from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
@@ -187,7 +187,7 @@ def _scale(axes: Axes) -> None:
 plots.register("modes")(Plot("speed-up of each mode over the first", draw_modes, by=MODE_GROUPS))
 
 
-def draw_history(request: Request) -> Figure:
+def draw_history(request: PlotRequest) -> Figure:
     """A line a mode through the runs, of the cases that all of them timed, with a band from p10 to p90."""
     from opgrip.replay.plots.plot import timed
 
@@ -220,7 +220,7 @@ def _identity(row: Result) -> tuple[object, ...]:
     return (row.device, *row.identity)
 
 
-def _moment(name: str, run: Run) -> datetime:
+def _moment(name: str, run: PlottedRun) -> datetime:
     """When a run was made, in UTC."""
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))

@@ -19,7 +19,7 @@ from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.replay.analyses.roofline.limits import with_limits
 from opgrip.replay.outcome import Results
-from opgrip.replay.plots import Request, plots
+from opgrip.replay.plots import PlotRequest, plots
 from opgrip.replay.results.results import Result
 from opgrip.tools.opgrip import main
 from opgrip.traces.analysis.machine_ceilings import Ceilings, Level, to_json
@@ -69,7 +69,7 @@ def picture(kind: str, form: str = "svg", **request: Any) -> bytes:
     plot = plots.get(kind)
     assert plot is not None
     file = io.BytesIO()
-    write_figure(lambda: plot.draw(Request(runs_for(kind), **{"title": "a $t$ & <b>", **request})), form, file)
+    write_figure(lambda: plot.draw(PlotRequest(runs_for(kind), **{"title": "a $t$ & <b>", **request})), form, file)
     return file.getvalue()
 
 
@@ -185,7 +185,7 @@ def test_names_of_strangers_stay_text() -> None:
     plot = plots.get("modes")
     assert plot is not None
     file = io.BytesIO()
-    write_figure(lambda: plot.draw(Request({"$a": Results(rows, {})}, by="op")), "svg", file)
+    write_figure(lambda: plot.draw(PlotRequest({"$a": Results(rows, {})}, by="op")), "svg", file)
     assert "aten.\\x1b[31m\\ud800漢\\n$ (2)" in texts(file.getvalue())
     assert "$jit_ (2 of 2 cases)" in texts(file.getvalue())
 
@@ -199,7 +199,7 @@ def test_lines_of_text_do_not_run_over_each_other() -> None:
         boxes: list[tuple[str, Any]] = []
 
         def drawn(plot: Any = plot, kind: str = kind, boxes: list[tuple[str, Any]] = boxes) -> Any:
-            figure = plot.draw(Request(runs_for(kind), "a title"))
+            figure = plot.draw(PlotRequest(runs_for(kind), "a title"))
             figure.draw_without_rendering()
             labels = [axes.xaxis.label for axes in figure.axes] + [axes.title for axes in figure.axes]
             boxes.extend((str(item.get_text()), item.get_window_extent()) for item in labels if item.get_text())
@@ -265,7 +265,7 @@ def test_the_runs_of_a_history_stand_in_the_order_of_their_times() -> None:
     figures = []
     plot = plots.get("history")
     assert plot is not None
-    write_figure(lambda: figures.append(plot.draw(Request(runs_for("history")))) or figures[0], "svg", io.BytesIO())
+    write_figure(lambda: figures.append(plot.draw(PlotRequest(runs_for("history")))) or figures[0], "svg", io.BytesIO())
     moments = list(figures[0].axes[0].get_lines()[0].get_xdata())
     assert moments == sorted(moments)
 

@@ -17,7 +17,7 @@ from opgrip.replay.analyses.speed_ups import print_modes, speed_up_of, summarize
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison.results_store import merge_runs
 from opgrip.replay.outcome import read_run
-from opgrip.replay.plots import Request, plots
+from opgrip.replay.plots import PlotRequest, plots
 from opgrip.replay.reports.results_table import print_results, write_markdown
 from opgrip.replay.results.ratios import with_ratios, with_ratios_by_case
 from opgrip.replay.results.results import CONTENDED, Result
@@ -75,7 +75,7 @@ def test_a_plot_draws_the_mean_that_the_terminal_prints(tmp_path: Path) -> None:
     results = Results([*case_of(0, [10.0], [20.0]), *case_of(1, [1000.0], [4000.0])], HEADER)
     plot = plots.get("modes")
     assert plot is not None
-    figure = plot.draw(Request({"run": results}, "title", by="family"))
+    figure = plot.draw(PlotRequest({"run": results}, "title", by="family"))
     found = speed_up_of(results.rows)
     assert found is not None
     drawn = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 1]

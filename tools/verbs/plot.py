@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from opgrip.cli.command import add_debug
-from opgrip.replay.plots import Run, plots
+from opgrip.replay.plots import PlottedRun, plots
 from opgrip.tools.verbs.results_list import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
@@ -44,14 +44,14 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.display.figures import check_plottable, write_figure
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.plots.plot import Choices, check_choices, draw_runs, request_for
+    from opgrip.replay.plots.plot import PlotChoices, check_choices, draw_runs, request_for
 
-    choices = Choices(args.op, args.case, args.by, args.over, args.title)
+    choices = PlotChoices(args.op, args.case, args.by, args.over, args.title)
     check_choices(args.kind, len(args.results), choices)
     check_plottable(args.output)
     check_writable(args.output, args.force)
     store = Store(args.store)
-    runs: dict[str, Run] = {}
+    runs: dict[str, PlottedRun] = {}
     for name in args.results:
         path = store.find(name)
         runs[_unique(path.stem, runs)] = read_run(path)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _unique(name: str, taken: dict[str, Run]) -> str:
+def _unique(name: str, taken: dict[str, PlottedRun]) -> str:
     number = 1
     while (unique := name if number == 1 else f"{name} ({number})") in taken:
         number += 1

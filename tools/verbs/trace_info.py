@@ -177,7 +177,7 @@ LEAST = {
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     """What is told of a trace above its tables, by name."""
     from opgrip.traces.analysis.redaction.redaction import REDACTED
-    from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
+    from opgrip.traces.schema.records import FUNCTION
     from opgrip.traces.table.accelerators import facts_in_words, time_doubts
     from opgrip.traces.table.call_table import COUNT
     from opgrip.traces.table.profiler_labels import are_marks, is_mark
@@ -214,6 +214,28 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         if _is_count(flight.get("before")):
             yield "forgotten", f"{counted(flight['before'], 'call')}, not in the trace"
     yield from _distilled(header)
+    yield from _counts(trace)
+    operations = calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
+    operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
+    yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
+    contended = 0.0 if trace.end is None else trace.end.contended
+    if operations["perturbed"].any():
+        yield "perturbed", _perturbed(operations, contended)
+    if len(labels := trace.labels):
+        more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
+        yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
+    yield from _losses(trace)
+    slow_ns, duration_ns = ((operations[name] * operations[COUNT]).sum() for name in ("slow_memory_ns", "duration_ns"))
+    yield from (("doubtful", text) for text in time_doubts(contended, slow_ns / max(duration_ns, 1)))
+
+
+def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
+    """Yield how many calls there are, of which functions, and inside which operators."""
+    from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
+    from opgrip.traces.table.call_table import COUNT
+    from opgrip.traces.table.profiler_labels import are_marks
+
+    calls = trace.distinct_calls
     functions = calls[calls["kind"] == FUNCTION]
     are_higher_order = functions["op"].astype(str).str.startswith(HIGHER_ORDER)
     functions, higher_order = functions[~are_higher_order], functions[are_higher_order]
@@ -235,17 +257,6 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
             "nested",
             f"{counted(int(higher_order[COUNT].sum()), 'call')} of {taking}, {counted(below, 'call')} inside them",
         )
-    operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
-    yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
-    contended = 0.0 if trace.end is None else trace.end.contended
-    if operations["perturbed"].any():
-        yield "perturbed", _perturbed(operations, contended)
-    if len(labels := trace.labels):
-        more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
-        yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
-    yield from _losses(trace)
-    slow_ns, duration_ns = ((operations[name] * operations[COUNT]).sum() for name in ("slow_memory_ns", "duration_ns"))
-    yield from (("doubtful", text) for text in time_doubts(contended, slow_ns / max(duration_ns, 1)))
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
