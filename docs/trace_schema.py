@@ -23,7 +23,8 @@ from opgrip.traces.codec.record_forms import RECORDS
 from opgrip.traces.schema.arguments import KINDS
 from opgrip.traces.schema.json_values import LIMIT, Argument, key_of
 from opgrip.traces.schema.records import PHASES, Calls, OpenedSignature
-from opgrip.traces.schema.tensor_specs import MADE_OF, AnyMadeOf, AnyPart, TensorSpec
+from opgrip.traces.schema.tensor_checks import MADE_OF
+from opgrip.traces.schema.tensor_specs import AnyMadeOf, AnyPart, TensorSpec
 
 PATH = Path(__file__).resolve().parents[1] / "traces" / "schema.json"
 DECLARED_IN_FILE = ("header", "values", "accelerator", "number", "special_float", "complex")
@@ -127,7 +128,8 @@ def _documentation(kind: type) -> tuple[str, dict[str, str]]:
     text, _, attributes = (kind.__doc__ or "").partition("Attributes\n")
     described: dict[str, str] = {}
     for names, about in re.findall(r"^    (\w[\w, ]*) : ((?:.|\n(?=     ))*)", attributes, re.MULTILINE):
-        described |= dict.fromkeys(names.split(", "), " ".join(about.split()).replace("None", "null"))
+        plain = " ".join(about.split()).replace("None", "null")
+        described.update((name, plain) for name in names.split(", "))
     return " ".join(text.partition("\n\n")[0].split()), described
 
 

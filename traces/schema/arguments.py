@@ -42,17 +42,16 @@ from opgrip.traces.schema.python_objects import (
     children,
     with_children,
 )
+from opgrip.traces.schema.tensor_checks import MADE_OF, read_tensor
 from opgrip.traces.schema.tensor_specs import (
     DTYPES,
     LAYOUTS,
-    MADE_OF,
     MEMORY_FORMATS,
     AnyMadeOf,
     AnyPart,
     TensorSpec,
     map_values,
     plain_name,
-    read_tensor,
     value_numbers,
 )
 

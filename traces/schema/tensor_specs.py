@@ -1,20 +1,16 @@
-"""What a trace holds of a tensor, and torch's types by name.
-
-A trace may be untrusted, and some of torch's constructors do not check what they are given: `read_tensor` does.
-"""
+"""What a trace holds of a tensor, and torch's types by name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import torch
 
-from opgrip.errors import FormatError
-from opgrip.traces.schema.json_values import AnyValue, Argument, Count, DeviceName, Int64, Json, convert, readers
+from opgrip.traces.schema.json_values import AnyValue, Argument, Count, DeviceName, Int64
 from opgrip.traces.schema.privacy import NESTED, Public, coarse, hashed, public
 
 
@@ -270,54 +266,6 @@ def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -
     return replace(spec, made_of=made_of)
 
 
-def check_made_of(spec: TensorSpec) -> None:
-    """Raise `FormatError` where a tensor's parts or quantizer cannot make it."""
-    for part in spec.parts:
-        _ask(part.layout is torch.strided and part.stride is not None, "a part of a tensor that has no strides")
-        _ask(part.cls is None, "a part of a tensor that is no plain tensor")
-        _ask(part.device == spec.device, "a part of a tensor on another device")
-    match spec.made_of:
-        case Coo() as coo:
-            _check_coo(spec, coo)
-        case Compressed() as compressed:
-            _check_compressed(spec, compressed)
-        case PerTensor() | PerChannel() as quantizer:
-            _check_quantizer(spec, quantizer)
-        case Nested() as nested:
-            _check_nested(spec, nested)
-
-
-def _check_coo(spec: TensorSpec, coo: Coo) -> None:
-    _ask(spec.layout is torch.sparse_coo, "indices of another layout's tensor")
-    _ask(len(coo.indices.shape) == 2 and coo.indices.dtype == torch.int64, "indices that are no (N, nnz) int64 tensor")
-    sparse, nnz = coo.indices.shape
-    _ask(sparse <= len(spec.shape), "more sparse dimensions than there are")
-    _ask(len(coo.rows) == sparse, "value models of other rows than the indices have")
-    _check_values(spec, coo.values, (nnz, *spec.shape[sparse:]))
-    places = prod(spec.shape[:sparse])
-    _ask(nnz <= places or (places > 0 and not coo.coalesced), "more elements than there are places")
-
-
-def _check_compressed(spec: TensorSpec, made_of: Compressed) -> None:
-    _ask(spec.layout in COMPRESSED_LAYOUTS, "compressed indices of another layout's tensor")
-    compressed, plain, values = made_of.compressed, made_of.plain, made_of.values
-    _ask(compressed.dtype == plain.dtype and plain.dtype in (torch.int32, torch.int64), "indices that are no integers")
-    _ask(len(compressed.shape) == len(plain.shape) > 0, "indices of different dimensions")
-    batch, nnz = plain.shape[:-1], plain.shape[-1]
-    first = len(batch)
-    _ask(spec.shape[:first] == batch == compressed.shape[:-1], "indices of another batch")
-    _ask(len(spec.shape) >= first + 2, "compressed indices of less than a matrix")
-    block = values.shape[first + 1 : first + 3] if spec.layout in BLOCKED else (1, 1)
-    _ask(len(block) == 2 and 0 not in block, "blocks that are none")
-    height, width = spec.shape[first : first + 2]
-    _ask(height % block[0] == width % block[1] == 0, "blocks that do not fill the matrix")
-    rows, columns = compressed_grid(spec)
-    _ask(compressed.shape[-1] == rows + 1, "compressed indices of another number of rows")
-    _ask(nnz <= rows * columns, "more elements than there are places")
-    dense = spec.shape[first + 2 :]
-    _check_values(spec, values, (*batch, nnz, *(block if spec.layout in BLOCKED else ()), *dense))
-
-
 def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
     """How many rows a compressed sparse tensor has, of how many blocks; columns of rows where it is by column.
 
@@ -330,88 +278,3 @@ def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
     if spec.layout in BLOCKED:
         height, width = height // values.shape[first + 1], width // values.shape[first + 2]
     return (height, width) if spec.layout in COMPRESSES_ROWS else (width, height)
-
-
-def _check_values(spec: TensorSpec, values: TensorSpec, shape: tuple[int, ...]) -> None:
-    _ask(values.shape == shape, f"expected stored values of shape {shape}, got {values.shape}")
-    _ask(values.dtype == spec.dtype, "values of another dtype")
-
-
-def _check_quantizer(spec: TensorSpec, quantizer: PerTensor | PerChannel) -> None:
-    _ask(spec.dtype in QUANTIZED and spec.stride is not None, "a quantizer of a tensor that is not quantized")
-    scales = (quantizer.scale,) if isinstance(quantizer, PerTensor) else quantizer.scales
-    zero_points = (quantizer.zero_point,) if isinstance(quantizer, PerTensor) else quantizer.zero_points
-    _ask(all(type(scale) is float for scale in scales), "a scale of a quantizer that is no float")
-    _ask({type(zero) for zero in zero_points} in (set(), {int}, {float}), "zero points of several types")
-    bounds = torch.iinfo(QUANTIZED[spec.dtype])
-    held = (isinstance(zero, float) or bounds.min <= zero <= bounds.max for zero in zero_points)
-    _ask(all(held), "a zero point that the dtype cannot hold")
-    if isinstance(quantizer, PerTensor):
-        return
-    _ask(quantizer.axis < len(spec.shape), "a quantizer of a dimension that is not there")
-    channels = spec.shape[quantizer.axis]
-    _ask(len(quantizer.scales) == len(quantizer.zero_points) == channels, "a quantizer of other channels")
-
-
-def _check_nested(spec: TensorSpec, nested: Nested) -> None:
-    _ask(spec.layout is torch.strided and spec.stride is None, "nested tensors of another layout's tensor")
-    _ask(len(nested.buffer.shape) == 1 and nested.buffer.dtype == spec.dtype, "nested tensors without a buffer")
-    count = len(nested.sizes)
-    _ask(len(nested.strides) == len(nested.offsets) == count, "nested tensors of unequal numbers")
-    dimensions = len(spec.shape) - 1
-    items = zip(nested.sizes, nested.strides, nested.offsets, strict=True)
-    for size, stride, offset in items:
-        _ask(len(size) == len(stride) == dimensions, "a nested tensor of other dimensions")
-        end = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) + 1
-        _ask(0 in size or end <= nested.buffer.shape[0], "a nested tensor that its buffer does not hold")
-    _ask(spec.shape == bounding_shape(nested.sizes, dimensions + 1), "nested tensors of another shape")
-
-
-def _ask(holds: bool, problem: str) -> None:
-    if not holds:
-        raise FormatError(problem)
-
-
-def read_tensor(body: Json) -> TensorSpec:
-    """Return the tensor of a JSON object, or raise `FormatError` if its metadata cannot make one."""
-    spec: TensorSpec = convert(body, TensorSpec)
-    if spec.stride is not None and len(spec.stride) != len(spec.shape):
-        raise FormatError(f"a tensor of {len(spec.shape)} dimensions and {len(spec.stride)} strides")
-    check_made_of(spec)
-    return spec
-
-
-def _named(kind: str, values: Mapping[str, Any]) -> Callable[[Json], Any]:
-    def read(name: Json) -> Any:
-        if not isinstance(name, str) or name not in values:
-            raise FormatError(f"unknown {kind}: {str(name)[:60]!r}")
-        return values[name]
-
-    return read
-
-
-def _read_part(body: Json) -> TensorSpec:
-    if isinstance(body, dict) and "made_of" in body:
-        raise FormatError("a part of a tensor that is itself made of parts")
-    return read_tensor(body)
-
-
-def _read_made_of(form: Json) -> MadeOf | None:
-    if not isinstance(form, dict) or len(form) != 1:
-        raise FormatError(f"expected an object of one key, got {str(form)[:60]!r}")
-    ((name, body),) = form.items()
-    # the tensor cannot be made if a later version knows this kind, but all else can be read
-    return convert(body, MADE_OF[name], name) if name in MADE_OF else None
-
-
-MADE_OF: dict[str, type] = {
-    "coo": Coo,
-    "compressed": Compressed,
-    "per_tensor": PerTensor,
-    "per_channel": PerChannel,
-    "nested": Nested,
-}
-readers[torch.dtype] = _named("dtype", DTYPES)
-readers[torch.layout] = _named("layout", LAYOUTS)
-readers[AnyMadeOf] = _read_made_of
-readers[AnyPart] = _read_part
