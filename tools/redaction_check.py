@@ -1,4 +1,9 @@
-"""Replays calls of a trace and of what became of it when it was redacted: the same sizes, and the same times?"""
+"""Check that a redacted trace replays as the original: the same sizes, and similar times.
+
+`python -m opgrip.tools.redaction_check TRACE NUMBER ...` prints the output sizes of calls as one line of JSON each; a
+call
+may end that process.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +33,26 @@ from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.call_table import COUNT
 
 CASES = 10
-"""So many cases are replayed, those that the program spent most time in."""
+"""Number of replayed cases, those that took most time."""
 REPEATS = "3"
 CRASHED = "ended the process that ran it"
 
 Given = dict[int, Any]
-"""By signature, the sizes that its call gave, or why it gave none."""
+"""By signature, the sizes of its outputs, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedactionCheck:
-    """What two replays had alike.
+    """Comparison of two replays.
 
     Attributes
     ----------
-    cases : how many were replayed
-    sized : how many gave outputs of the same sizes, or were refused for the same reason
-    other_sizes : operator, and what both gave, where the redacted call gave others
+    cases : number of replayed cases
+    sized : cases with outputs of the same sizes, or refused for the same reason
+    ran : cases that ran before redaction
+    other_sizes : operator, and both results, of cases with other sizes
     broken : operators whose redacted calls no longer run
-    verdicts : of the times, as `opgrip compare` judges them
-    ran : how many ran before they were redacted
+    verdicts : of the times, as in `opgrip compare`
     """
 
     cases: int
@@ -59,11 +64,11 @@ class RedactionCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether what was redacted replays with the same sizes, as far as anything replays."""
+        """True if the redacted trace replays with the same sizes, as far as anything replays."""
         return not self.other_sizes and not self.broken and (self.ran > 0 or not self.cases)
 
     def lines(self) -> Iterator[str]:
-        """What to say of it."""
+        """Yield the lines to print."""
         alike = f"outputs of the same sizes in {self.sized:,}"
         times = ", ".join(f"{verdict.value.lower()} {self.verdicts[verdict]:,}" for verdict in Verdict)
         yield f"check: {counted(self.cases, 'case')} of both replayed: {alike}; times of the redacted: {times}"
@@ -76,7 +81,7 @@ class RedactionCheck:
 
 
 def check_replays(original: Path, redacted: Path, cases: int = CASES) -> RedactionCheck:
-    """Replay the longest cases of both."""
+    """Replay the cases with most time of both traces."""
     trace = load(original, partial=True)
     numbers = _longest(trace, cases)
     both = [_shapes(path, numbers) for path in (original, redacted)]
@@ -94,14 +99,14 @@ def check_replays(original: Path, redacted: Path, cases: int = CASES) -> Redacti
 
 
 def _longest(trace: Trace, cases: int) -> list[int]:
-    """The signatures that most time went to."""
+    """Return the signatures with most time."""
     calls = trace.own_distinct_calls
     times = (calls["time_ns"] * calls[COUNT]).groupby(calls["signature"]).sum()
     return [int(number) for number in times.sort_values(ascending=False).index[:cases]]
 
 
 def _shapes(path: Path, numbers: Sequence[int]) -> Given:
-    """What calls give, each of which may end the process that it runs in."""
+    """Return the results of calls, each of which may end the process that runs it."""
     given: Given = {}
     remaining = list(numbers)
     while remaining:
@@ -116,7 +121,7 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
 
 
 def _kind(given: Any) -> Any:
-    """What is compared of a call: its sizes, or how it was refused or failed."""
+    """Return what is compared of a call: its sizes, or how it failed."""
     if not given or "shapes" in given:
         return given and given["shapes"]
     # of an error, its class: the text may tell what was redacted
@@ -129,7 +134,7 @@ def _told(given: Any, recorded: Shapes | None) -> str:
 
 
 def _with_keys_of(base: Results, new: Results) -> Results:
-    """Rows under the keys that their cases had: a key has the numbers of a call, which are coarse now."""
+    """Return rows with the keys of the original cases, since keys contain numbers, which are coarse now."""
     keys = {row.case: (row.key, row.shapes) for row in base}
     rows = [replace(row, key=keys[row.case][0], shapes=keys[row.case][1]) if row.case in keys else row for row in new]
     return Results(rows, new.header)
@@ -151,7 +156,7 @@ def main(path: str, numbers: Sequence[str]) -> None:
 
 
 def recorded_shapes(signature: Signature) -> Shapes:
-    """The sizes of what the signature's first call gave."""
+    """Return the sizes of the outputs of the signature's first call."""
     return [list(spec.shape) for spec in tensors(signature.outputs)]
 
 

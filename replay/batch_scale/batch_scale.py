@@ -74,7 +74,7 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
                 trained.add(number)
             elif spec.requires_grad:
                 learning.add(number)
-    # what a network takes as its data may require a gradient too
+    # data of a network may require gradients too
     return outside, (trained | learning - data) & outside
 
 
@@ -173,7 +173,7 @@ class BatchScale:
                 continue
             size = specs[place].shape[0]
             if call.op in ROWS:
-                # rows of several sizes multiplied: what entered before has them apart
+                # rows may be a product of sizes, which are separate in what entered before
                 first = self._entered_before(call)
                 return next((shape[0] for shape in first if shape and shape[0] and size % shape[0] == 0), size)
             return size
@@ -215,7 +215,7 @@ class BatchScale:
         verdict = self._judge.judge(signature, with_asked(growths, asks))
         if not any(self._is_parameter(going, keys[place]) for place, _ in verdict.asks):
             asks += verdict.asks
-        # how the rows of several sizes multiplied are made is known when what they are made of grows
+        # how rows are composed of sizes is known once their inputs grow
         going.guessed = bool(asks) and signature.op in ROWS and not going.begun
         for place, growth in asks:
             self._ask(going, keys[place], growth, signature, place)
@@ -286,7 +286,7 @@ class BatchScale:
             return
         going.requested_origins.update(origins or ((OUTSIDE, key[0]),))
         spec = self._interfaces[signature.number].takes[place]
-        # sizes that give just what is asked for come first, any that could last
+        # try sizes that give exactly the requested growth first, then any
         if not any(self._answer(origin, growth, spec, fits) for fits in (True, False) for origin in origins):
             self._forced[key] = growth
 

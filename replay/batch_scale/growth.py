@@ -86,7 +86,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
         raise ValueError("it has another number of dimensions")
     moved = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     count = len(spec.shape)
-    # the stride of a dimension of one element says nothing, and operators choose it freely
+    # operators choose the stride of a dimension of size one freely
     moved = [place for place in moved if place < count or before[place - count] > 1]
     if any(after[place] != before[place] * factor for place in moved):
         raise ValueError(f"a size of {tuple(spec.shape)} becomes one of {tuple(shape)}")
@@ -160,7 +160,7 @@ def in_order(
     if stated is not None:
         yield stated
     if signature.op in RESHAPED and growths[0].sizes:
-        # a size of -1 takes whatever is left, so that others come first
+        # a size of -1 takes the rest, so try others first
         keys = {choice: _likely(signature, growths[0], choice, batch) for choice in candidates}
         candidates = sorted(candidates, key=keys.__getitem__)
         exact = [choice for choice in candidates if not keys[choice][0]]

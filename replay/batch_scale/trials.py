@@ -80,7 +80,7 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
         len(spec.shape) != tensor.dim() or 0 in spec.shape
         for spec, tensor in zip(recorded, result_tensors, strict=True)
     ):
-        # as those that some devices leave empty and others do not
+        # results that only some devices leave empty
         recorded = [_like(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)]
     result_growths = [
         _measure_growth(spec, tensor, memory) for spec, tensor in zip(recorded, result_tensors, strict=True)
@@ -104,7 +104,7 @@ def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[
         raise Contradiction(one_line(error)) from error
     given, recorded = list(leaves(results)), list(leaves(signature.outputs))
     if len(given) == len(recorded):
-        # other tools' files do not hold all results of a call
+        # files of other tools lack some results
         given = [leaf for leaf, record in zip(given, recorded, strict=True) if not isinstance(record, Opaque)]
     argument_tensors, result_tensors = (
         [leaf for leaf in items if isinstance(leaf, torch.Tensor)] for items in (leaves([args, kwargs]), given)
@@ -120,7 +120,7 @@ def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) ->
     try:
         if tensor.untyped_storage()._cdata in memory:
             return met_growth(spec, tensor.shape, tensor.stride(), int(tensor.storage_offset()), FACTOR)
-        # kernels on the meta device lay results out in ways of their own
+        # kernels on the meta device choose other layouts
         sizes = met_growth(replace(spec, stride=()), tensor.shape, (), spec.offset, FACTOR).sizes
         return growth_of(spec, sizes)
     except ValueError as error:
@@ -157,7 +157,7 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
     arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
         (before, argument_growth), at = arguments[0], growth.sizes[0]
-        # of the elements of the batch, how far they are from each other in row-major order
+        # distance between elements of the batch in row-major order
         batch_stride = prod(before.shape[argument_growth.sizes[0] :]) // (argument_growth.outer[0] * batch)
         inner, rest = divmod(batch_stride, prod(spec.shape[at + 1 :]))
         if rest or not inner or spec.shape[at] % (inner * batch):

@@ -60,7 +60,7 @@ class HostTimer:
         if memory is not None:
             pages.arrange(memory.sizes, memory.fresh_bytes)
         if isinstance(function, torch._ops.OpOverload):
-            # what a capture calls: the operator without its layer in Python
+            # a capture times the operator without its Python layer
             function = function._op
         start = perf_counter_ns()
         result = function(*args, **kwargs)
@@ -155,7 +155,7 @@ class Slowdown:
 
     def begin(self) -> None:
         """Begin a pass."""
-        # what was before is not the pass's
+        # discard what happened before the pass
         self._check(with_pace=True)
         self._reset()
 
@@ -190,7 +190,7 @@ class Slowdown:
     @property
     def has_room(self) -> bool:
         """True if others left enough cores a moment ago."""
-        # the other processes of a step are no others
+        # the other processes of a step do not count as others
         return not self._is_alone or self._contention.has_room
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class Slowdown:
         self._contention.close()
 
     def _check(self, with_pace: bool) -> None:
-        # both are asked, since each tells of what passed since it was asked last
+        # check both, since each reports what happened since its last check
         is_slowed = with_pace and self._pace.is_slowed()
         is_contended = self._contention.is_contended() or (is_slowed and self._is_alone and self._contention.is_shared)
         now = perf_counter_ns()
@@ -207,7 +207,7 @@ class Slowdown:
             self._slowed_ns += now - self._paced_ns if is_slowed else span_ns
         if is_contended and self._sees_others:
             self._contended_ns += span_ns
-            # the next call finds caches that another process has emptied
+            # the next call runs with caches that another process evicted
             self._contended.update(range(self._first, self._calls + 1))
             self._watchful_until_ns = now + WATCHFUL_NS
         self._checked_ns, self._first = now, self._calls

@@ -51,9 +51,9 @@ def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
     if not address or not all(text.isdecimal() for text in numbers):
         return None
     rank, world_size, port = map(int, numbers)
-    local, beside = environment.get("LOCAL_RANK", ""), environment.get("LOCAL_WORLD_SIZE", "")
+    local, on_machine = environment.get("LOCAL_RANK", ""), environment.get("LOCAL_WORLD_SIZE", "")
     local_rank = int(local) if local.isdecimal() else rank
-    local_world_size = int(beside) if beside.isdecimal() and int(beside) else world_size
+    local_world_size = int(on_machine) if on_machine.isdecimal() and int(on_machine) else world_size
     return RankLaunch(rank, world_size, local_rank, local_world_size, address, port)
 
 

@@ -83,7 +83,7 @@ def main() -> int:
                 lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output
             )
         except Exception as error:
-            # where the device is lost, putting its random state back raised in the loss's place
+            # if the device is lost, restoring its random state raised instead
             check_use(settings.device, error)
             raise
     except DeviceLostError as error:

@@ -137,7 +137,7 @@ def _measure(dry_run: DryRun, memory: Mapping[int, NewMemory], settings: Sequenc
             try:
                 one = _pass(dry_run, settings.device, HostTimer(memory), slowdown)
             except _PassFailedError as error:
-                # values that are not the same at each pass: it is found out anew what can run
+                # values differ between passes: find out again what can run
                 timed.fail(str(error))
                 _settle(dry_run, begin, settings, tell)
             else:
@@ -154,7 +154,7 @@ def _wait_until_quiet(
         spent_ns = perf_counter_ns() - started_ns
         if not may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
             return
-        # a supervisor shall not take it for a call that hangs
+        # so that the supervisor does not take the wait for a hanging call
         dry_run.announce(dry_run.flow.calls[0].signature, NO_ROW)
         sleep(QUIET_S)
         timed.waited_ns += perf_counter_ns() - started_ns - spent_ns

@@ -69,7 +69,7 @@ def _row(case: Case, times: SignatureTimes, workload: Workload, mode: str) -> Re
             slowed=times.slowed,
             stopped=CONTENDED if times.status == CONTENDED else None,
             noisy=None if times.spread is None else times.spread > NOISY,
-            # the dry run held the results against the recorded ones
+            # the dry run compared the results with the recorded ones
             faithful=None if times.substituted or times.not_run else True,
         )
     return row.adding(

@@ -118,9 +118,9 @@ class _CriticalPath:
     def __init__(self) -> None:
         self.time_ns = self.host_ns = 0
         self._last: int | None = None
-        # of each call, the one before it in the longest chain that ends with it; -1 without one
+        # for each call, its predecessor in the longest chain that ends with it, or -1
         self._before = array("i")
-        # by the call that a chain ends with, its times; a call without memory that is alive has none after it
+        # times of chains by last call; no chain continues from a call without live memory
         self._chains: dict[int, tuple[int, int]] = {}
 
     def add(self, step: DataflowStep, writers: dict[int, int]) -> None:
@@ -153,7 +153,7 @@ class _LiveMemory:
         self.peak_at: int | None = None
         self.peak_op = ""
         self._alive = 0
-        # by call, what ends with it
+        # storages by their last call
         self._ends: dict[int, int] = {}
 
     def add(self, step: DataflowStep, new: Iterable[Storage]) -> int:

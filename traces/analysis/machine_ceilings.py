@@ -212,7 +212,7 @@ def levels(device: str, threads: Sequence[int]) -> list[Level]:
     else:
         cache = last_cache_bytes(device)
         levels = [_on_device(device, "L2", cache, int(cache * SHARE_OF_CACHE)), memory(device, threads)]
-    # a level gives no less than what is behind it, although under load it may seem to
+    # a level is at least as fast as the one behind it, although it may seem slower under load
     best = levels[-1].bandwidth
     for place, level in reversed(list(enumerate(levels))):
         best = {count: max(best[count], value) for count, value in level.bandwidth.items()}
@@ -296,7 +296,7 @@ def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    # a kernel, which a graph begins sooner than a copy
+    # a kernel: a graph starts it sooner than a copy
     torch.neg(source, out=target)
 
 

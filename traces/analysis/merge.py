@@ -242,7 +242,7 @@ class _Join:
 
     def _value_number(self, number: int | None, numbers: _Numbers) -> int | None:
         if number is not None and number not in numbers.values:
-            # values that were on a device come later
+            # values of tensors on a device come later
             numbers.values[number] = self._counts["values"]
             self._counts["values"] += 1
         return None if number is None else numbers.values[number]

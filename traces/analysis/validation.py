@@ -108,7 +108,7 @@ class References:
         self._newest = -1
         self._op_of_signature: dict[int, str] = {}
         self._opened_signatures: list[tuple[int, Signature]] = []
-        # value models that come from a device stand behind what refers to them
+        # value models of tensors on a device come after the records that refer to them
         self._awaited_values: dict[int, int] = {}
         self._device_times: list[tuple[int, DeviceTimes]] = []
 
@@ -266,24 +266,24 @@ class TimeCheck:
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
-        # of each thread, the start and end of the calls that are inside of no other, the last at the end
-        self._beside: dict[int, deque[tuple[int, int]]] = {}
+        # by thread, start and end of its outermost calls, in order
+        self._open: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
         """Check a block, with one finding for each kind of error."""
-        beside = self._beside.setdefault(record.thread, deque(maxlen=MOST_OPEN))
+        open_calls = self._open.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []
         disordered: list[int] = []
         for index, (start, duration) in enumerate(zip(record.start_ns, record.duration_ns, strict=True)):
             end = start + duration
-            if beside and end < beside[-1][1]:
+            if open_calls and end < open_calls[-1][1]:
                 disordered.append(index)
                 continue
-            while beside and beside[-1][0] >= start:
-                beside.pop()
-            if beside and beside[-1][1] > start:
+            while open_calls and open_calls[-1][0] >= start:
+                open_calls.pop()
+            if open_calls and open_calls[-1][1] > start:
                 crossing.append(index)
-            beside.append((start, end))
+            open_calls.append((start, end))
         self._tell(place, record, crossing, "begins before, and ends after, the end of another that began before it")
         self._tell(place, record, disordered, "ends before the call that stands before it")
 

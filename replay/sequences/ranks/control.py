@@ -153,7 +153,7 @@ class Control:
     def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
         """End this process from a thread, since the main thread may wait for a rank that has ended."""
         if self._is_ending:
-            # the main one tells, or has found that another rank does
+            # the main thread reports, or knows that another rank does
             return
         if (silent or not was_told) and self._life.is_first_to_tell():
             what, hint = _words(silent, self.timeout_s, "")
@@ -198,7 +198,7 @@ class _Life(threading.Thread):
         self._stopping = False
         self._awake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
-        # Python lets the main thread alone change what signals do
+        # Python allows only the main thread to set signal handlers
         self._hears_signals = threading.current_thread() is threading.main_thread()
         if self._hears_signals:
             self._before = signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -213,7 +213,7 @@ class _Life(threading.Thread):
             try:
                 silent = self._listen(SILENT_S if signaled else self._timeout_s, waits=signaled)
             except RuntimeError:
-                # the store is gone, with the process that holds it
+                # the store has ended with the process that holds it
                 silent = [0]
             if signaled or silent:
                 self._end(silent, signaled)

@@ -29,7 +29,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
     for process, header in enumerate(headers if isinstance(headers, list) else []):
         rank = header.get("rank") if isinstance(header, dict) else None
         if type(rank) is int:
-            # a process that a rank forked is in the trace after it
+            # processes that a rank forked come after it in the trace
             ranks.setdefault(rank, process)
     world_size = trace.header.get("world_size")
     if not ranks and type(trace.header.get("rank")) is int and type(world_size) is int:
@@ -64,7 +64,7 @@ def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
     return replace(
         trace,
         calls=calls,
-        # whatever is not given here is made of all ranks
+        # fields that are not set here would be built from all ranks
         storages=all_storages(source),
         unfinished=[],
         source=source,
@@ -326,7 +326,7 @@ def _meeting(
     kind = SEND_RECV if first.kind in MESSAGES else first.kind
     largest = max(offer.member_bytes for offer in offers.values())
     if kind == ALL_TO_ALL:
-        # of all that was sent, what goes to members that are there
+        # the share of what was sent that goes to present members
         largest = largest * len(members) // len(group[0])
     size = size_of(kind, largest, len(members))
     return Meeting(kind, group, tuple(members), size, first.dtype, first.reduction, dict(places))

@@ -132,7 +132,7 @@ def _reduction(signature: Signature) -> str:
             return leaf.name.upper()
         if isinstance(leaf, str):
             return leaf.upper()
-    # of a torch that does not tell; it moves as much
+    # some versions of torch do not record it; a sum moves as much
     return SUM
 
 
@@ -206,7 +206,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Return the bytes of one part of lists with a tensor for each member."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
-    # no list is given to a gather or scatter by those that are not its root
+    # only the root passes a list to gather or scatter
     lists = [item for item in lists if item]
     if len(parts) != 1 or any(len(item) != members for item in lists) or len(lists) > 1:
         raise _disagree()

@@ -86,7 +86,7 @@ def replay_ranks(
     if settings.mode != EAGER:
         raise UserError("ranks replay in eager alone", "leave out --mode")
     rank, world_size = control.launch.rank, control.launch.world_size
-    # refused here, where one rank tells; it is asked again where groups are made
+    # checked here so that one rank reports it, and again when groups are created
     control.together(lambda: backend_for(settings.device))
     part = control.together(lambda: part_of(workload.trace, rank, world_size))
     step = replay_step(part, settings, options, control, tell)
@@ -148,7 +148,7 @@ def clock_offsets_ns(control: Control) -> list[int]:
         if name != machines[0]:
             offset = ask_clock(control, rank)
             offsets = [offset if other == name else known for other, known in zip(machines, offsets, strict=True)]
-    # rank 0 alone has asked
+    # only rank 0 has asked
     return [int(offset) for offset in control.share(offsets)[0]]
 
 
@@ -310,7 +310,7 @@ class CollectiveStepTimes:
         held = [np.zeros(len(own)) for own in stamps]
         for meeting in meetings:
             if any(place not in clocks[rank] for rank, place in meeting.places.items()):
-                # a backend that could not run it
+                # its backend could not run it
                 continue
             arrived, done, held_up = (
                 np.array([clocks[rank][place][which] for rank, place in meeting.places.items()]) for which in range(3)

@@ -72,7 +72,7 @@ class GroupMembers:
 
 _gather_flat = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
 _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
-# their names before torch 2.13 warn from there on
+# their older names cause warnings from torch 2.13 on
 
 
 def backend_for(device: str) -> str:
@@ -156,7 +156,7 @@ def _gloo_refuses(reduction: str, dtype: str) -> str:
         store = distributed.HashStore()  # type: ignore[attr-defined]
         alone: Any = distributed.ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
         kind = distributed.ReduceOp.RedOpType.__members__[reduction]
-        # torch gives it complex numbers as pairs of real ones
+        # torch passes complex numbers to it as pairs of real ones
         real = torch.view_as_real(element) if element.is_complex() else element
         alone.allreduce([real], distributed.ReduceOp(kind)).wait()
     except RuntimeError as error:
@@ -192,7 +192,7 @@ def _start_recv(call: _Call, given: list[Tensor]) -> Started:
 
 def _start_all_gather(call: _Call, wholes: list[Tensor], parts: list[Tensor] | None = None) -> Started:
     if parts is None:
-        # a functional one is given the parts alone
+        # a functional collective takes only the parts
         parts, size = wholes, call.members.size
         wholes = [part.new_empty((size * part.shape[0], *part.shape[1:]) if part.dim() else (size,)) for part in parts]
     pairs = zip(wholes, parts, strict=True)
@@ -241,7 +241,7 @@ def _start_all_to_all_lists(call: _Call, received: list[Tensor], sent: list[Tens
 
 
 def _start_gather(call: _Call, lists: list[list[Tensor]], parts: list[Tensor]) -> Started:
-    # where the recorded root is not there, the first member stands in for it
+    # the first member replaces an absent root
     outputs = call.own(lists[0] if lists and lists[0] else _for_each(call, parts[0])) if call.is_root else None
     return [], [distributed.gather(parts[0], outputs, call.root, **call.shared)]
 
@@ -340,7 +340,7 @@ class RankExchange:
     def _note_ends(self, place: int) -> None:
         """Record the end when it happens, since the program may wait for it later."""
         notes: list[int] = []
-        # gloo's messages from rank to rank have none: they are done when they are waited for
+        # gloo's messages have none: they are done when waited for
         with suppress(RuntimeError):
             for work in self._works[place]:
                 work.get_future().add_done_callback(lambda _: notes.append(perf_counter_ns()))
@@ -360,5 +360,5 @@ class RankExchange:
         end = perf_counter_ns()
         self.held_ns[place] += end - start
         notes = self._notes.pop(place, [])
-        # a note that comes after this thread went on is late
+        # a callback after this thread continued is late
         self.done_ns[place] = min(end, max(notes)) if len(notes) == len(works) > 0 else end

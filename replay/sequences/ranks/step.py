@@ -188,7 +188,7 @@ def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey
 
 def _room(settings: SequenceSettings, control: Control) -> int:
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
-    # ranks on one machine have its memory together
+    # ranks on one machine share its memory
     return room if is_accelerator(settings.device) else room // control.launch.local_world_size
 
 
@@ -217,7 +217,7 @@ def _measure(
             more = wants_more(timed, spent, settings) and timed.failures < MOST_FAILURES
             tell("timed runs", len(timed.kept), settings.repeats or len(timed.kept) + 1)
             begin()
-            # that all have come here is where a pass begins
+            # a pass begins when all ranks have arrived here
             if not control.most(int(more and control.is_first))[0]:
                 timed.settle()
                 kept = set(map(id, timed.kept))

@@ -36,7 +36,7 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
     try:
         drawn = model.draw(shape, memory_dtype(spec.dtype), generator)
     except (RuntimeError, ValueError, OverflowError, IndexError, NotImplementedError):
-        # a stranger's numbers need not fit the tensor
+        # numbers of an untrusted file need not fit the tensor
         return {}
     values = (torch.view_as_real(drawn.to(torch.complex128)) if drawn.is_complex() else drawn.double()).reshape(-1)
     finite = values[values.isfinite()]
@@ -253,7 +253,7 @@ def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances)
             kinds.append(WENT if one.count else CAME)
     else:
         rates = one.count / before.units(unit), other.count / after.units(unit)
-        # beyond what rounding makes of a rate
+        # ignore rounding of rates
         moved = abs(rates[1] - rates[0]) > (tolerances.counts + 1e-9) * max(rates)
         if moved and max(shares) >= tolerances.least:
             kinds.append(COUNTS)

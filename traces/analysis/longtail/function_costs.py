@@ -97,7 +97,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
     looked_at : signatures with later calls whose values the capture looked at
     """
     distinct = calls.distinct()
-    # those that were not perturbed; all, where all were
+    # unperturbed calls, or all if all were perturbed
     place = [distinct["signature"], distinct["scope"]]
     is_quiet = ~distinct["perturbed"] | distinct["perturbed"].groupby(place).transform("all")
     host_times = _low_by_place(distinct[is_quiet], "host_ns")
@@ -128,7 +128,7 @@ class _Gaps:
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
-        # a gap of seconds is above any low quantile, whatever it is cut to: four bytes do
+        # gaps of seconds exceed any low quantile, so clipping them to four bytes does no harm
         self.clean: dict[Step, array[int]] = {}
         self._looked_at = looked_at
         self._earlier_pairs: set[tuple[int, int, int, int]] = set()

@@ -150,7 +150,7 @@ def _function(scope: Scope, phase: str) -> TimelinePlace | None:
     while name.endswith(">") and LOCALS in name:
         name, within = name.rpartition(LOCALS)[0], within + 1
     if not name or name.endswith(">"):
-        # a script's own lines are in no function
+        # lines of a script outside functions
         return None
     return TimelinePlace(name, phase, file, scope.callers[within:])
 
@@ -218,7 +218,7 @@ class Spans:
             if counts.get(function) == 1
             and span.last_ns - span.first_ns >= WHOLE * whole
             and span.calls <= OWN * calls
-            # a backward pass has calls of functions that have returned
+            # calls in a backward pass belong to functions that have returned
             and span.last_forward_ns >= (self._first_backward_ns or 0)
         }
 

@@ -119,7 +119,7 @@ class _Pairs:
         start_2, end_2, at_once_2 = start_2[place_2], end_2[place_2], at_once_2[place_2]
         least, most = int((start - end_2).max()), int((end - start_2).min())
         sure = at_once & at_once_2
-        # a result that was taken late says nothing of when the collective ended
+        # results that were used late do not show when the collective ended
         sure = sure if sure.sum() >= FEWEST else np.ones_like(sure)
         differences = (end - end_2)[sure]
         low, middle, high = np.percentile(differences, (10, 50, 90))
@@ -171,7 +171,7 @@ def measure_clocks(
         events[process] = thinned(shifted(scan.events(), shift_ns), kinds[process])
     collectives = {process: kinds[process].collectives for process in events}
     clocks = align(match(events, collectives, ranks), len(paths))
-    # what a rank forked runs by the clock of that rank
+    # processes that a rank forked share its clock
     offsets = {rank: clock.offset_ns for rank, clock in zip(ranks, clocks, strict=True) if rank is not None}
     for process, header in enumerate(headers):
         if ranks[process] is None and type(header.get("rank")) is int:
@@ -184,7 +184,7 @@ def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)
-    # the least power of two by which few enough remain
+    # the smallest power of two that leaves few enough
     stride = 1 << np.ceil(np.log2(np.maximum(counts / most, 1))).astype(np.int64)
     chosen = events.ordinal % stride == 0
     return Events(**{name: getattr(events, name)[chosen] for name in events.__slots__})
@@ -281,7 +281,7 @@ def match(
     rows = rows[_agreeing(rows)]
     new = np.any(np.diff(rows[:, [2, 4]], axis=0) != 0, axis=1)
     first = np.flatnonzero(np.append(True, new)) if len(rows) else np.empty(0, dtype=np.int64)
-    # the fourth column, the ordinal, has done its work
+    # the ordinal is no longer needed
     process, kind, group, root, _, signature, start, launched, wait, end = np.ascontiguousarray(rows.T)
     return Meetings(
         kinds=tuple(kinds.names),

@@ -79,7 +79,7 @@ _EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
     "c10d": _C10D,
     "_c10d_functional": _FUNCTIONAL,
     "_c10d_functional_autograd": _FUNCTIONAL,
-    # as older versions of torch had it
+    # name in older versions of torch
     "c10d_functional": _FUNCTIONAL,
 }
 """By namespace and name of an operator."""

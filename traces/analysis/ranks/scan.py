@@ -97,7 +97,7 @@ class Scan:
         self._kinds = kinds
         self._columns = {name: array("q") for name in COLUMNS}
         self._threads: dict[int, _Thread] = {}
-        # storage of a collective's results: its place among the events; and the other way round
+        # from storage of a collective's result to the index of its event, and back
         self._pending: dict[int, int] = {}
         self._storages_of: dict[int, list[int]] = {}
 
@@ -113,7 +113,7 @@ class Scan:
         firsts = np.cumsum(block.tensors) - block.tensors if len(block.tensors) else None
         places = np.flatnonzero(self._kinds.numbers.flags(block.signature)).tolist()
         for before, place in zip([0, *(place + 1 for place in places)], [*places, len(block)], strict=True):
-            # a collective may take what one before it gave
+            # a collective may take results of an earlier one
             self._settle(block, before, min(place + 1, len(block)), firsts, thread)
             if place < len(block):
                 self._begin(block, place, firsts, thread)
@@ -205,7 +205,7 @@ class Scan:
 
     def _forget(self, event: int) -> None:
         for storage in self._storages_of.pop(event):
-            # another collective may have given it since
+            # another collective may have reused it since
             if self._pending.get(storage) == event:
                 del self._pending[storage]
 

@@ -212,14 +212,14 @@ def _times(meetings: Meetings, names: Integers) -> _Times:
     of_root = meetings.process == meetings.root
     from_root = np.isin(kind_names, FROM_ROOT)[meetings.kind] & (meetings.root >= 0)
     to_root = np.isin(kind_names, TO_ROOT)[meetings.kind] & (meetings.root >= 0)
-    # whom others wait for: all, or the root alone
+    # whom others wait for: all, or only the root
     counts = ~from_root | of_root
     start = np.where(counts, meetings.start_ns, np.iinfo(np.int64).min)
     latest = np.maximum.reduceat(start, meetings.first)
     is_last = (start == latest[number]) & counts
-    # of several at the same time, one
+    # choose one of several at the same time
     last_row = np.minimum.reduceat(np.where(is_last, np.arange(len(number)), len(number)), meetings.first)
-    # a collective whose root's trace is not there
+    # a collective without the trace of its root
     is_told = last_row < len(number)
     last_row = np.minimum(last_row, len(number) - 1)
     last_process = meetings.process[last_row]

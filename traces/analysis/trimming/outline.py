@@ -209,7 +209,7 @@ def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
     flags = flags.copy()
     for thread in np.unique(outline.thread[around]):
         begin: int | None = None
-        # calls stand in the order in which they ended: what is inside of one stands before it
+        # calls are in order of their ends: inner calls come before outer ones
         for index in np.nonzero(outline.thread == thread)[0][::-1].tolist():
             start = int(outline.start_ns[index])
             if begin is not None and start >= begin:
@@ -285,7 +285,7 @@ class KeptFlow:
             readers.extend([index] * len(before))
             taken = {*takes}
             for place, storage in enumerate(mentioned):
-                # a result in the memory of an argument is a view of it, and makes nothing
+                # a result in the memory of an argument is a view and creates nothing
                 makes = flags[place] if place < len(flags) else storage not in taken and storage not in writer
                 if makes and storage != NO_STORAGE:
                     writer[storage] = index
@@ -295,7 +295,7 @@ class KeptFlow:
     def with_producers(self, flags: Flags) -> Flags:
         """Return the calls together with those that made what they read, recursively."""
         flags = flags.copy()
-        # edges are in the order in which readers began, and what is read was made before
+        # edges are in order of the readers' starts, and producers come before readers
         for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):
             if flags[reader]:
                 flags[producer] = True

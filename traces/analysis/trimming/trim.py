@@ -115,7 +115,7 @@ def trim(
         cut_edges=flow.cut_edges(flags),
         losses=reader.losses,
     )
-    header = _header(outline, part, trimmed, beside=reader.path.resolve().parent == output.resolve().parent)
+    header = _header(outline, part, trimmed, same_folder=reader.path.resolve().parent == output.resolve().parent)
     writer = TraceWriter(output, header, force)
     try:
         for record in reader:
@@ -136,10 +136,10 @@ def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
     return [number for number, item in items if item.kind != FUNCTION and not is_mark(item.op)]
 
 
-def _header(outline: Outline, part: TracePart, trimmed: Trimmed, beside: bool) -> Header:
+def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bool) -> Header:
     fields = {name: value for name, value in outline.header.items() if name not in ("format", "version")}
-    if not beside:
-        # the file of whole values is looked for beside the trace
+    if not same_folder:
+        # the file of whole values is looked for in the trace's folder
         fields.pop(HEADER_FIELD, None)
     if part.steps is not None and "steps" in fields:
         first, end = part.steps
@@ -210,7 +210,7 @@ class _Writing:
             case End():
                 self._end = record
             case Header() | Entered():
-                # calls that began and did not end are told by those around them, which may be left out
+                # unfinished calls depend on calls around them, which may be left out
                 pass
         return None
 
@@ -240,7 +240,7 @@ class _Writing:
             self._last_ns = max(self._last_ns, max(map(int.__add__, block.start_ns, block.duration_ns)))
         if not any(flags):
             return None
-        # of each call, its place in the part's block
+        # index of each call in the part's block
         places = np.cumsum(flags) - 1
 
         def of_part(column: list[T]) -> list[T]:
