@@ -215,10 +215,10 @@ def test_text_of_a_trace_is_never_code(text: str, tmp_path: Path, monkeypatch: p
     ("op", "kind", "reason"),
     [
         ("os.system.default", "operator", "not registered"),
-        ("aten.relu.default\nimport os", "operator", "is not an operator's name"),
-        ("aten.relu", "operator", "is not an operator's name"),
+        ("aten.relu.default\nimport os", "operator", "is not the name of an operator"),
+        ("aten.relu", "operator", "is not the name of an operator"),
         ("aten.__class__.default", "operator", "not registered"),
-        ("mmcv._ext:nms", "extension", "is no operator of torch"),
+        ("mmcv._ext:nms", "extension", "is not an operator of torch"),
     ],
 )
 def test_only_registered_operators_are_named(op: str, kind: str, reason: str) -> None:

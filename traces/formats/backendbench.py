@@ -1,4 +1,4 @@
-"""The operators' inputs that BackendBench runs: Parquet, one row an operator and its arguments, with their count.
+"""Operator inputs that BackendBench runs: Parquet, one row per operator and arguments, with a count.
 
 Arguments are text in TritonBench's notation, which is parsed, and never evaluated.
 """
@@ -17,7 +17,7 @@ import torch
 
 from opgrip.cli.plugins import needed
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
-from opgrip.traces.formats.overloads import registered
+from opgrip.traces.formats.operator_schemas import registered
 from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet
 from opgrip.traces.formats.tritonbench import (
     DTYPE_OF,
@@ -34,17 +34,17 @@ from opgrip.traces.schema.records import Record, Signature
 from opgrip.traces.table.trace import Trace
 
 MOST_TEXT = 16 << 20
-"""Bytes of the arguments of the calls that are in memory."""
+"""Bytes of arguments in memory at a time."""
 ROWS = 256
-"""Rows that are in memory at a time."""
+"""Rows in memory at a time."""
 GROUP = 4096
-"""Rows that are written at a time."""
+"""Rows written at a time."""
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
 SYNTHETIC = "rows that no model called (count 0): they are called once"
 
 
 def recognizes(head: Head) -> bool:
-    """Whether it is a Parquet file with the columns of arguments and their operators."""
+    """Return True for a Parquet file with columns of operators and their arguments."""
     if not head.start.startswith(MAGIC):
         return False
     footer = footer_of(head.path)
@@ -52,7 +52,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls of each row, as often as it counts them."""
+    """Yield the calls of each row, repeated by its count."""
     with open_parquet(file, {"op_name": "string", "args": "string"}, ("count",), ROWS, MOST_TEXT) as content:
         yield from _records(file, content.records())
 
@@ -67,7 +67,7 @@ def _records(file: ForeignFile, rows: Iterator[dict[str, Any]]) -> Iterator[Reco
         if calls > MOST_CALLS and not file.unbounded:
             raise file.refusal(f"it counts more than {MOST_CALLS:,} calls")
         if not isinstance(op, str) or OPERATOR_LINE.fullmatch(f"Operator: {op}") is None:
-            file.losses.skip("?", "a row without the name of an operator", count)
+            file.losses.skip("?", "a row has no operator name", count)
             continue
         try:
             args, kwargs = parse_call(text.strip().strip("'\"") if isinstance(text, str) else "")
@@ -82,7 +82,7 @@ def _records(file: ForeignFile, rows: Iterator[dict[str, Any]]) -> Iterator[Reco
 
 
 def _unquoted(value: Any) -> Any:
-    """Dtypes and devices, which some rows have in quotation marks."""
+    """Return the dtype or device that some rows have in quotation marks."""
     if not isinstance(value, str):
         return value
     device = DEVICE.fullmatch(value)
@@ -90,7 +90,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """A row for each signature, operators in their alphabetical order, the signatures of each by falling count."""
+    """Write one row per signature, sorted by operator and falling count."""
     arrow, parquet = needed("pyarrow", EXTRA), needed("pyarrow.parquet", EXTRA)
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)
@@ -100,7 +100,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _schema(arrow: Any) -> Any:
-    """The columns that BackendBench's own converter writes."""
+    """Return the columns that BackendBench's own converter writes."""
     return arrow.schema(
         [
             *(arrow.field(name, arrow.string()) for name in ("uuid", "op_name", "args")),
@@ -114,7 +114,7 @@ def _schema(arrow: Any) -> Any:
 
 
 def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
-    """A row for each operator and text: signatures that differ in what the text does not say are one."""
+    """Yield one row per operator and text; signatures with the same text are one row."""
     signatures = {item.number: item for item in trace.signatures}
     groups = trace.own_calls.groupby("signature")["time_ns"]
     counts: Counter[tuple[str, str]] = Counter()
@@ -146,7 +146,7 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
 
 
 def _with_plain_devices(signature: Signature) -> Signature:
-    """Devices by their names alone, as the readers of such files know no other form."""
+    """Return a signature with devices as names, the only form that readers of such files know."""
 
     def plain(value: Any) -> Any:
         return str(value) if isinstance(value, torch.device) else value

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.formats.overloads import schemas_of
+from opgrip.traces.formats.operator_schemas import schemas_of
 from opgrip.traces.io.foreign_files import Losses, formats
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, map_leaves, tensors
 from opgrip.traces.schema.records import (
@@ -34,21 +34,21 @@ from opgrip.traces.values import ValueModel, fit
 
 
 @dataclass(slots=True)
-class Storages:
-    """Numbers of memory by the names of a graph's values."""
+class GraphStorages:
+    """Numbers of storages by the names of a graph's values."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
     def of(self, name: str) -> int:
-        """That of a value; a new one where it has none, as a graph's inputs."""
+        """Return the storage of a value, a new one if it has none."""
         if name not in self.numbers:
             self.numbers[name] = self.count
             self.count += 1
         return self.numbers[name]
 
     def give(self, name: str, shared: int | None) -> int:
-        """That of a result: the memory that it shares, or its own."""
+        """Set and return the storage of a result: `shared`, or a new one."""
         if shared is None:
             self.numbers.pop(name, None)
             return self.of(name)
@@ -57,7 +57,7 @@ class Storages:
 
 
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    """For each result of an operator, the memory of the argument that it is a view of, or that it is.
+    """Return, for each result of an operator, the storage of the argument that it is or is a view of, else None.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def _memory_of(result: Any, memory: dict[str, int]) -> int | None:
 
 
 def _sets(argument: Any) -> Iterator[str]:
-    """The names of the memory of an argument or result: `a` of `Tensor(a!)`."""
+    """Yield the alias sets of an argument or result: `a` of `Tensor(a!)`."""
     if argument.alias_info is not None:
         yield from argument.alias_info.before_set
 
@@ -94,7 +94,7 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Arguments and outputs as a signature holds them, and the storages of their tensors as a call does."""
+    """Return arguments and outputs as a signature holds them, and the storages of their tensors as a call does."""
     taken = [_number(spec) for spec in tensors([args, kwargs])]
     given = [_number(spec) for spec in tensors(outputs)]
     counts = Counter(number for number in taken if number != NO_STORAGE)
@@ -128,7 +128,7 @@ NOT_RECORDED = Opaque("not recorded")
 
 
 class RecordBuilder:
-    """Numbers signatures, scopes and value models as they come, and makes blocks of calls.
+    """Builder of records, which numbers signatures, scopes and value models and makes blocks of calls.
 
     A reader of a format adds calls and passes on what is `ready`:
 
@@ -157,20 +157,20 @@ class RecordBuilder:
         self._records: list[Record] = [Header({**fields, **(facts or {})})]
 
     def ready(self) -> Iterator[Record]:
-        """The records that were made since the last time."""
+        """Yield the records made since the last call."""
         records, self._records = self._records, []
         yield from records
 
     def add_values(self, model: ValueModel) -> int:
-        """The number of a value model, for `TensorSpec.values`."""
+        """Return the number of a value model, for `TensorSpec.values`."""
         return self._number("values", repr(model), lambda number: Values(number, model))
 
     def add_context(self, settings: dict[str, Any]) -> int:
-        """The number of settings that calls ran under, for `Scope.context`."""
+        """Return the number of settings that calls ran under, for `Scope.context`."""
         return self._number("context", json.dumps(settings, sort_keys=True), lambda number: Context(number, settings))
 
     def add_scope(self, scope: Scope) -> int:
-        """The number of a scope, for `Scope.forward`; its own number is not looked at."""
+        """Return the number of a scope, for `Scope.forward`; `scope.number` is ignored."""
         unnumbered = replace(scope, number=0)
         return self._number("scope", repr(unnumbered), lambda number: replace(unnumbered, number=number))
 
@@ -221,7 +221,7 @@ class RecordBuilder:
         return signature
 
     def end(self) -> Iterator[Record]:
-        """The remaining records."""
+        """Yield the remaining records."""
         for number in list(self._blocks):
             self._end_block(number)
         totals = (self._calls, len(self._numbers.get("signature", {})), self._next_ns)
@@ -246,7 +246,7 @@ class RecordBuilder:
         return self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
 
     def _number(self, what: str, key: str, make: Any) -> int:
-        """The number of what has this key; where it is new, its record is made."""
+        """Return the number of a key; make its record if the key is new."""
         numbers = self._numbers.setdefault(what, {})
         number = numbers.get(key)
         if number is None:
@@ -266,7 +266,7 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
-    """The model of values that a file has; None for an empty tensor.
+    """Return the model of values that a file has, None for an empty tensor.
 
     It is fitted in this thread alone: a process whose operators ran in several hangs in its forks, which replay calls.
     """

@@ -27,7 +27,7 @@ from opgrip.traces.formats.nodes.node import (
     Port,
 )
 from opgrip.traces.formats.nodes.node_calls import calls_of
-from opgrip.traces.formats.nodes.program import ROOT, Step, steps_of
+from opgrip.traces.formats.nodes.program import ROOT, NodeStep, steps_of
 from opgrip.traces.formats.protobuf_files import (
     make_message_classes,
     parse_message,
@@ -76,7 +76,7 @@ SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
 METADATA, COMPUTE = 1, 4
 """Types of nodes."""
 MOST_TEXT = 1 << 20
-"""Characters of a list, each of which may cost half a KB of memory to parse."""
+"""Characters of a list, each of which may cost half a KB to parse."""
 PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
 """The name of a part of an operator, `aten::copy_(1)`."""
 
@@ -194,9 +194,7 @@ def _port(message: Any, strides: Any) -> Port:
 def parse_list(text: str) -> list[Any]:
     """Return the list of numbers, texts, booleans and such lists that a text has in Python's notation.
 
-    Raises
-    ------
-    FormatError : for another text; an empty one is an empty list
+    Raise `FormatError` for another text; an empty one is an empty list.
     """
     if not text:
         return []
@@ -205,9 +203,9 @@ def parse_list(text: str) -> list[Any]:
     try:
         value = _literal(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise FormatError("a list that cannot be read") from error
+        raise FormatError("a list cannot be read") from error
     if not isinstance(value, list):
-        raise FormatError("a value that is not a list")
+        raise FormatError("a value is not a list")
     return value
 
 
@@ -223,7 +221,7 @@ def _literal(node: ast.expr) -> Any:
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return float("-inf")
-    raise FormatError("a value that cannot be read")
+    raise FormatError("a value cannot be read")
 
 
 def _text_attribute(attributes: dict[str, Any], name: str) -> str:
@@ -279,7 +277,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
             node_of_call[step.call] = node.number
 
 
-def _calls_before(step: Step, graph: Any) -> list[int]:
+def _calls_before(step: NodeStep, graph: Any) -> list[int]:
     """Return the calls that made, or last wrote, what a call takes."""
     entry = graph.steps.get(step.call)
     return [] if entry is None else list(entry.after)

@@ -1,27 +1,173 @@
 """Traces of torch.profiler with shapes, the JSON of `export_chrome_trace`, as traces of operators.
 
-Of the events of operators, those are taken that a capture would record: below composite operators, which only call
-others, the outermost ones.
+Arguments are shapes and types of tensors, and the text of everything else, which is read by the type in the operator's
+schema. Of the events of operators, those are taken that a capture would record: below composite operators, which only
+call others, the outermost ones.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO, Any
+
+import torch
 
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.json_members import CutText, TooLong, members
-from opgrip.traces.formats.overloads import Bound, NoOverload
-from opgrip.traces.formats.profiler_arguments import bind_inputs
-from opgrip.traces.formats.profiler_events import DeviceWork, EventTable, OperatorCall, Slice, calls_of
+from opgrip.traces.formats.nodes.node import DTYPE_OF_ELEMENT, VALUE_OF_CODE
+from opgrip.traces.formats.operator_schemas import Bound, NoOverload, bind, op_of, schemas_of, without_defaults
+from opgrip.traces.formats.profiler_events import DeviceWork, EventInputs, EventTable, OperatorCall, Slice, calls_of
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Kernels, Record
+from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
+
+DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
+"""Element types by their C++ names; without those of quantized tensors, whose scales the file does not have."""
+
+_REAL = r"[+-]?(?:\d{1,20}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,4})?|inf|nan)"
+NUMBER = re.compile(_REAL)
+COMPLEX = re.compile(rf"\(?({_REAL})\+?({_REAL})[ij]\)?")
+CUT = "..."
+MOST_CHARACTERS = 4000
+
+
+def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
+    """Return the call of an overload that an event describes.
+
+    Parameters
+    ----------
+    name : `aten::add`, whose overload an event does not tell
+    device : of its tensors, and of a new one
+
+    Raises
+    ------
+    NoOverload : where no overload takes such arguments, or the event does not tell them
+    """
+    schemas = schemas_of(name)
+    if not schemas:
+        bind(name, ())
+    reasons: list[str] = []
+    for schema in schemas:
+        parameters = schema.arguments
+        if len(parameters) != len(inputs):
+            continue
+        try:
+            values = {item.name: _value(inputs, place, item) for place, item in enumerate(parameters)}
+            values = {name: _placed(value, device) for name, value in values.items()}
+            bound = bind(op_of(schema), (), values)
+        except (ValueError, NoOverload) as error:
+            reasons.append(str(error))
+            continue
+        return _on_device(without_defaults(bound, schema), parameters, device)
+    told = [reason for reason in reasons if reason.startswith("the file")] or reasons
+    raise NoOverload(told[0] if told else "no overload takes so many arguments")
+
+
+def _placed(value: Any, device: str) -> Any:
+    return map_leaves(lambda leaf: replace(leaf, device=device) if isinstance(leaf, TensorSpec) else leaf, value)
+
+
+def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
+    """Return the call; one that creates a tensor creates it on the device of the program."""
+    makes = (
+        any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
+    )
+    if not makes or device == "cpu":
+        return bound
+    return replace(bound, kwargs={**bound.kwargs, "device": torch.device(device)})
+
+
+def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
+    """Return an argument with its tensors on the CPU."""
+    kind, text, shape, stride = inputs.types[place], inputs.texts[place], inputs.shapes[place], inputs.strides[place]
+    expected, optional = parameter.real_type, False
+    if expected.kind() == "OptionalType":
+        expected, optional = expected.getElementType(), True
+    name = expected.kind()
+    if name == "TensorType":
+        return None if kind == "" and optional else _tensor(kind, shape, stride)
+    if name == "ListType" and expected.getElementType().kind() in ("TensorType", "OptionalType"):
+        # the types of its tensors are written nowhere
+        if kind != "TensorList" or not isinstance(shape, list) or not isinstance(stride, list):
+            raise ValueError(f"the file does not have its argument {parameter.name}")
+        element = next((item for item in inputs.types if isinstance(item, str) and item in DTYPE_OF), "float")
+        return [_tensor(element, *item) for item in zip(shape, stride, strict=True)]
+    if not isinstance(text, str) or not isinstance(kind, str) or kind in DTYPE_OF or kind == "TensorList":
+        raise ValueError("an argument has another type")
+    if text:
+        return _parsed(text, expected, parameter.name)
+    if name == "StringType":
+        # the profiler writes no text at all
+        if parameter.has_default_value() and isinstance(parameter.default_value, str):
+            return parameter.default_value
+        raise ValueError(f"the file does not have its argument {parameter.name}")
+    if optional:
+        return None
+    raise ValueError(f"the file does not have its argument {parameter.name}")
+
+
+def _tensor(kind: Any, shape: Any, stride: Any) -> TensorSpec:
+    dtype = DTYPE_OF.get(kind) if isinstance(kind, str) else None
+    if dtype is None:
+        raise ValueError(f"unsupported tensor type: {str(kind)[:40] or 'unknown'}")
+    sizes = _sizes(shape)
+    # older profilers write no strides
+    steps = contiguous(sizes) if stride is None else _sizes(stride)
+    if len(sizes) != len(steps):
+        raise ValueError("a tensor cannot be read")
+    return TensorSpec(sizes, steps, dtype, "cpu")
+
+
+def _sizes(form: Any) -> tuple[int, ...]:
+    if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LIMIT >> 1 for size in form):
+        raise ValueError("a tensor cannot be read")
+    return tuple(form)
+
+
+def _parsed(text: str, expected: Any, name: str) -> Any:
+    if CUT in text or len(text) > MOST_CHARACTERS:
+        raise ValueError(f"the file cuts off its argument {name}")
+    if expected.kind() == "ListType":
+        if not (text.startswith("[") and text.endswith("]")):
+            raise ValueError("an argument has another type")
+        items = text[1:-1].split(",") if text != "[]" else []
+        return [_scalar(item.strip(), expected.getElementType().kind()) for item in items]
+    return _scalar(text.strip(), expected.kind())
+
+
+def _scalar(text: str, kind: str) -> Any:
+    if kind.removesuffix("Type") in VALUE_OF_CODE:
+        code = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
+        value = VALUE_OF_CODE[kind.removesuffix("Type")].get(code)
+        if value is None:
+            raise ValueError(f"this torch has no {kind.removesuffix('Type')} {text[:40]}")
+        return value
+    if text in ("True", "False"):
+        if kind not in ("BoolType", "NumberType"):
+            raise ValueError("an argument has another type")
+        return text == "True"
+    if kind == "NumberType" and (parts := COMPLEX.fullmatch(text)):
+        return complex(float(parts[1]), float(parts[2]))
+    if not NUMBER.fullmatch(text) or kind not in ("IntType", "SymIntType", "FloatType", "NumberType"):
+        raise ValueError("an argument has another type")
+    if kind == "FloatType":
+        return float(text)
+    if not re.fullmatch(r"[+-]?\d+", text):
+        if kind != "NumberType":
+            raise ValueError("an argument has another type")
+        return float(text)
+    if abs(int(text)) >= LIMIT:
+        raise ValueError("an integer has more than 64 bits")
+    return int(text)
+
 
 DEFAULTS = (
     NO_VALUES,
@@ -32,13 +178,13 @@ DEFAULTS = (
     "modules: the file names them by class and number, if recorded with_stack=True",
 )
 MOST_EVENTS = 10_000_000
-"""Of a file, in 48 bytes each."""
+"""Events of a file, 48 bytes each."""
 EVENTS = "traceEvents"
 MARKS = (b'"traceEvents"', b'"baseTimeNanoseconds"')
 
 
 def recognizes(head: Head) -> bool:
-    """Whether it is JSON with a list of events."""
+    """Return True for JSON with a list of events."""
     start = head.start.lstrip()
     if start.startswith(b"{"):
         # the timeline of a trace of ours has no shapes as torch's has them, and says so when it is read
@@ -49,7 +195,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls of each thread, with their times, and their kernels' where the file has them."""
+    """Yield the calls of each thread with their times, and their kernels' times if the file has them."""
     table, facts = _events_of(file)
     if not table.operators:
         raise UserError(
@@ -75,7 +221,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
-    """The file's events, and what it says of the program."""
+    """Return the file's events, and facts about the program."""
     table = EventTable()
     facts: dict[str, Any] = {}
     try:
@@ -92,16 +238,16 @@ def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
             if len(table) > MOST_EVENTS and not file.unbounded:
                 raise file.refusal(f"it holds more than {MOST_EVENTS:,} events")
     except TooLong:
-        raise file.refusal("an event is no JSON, or longer than 16 MB") from None
+        raise file.refusal("an event is not JSON or is longer than 16 MB") from None
     except CutText:
-        raise file.damage("it is cut, or no JSON") from None
+        raise file.damage("it is cut or not JSON") from None
     except FormatError as error:
         raise file.damage(str(error)[:200]) from error
     return table, {"profiled": facts} if facts else {}
 
 
 class _Adder:
-    """Adds calls; events that differ in their times alone are read once.
+    """Adds calls; events that differ only in their times are read once.
 
     Parameters
     ----------
@@ -114,7 +260,7 @@ class _Adder:
         self._forward_scopes: dict[int, int] = {}
 
     def add(self, call: OperatorCall, thread: str) -> int | None:
-        """Add a call; the number of its signature, None where the file does not tell what it took."""
+        """Add a call; return the number of its signature, None if the file does not have its arguments."""
         event, scope, work = call.event, call.scope, call.work
         bound = self._bound.get(event.slice)
         if bound is None:
@@ -138,9 +284,9 @@ class _Adder:
         )
 
     def _bind(self, item: Slice) -> Bound | str:
-        """The call of an overload, or why it is none."""
+        """Return the call of an overload, or the reason why there is none."""
         if item.inputs is None:
-            return "the file has no shapes of it"
+            return "the file does not have its shapes"
         try:
             return bind_inputs(item.name, item.inputs, self._device)
         except NoOverload as error:
@@ -148,7 +294,7 @@ class _Adder:
 
 
 def _with_copied_from(args: tuple[Any, ...], work: DeviceWork) -> tuple[Any, ...]:
-    """The arguments of a copy from the processor or to it, where the tensor is that lies there."""
+    """Return the arguments of a copy from or to the CPU, with the tensor on the CPU marked so."""
     places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)
     if "HtoD" in names and places:
@@ -161,10 +307,10 @@ def _with_copied_from(args: tuple[Any, ...], work: DeviceWork) -> tuple[Any, ...
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """The timeline of a trace, for people: it has the shapes of tensors, in words, and no other arguments."""
+    """Write the timeline of a trace, for people: it has the shapes of tensors and no other arguments."""
     file.writelines(line.encode() for line in timeline_lines(trace))
     for number, op in trace.calls["op"].items():
-        losses.lose(int(number), str(op), "arguments but for the shapes of tensors")  # type: ignore[call-overload]
+        losses.lose(int(number), str(op), "arguments except the shapes of tensors")  # type: ignore[call-overload]
 
 
 formats.register("chrome")(

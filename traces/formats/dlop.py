@@ -1,4 +1,4 @@
-"""Configurations of operators as DLOP-Bench keeps them: JSON, one file an operator, parallel lists by argument.
+"""DLOP-Bench's configurations of operators: JSON, one file per operator, parallel lists by argument.
 
     adaptive_avg_pool2d.json: {"input": [[4, 96, 56, 56], [2, 64, 128, 128]], "output_size": [[1], [6]]}
 
@@ -9,7 +9,7 @@ numbers or a number, torch's schema of the operator says: by the column's name, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,47 +17,200 @@ from typing import Any
 import torch
 
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
-from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
-from opgrip.traces.formats.configurations.modules import Recording
-from opgrip.traces.formats.dlop_functions import (
-    CONSTANTS,
-    DTYPES_OF,
+from opgrip.traces.formats.configurations.modules import MetaRecording
+from opgrip.traces.formats.dlop_cells import (
     FUNCTIONS,
-    IGNORED,
-    NAMES,
-    REWRITES,
-    UNMAPPED,
-    Row,
+    CellTensor,
+    Reading,
+    Unfit,
     calls_of_row,
+    dtype_named,
+    is_missing,
+    shape_of,
+    value_of,
 )
-from opgrip.traces.formats.overloads import op_of, schemas_of
+from opgrip.traces.formats.operator_schemas import op_of, schemas_of
 from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.io.foreign_files import PACKED, ForeignFile, Format, Head, formats
 from opgrip.traces.schema.records import Record
 
 MOST_BYTES = 4 << 20
-"""Of a file: the largest that are known have 0.7 MB."""
+"""Bytes of a file; the largest known have 0.7 MB."""
 MOST_COLUMNS = 256
 START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{\]])')
 SIDES = re.compile(r"_(size|shape|tensor)$")
 NO_DTYPES = "dtypes of tensors: the file has few, so they are float32 where the operator takes these"
-FORWARD = "backward passes: the file does not tell which of its operators had one"
+FORWARD = "backward passes: the file does not say which of its operators had one"
+
+Row = dict[str, Any]
+
+NAMES = {
+    "adaptive_max_pool3d_with_indices": "adaptive_max_pool3d",
+    "affine_grid": "affine_grid_generator",
+    "batchnorm": "batch_norm",
+    "conv2d_top3": "conv2d",
+    "conv2dt": "conv_transpose2d",
+    "cross_entropy": "cross_entropy_loss",
+    "dropout2d": "feature_dropout",
+    "grid_sample": "grid_sampler",
+    "lstsq": "linalg_lstsq",
+    "ndimension": "dim",
+    "to": "_to_copy",
+    "unfold": "im2col",
+    "unique": "_unique2",
+}
+"""Operators that torch registers under another name than its Python function has."""
+
+UNMAPPED = {
+    "multivariate_normal": "MultivariateNormal is a Python class, whose sampling is several operators",
+}
+"""Files that do not describe an operator."""
+
+IGNORED = frozenset({"_stacklevel", "inplace", "return_indices", "norm_type", "size_average", "reduce", "antialias"})
+"""Columns that Python functions accept and their operators do not, or that select the operator."""
+
+CONSTANTS: dict[str, Any] = {"cudnn_enabled": True}
+"""Arguments that Python functions add by themselves."""
+
+DTYPES_OF: dict[str, dict[str, torch.dtype]] = {
+    "bincount": {"self": torch.int64},
+    "cross_entropy_loss": {"target": torch.int64},
+    "ctc_loss": {"targets": torch.int64},
+    "one_hot": {"self": torch.int64},
+}
+"""Dtypes of arguments whose names do not imply them."""
+
+UPSAMPLE = {
+    "nearest": "upsample_nearest{}d",
+    "nearest-exact": "_upsample_nearest_exact{}d",
+    "linear": "upsample_linear1d",
+    "bilinear": "upsample_bilinear2d",
+    "bicubic": "upsample_bicubic2d",
+    "trilinear": "upsample_trilinear3d",
+}
+"""Operators of `interpolate` by its mode."""
+
+
+def _cat(row: Row) -> tuple[str, Row]:
+    """Concatenate along the first dimension in which the tensors differ, unless the file has a dimension."""
+    if not is_missing(row.get("dim")) and row["dim"] not in ([False], False):
+        return "cat", row
+    shapes = [shape_of(cell) for column, cell in row.items() if column != "dim" and not is_missing(cell)]
+    sizes = [shape for shape in shapes if shape]
+    differing = (place for place, each in enumerate(zip(*sizes, strict=False)) if len(set(each)) > 1)
+    return "cat", {**row, "dim": next(differing, 0)}
+
+
+def _einsum(row: Row) -> tuple[str, Row]:
+    """Join the operands to one argument; the equation has slashes instead of commas."""
+    equation, *operands = (cell for cell in row.values() if not is_missing(cell))
+    if not isinstance(equation, str):
+        raise Unfit("the equation is not a string")
+    return "einsum", {"equation": equation.replace("/", ","), "tensors": operands}
+
+
+def _ctc_loss(row: Row) -> tuple[str, Row]:
+    """Make each sequence as long as the input and share out the targets evenly."""
+    probabilities, targets, inputs, lengths, *rest = row.values()
+    long, labels, batch = shape_of(probabilities), shape_of(targets), shape_of(lengths)
+    if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:
+        raise Unfit("the lengths do not match")
+    share, remainder = divmod(labels[0], batch[0])
+    if len(labels) != 1 or share + bool(remainder) > long[0]:
+        raise Unfit("the targets are longer than the input")
+    input_lengths = [long[0]] * batch[0]
+    target_lengths = [share + (place < remainder) for place in range(batch[0])]
+    names = ("blank", "reduction", "zero_infinity")
+    plain = dict(zip(names, rest, strict=False))
+    lists = {"input_lengths": input_lengths, "target_lengths": target_lengths}
+    return "ctc_loss", {"log_probs": probabilities, "targets": targets, **lists, **plain}
+
+
+def _instance_norm(row: Row) -> tuple[str, Row]:
+    names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+    return "instance_norm", dict(zip(names, row.values(), strict=False))
+
+
+def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
+    """Take one or two tensors: a second column is not a dimension."""
+
+    def rewrite(row: Row) -> tuple[str, Row]:
+        first, *others = row.values()
+        second = next((cell for cell in others if not is_missing(cell)), None)
+        return name, {f"{name}_0": first, f"{name}_1": second}
+
+    return rewrite
+
+
+def _max_unpool2d(row: Row) -> tuple[str, Row]:
+    """Make the output as large as the pooled input was."""
+    lists = {name: shape_of(row.get(name)) for name in ("input", "kernel_size", "stride", "padding")}
+    sizes = {name: shape for name, shape in lists.items() if shape}
+    if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
+        raise Unfit("the sizes do not match")
+    pairs = [sizes[name] * 2 if len(sizes[name]) == 1 else sizes[name] for name in ("kernel_size", "stride", "padding")]
+    output = [
+        (size - 1) * stride + kernel - 2 * padding
+        for size, kernel, stride, padding in zip(sizes["input"][-2:], *pairs, strict=True)
+    ]
+    return "max_unpool2d", {"self": row["input"], "indices": row.get("indices"), "output_size": output}
+
+
+def _interpolate(row: Row) -> tuple[str, Row]:
+    """Choose the operator by the mode and the number of dimensions."""
+    shape = shape_of(row.get("input_size"))
+    mode = _text(row.get("mode")) or "nearest"
+    dimensions = len(shape or ()) - 2
+    if shape is None or dimensions not in (1, 2, 3) or mode not in UPSAMPLE:
+        raise Unfit("torch has no operator for this mode")
+    call: Row = {"input": list(shape)}
+    for name, argument in (("output_size", "output_size"), ("scale_factor", "scale_factors")):
+        cell = row.get(name)
+        items = cell if isinstance(cell, list) and not is_missing(cell) and cell != [False] else []
+        call[argument] = (items * dimensions if len(items) == 1 else items) or None
+    if "nearest" not in mode:
+        call["align_corners"] = _text(row.get("align_corners")) == "True"
+    return UPSAMPLE[mode].format(dimensions), call
+
+
+def _text(cell: Any) -> str | None:
+    inner = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+    return None if is_missing(inner) or inner is False else str(inner)
+
+
+def _triu(row: Row) -> tuple[str, Row]:
+    first, *rest = row.values()
+    return "triu", {"self": first, "diagonal": rest[0] if rest else None}
+
+
+REWRITES: dict[str, Callable[[Row], tuple[str, Row]]] = {
+    "cat": _cat,
+    "einsum": _einsum,
+    "ctc_loss": _ctc_loss,
+    "instance_norm": _instance_norm,
+    "interpolate": _interpolate,
+    "max": _max("max"),
+    "min": _max("min"),
+    "max_unpool2d": _max_unpool2d,
+    "triu": _triu,
+}
+"""Files whose columns are not the operator's arguments: the operator and its arguments of a row."""
 
 Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def recognizes(head: Head) -> bool:
-    """Whether it begins as a JSON object whose first value is a list, and of which no object is a part."""
+    """Return True for the start of a JSON object whose first value is a list and that holds no object."""
     return START.match(head.start) is not None and head.start.count(b"{") == 1
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """A call for each configuration."""
+    """Yield one call per configuration."""
     columns = _columns(file)
     name = operator_name(file.path)
     builder = RecordBuilder("dlop", file.losses)
     function = FUNCTIONS.get(name)
-    recording = Recording("cpu", file.unbounded)
+    recording = MetaRecording("cpu", file.unbounded)
 
     def argument(value: Any) -> Any:
         match value:
@@ -93,24 +246,22 @@ def _columns(file: ForeignFile) -> dict[str, list[Any]]:
             raise file.refusal(f"it holds more than {MOST_BYTES >> 20} MB")
     form = file.parse(content)
     if not isinstance(form, dict) or not all(isinstance(cells, list) for cells in form.values()):
-        raise file.damage("it is no object of lists")
+        raise file.damage("it is not an object of lists")
     if len(form) > MOST_COLUMNS:
         raise file.refusal(f"it has more than {MOST_COLUMNS} columns")
     return form
 
 
 def operator_name(path: Path) -> str:
-    """The operator that a file is of: `conv2d` of `conv2d.json.gz`."""
+    """Return the operator of a file: `conv2d` for `conv2d.json.gz`."""
     stem = path.stem if path.suffix in PACKED else path.name
     return stem.removesuffix(".json")
 
 
 def call_of(name: str, row: Row) -> Call:
-    """The call of a configuration: the overload, positional arguments, and those that are given by name alone.
+    """Return the call of a configuration: the overload, positional and named arguments.
 
-    Raises
-    ------
-    Unfit : where there is none, by the reason
+    Raise `Unfit` if there is none, by the reason.
     """
     if name in UNMAPPED:
         raise Unfit(UNMAPPED[name])
@@ -139,7 +290,7 @@ def _is_in_place(row: Row) -> bool:
 
 
 def _readings(name: str, row: Row) -> Iterator[Reading]:
-    """How cells may be read: as is most likely first."""
+    """Yield the ways to read cells, the most likely first."""
     plain = Reading(
         dtype=dtype_named(_single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),
@@ -156,7 +307,7 @@ def _single(cell: Any) -> Any:
 
 
 def _fill(schema: Any, row: Row, reading: Reading) -> Call | None:
-    """A call of an overload; None where a column or a parameter remains, or a cell is no value of its type."""
+    """Return the call of an overload; None if a column or parameter remains, or a cell does not fit its type."""
     try:
         return _call(schema, row, reading)
     except Unfit:
@@ -194,7 +345,7 @@ class _Cells(list[Any]):
 
 
 def _is_missing(cell: Any, parameter: Any, reading: Reading) -> bool:
-    """Whether a cell gives no value: of an optional tensor, `[0]` gives none either, as no program makes such a one."""
+    """Return True if a cell has no value; `[0]` has none for an optional tensor, as no program makes an empty one."""
     if reading.empty_is_scalar and cell == [] and parameter.type.kind() == "TensorType":
         return False
     is_none = cell == [0] and parameter.type.kind() == "OptionalType" and _is_tensor(parameter)
@@ -206,11 +357,9 @@ def _is_tensor(parameter: Any) -> bool:
 
 
 def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
-    """The cell of each parameter, by the columns' names, and of the others by their place.
+    """Return the cell of each parameter, by the columns' names and else by their position.
 
-    Raises
-    ------
-    Unfit : where a column with a value is none's
+    Raise `Unfit` if a column with a value is none's.
     """
     parameters = {item.name: item for item in schema.arguments}
     names = {column: SIDES.sub("", column) for column in row}

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.json_members import CutText, TooLong, members
-from opgrip.traces.formats.nodes.node import SCHEMA_VERSION, Node, node_from_json, node_to_json
+from opgrip.traces.formats.nodes.node import LATEST_NUMBER, LATEST_US, SCHEMA_VERSION, Node, Port
 from opgrip.traces.formats.nodes.node_calls import calls_of
 from opgrip.traces.formats.nodes.program import steps_of
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
@@ -27,16 +27,14 @@ START = re.compile(rb'\s*\{(?=[^{\[]{0,400}"schema"\s*:\s*"\d+\.\d+\.\d+)(?=[^{\
 
 
 def recognizes(head: Head) -> bool:
-    """Whether a file begins with the schema of one, and the process."""
+    """Return True if a file begins with the schema of an execution trace and the process."""
     return START.match(head.start) is not None
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls that a capture would have recorded: operators below autograd, and labels.
+    """Yield the calls that a capture would have recorded: operators below autograd, and labels.
 
-    Raises
-    ------
-    Damage : after the last call of a file that is cut, as the observer leaves it where a program ends badly
+    Raise `Damage` after the last call of a file that is cut, as the observer leaves it where a program ends badly.
     """
     facts: dict[str, Any] = {}
     cuts: list[str] = []
@@ -66,7 +64,7 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Call
 
 
 def _facts(name: str, value: Any) -> dict[str, Any]:
-    """What a trace's header has of a member."""
+    """Return what a trace's header keeps of a member."""
     match name, value:
         case "schema", str():
             return {"schema": value[:100]}
@@ -78,7 +76,7 @@ def _facts(name: str, value: Any) -> dict[str, Any]:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """The calls of a trace as nodes in the order in which they started, one a line."""
+    """Write calls as nodes in start order, one per line."""
     pid, time = trace.header.get("pid"), trace.header.get("time")
     head = {
         "schema": SCHEMA_VERSION,
@@ -95,6 +93,116 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     # in ms, as torch counts
     finish = (int(ends.max()) - int(trace.calls["start_ns"].min())) // 1_000_000 if len(ends) else 0
     file.write(f'\n], "finish_ts": {finish}}}\n'.encode())
+
+
+def node_from_json(form: Any) -> Node:
+    """Return the node of a JSON object of any schema, or raise `FormatError`."""
+    if not isinstance(form, dict):
+        raise FormatError("a node is not an object")
+    attributes = _attributes(form)
+    inputs, outputs = _port(form, "input"), _port(form, "output")
+    is_kernel = isinstance(form.get("cat"), str)
+    stream = form.get("stream")
+    return Node(
+        number=_number(form.get("id")),
+        name=_text(form.get("name")),
+        parent=_number(form.get("ctrl_deps", form.get("parent"))),
+        inputs=inputs,
+        outputs=outputs,
+        schema=_text(attributes.get("op_schema", "")),
+        scope=_number(attributes.get("scope", 0)),
+        thread=_number(attributes.get("tid", 0)),
+        backend=_text(attributes.get("kernel_backend", "")),
+        start_us=_time(form.get("ts")),
+        own_us=_time(form.get("exclusive_dur")),
+        ranges=_text(attributes.get("tensor_range", "")),
+        stream=(stream if type(stream) is int and 0 <= stream < LATEST_NUMBER else 0) if is_kernel else None,
+    )
+
+
+def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a node's attributes by name; before schema 1.0.2 they are members of the node."""
+    attributes = form.get("attrs")
+    if attributes is None:
+        return form
+    if not isinstance(attributes, list):
+        raise FormatError("the attributes are not a list")
+    named: dict[str, Any] = {}
+    for item in attributes:
+        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+            raise FormatError("an attribute has no name")
+        named[item["name"]] = item.get("value")
+    return named
+
+
+def _port(form: Mapping[str, Any], name: str) -> Port:
+    port = form.get(f"{name}s")
+    if isinstance(port, dict):
+        columns = [port.get(key, []) for key in ("values", "shapes", "types")]
+        strides = port.get("strides")
+    else:
+        columns = [port if port is not None else [], form.get(f"{name}_shapes", []), form.get(f"{name}_types", [])]
+        strides = form.get(f"{name}_strides")
+    if not all(isinstance(column, list) for column in columns) or not isinstance(strides, list | None):
+        raise FormatError(f"the {name}s are not lists")
+    values, shapes, types = columns
+    if not len(values) == len(shapes) == len(types) or (strides is not None and len(strides) != len(values)):
+        raise FormatError(f"values, shapes and types of the {name}s differ in number")
+    return Port(values, shapes, types, strides)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LATEST_NUMBER:
+        raise FormatError(f"expected the number of a node, got {str(value)[:60]}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise FormatError(f"expected a string, got {str(value)[:60]}")
+    return value
+
+
+def _time(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < LATEST_US:
+        raise FormatError(f"expected a time in us, got {str(value)[:60]}")
+    return float(value)
+
+
+def node_to_json(node: Node) -> dict[str, Any]:
+    """Return the JSON object of a node in schema 1.1.1; times and kernels are as Chakra's `trace_link` adds them."""
+    attributes = [
+        ("rf_id", "uint64", node.number),
+        ("fw_parent", "uint64", 0),
+        ("seq_id", "int64", -1),
+        ("scope", "uint64", node.scope),
+        ("tid", "uint64", node.thread),
+        ("fw_tid", "uint64", 0),
+        ("op_schema", "string", node.schema),
+        ("kernel_backend", "string", node.backend),
+        ("kernel_file", "string", ""),
+        ("tensor_range", "string", node.ranges),
+    ]
+    form: dict[str, Any] = {
+        "id": node.number,
+        "name": node.name,
+        "ctrl_deps": node.parent,
+        "inputs": _port_to_json(node.inputs),
+        "outputs": _port_to_json(node.outputs),
+        "attrs": [{"name": name, "type": kind, "value": value} for name, kind, value in attributes],
+    }
+    if node.start_us is not None and node.own_us is not None:
+        form |= {"ts": node.start_us, "inclusive_dur": node.own_us, "exclusive_dur": node.own_us}
+    if node.stream is not None:
+        form |= {"cat": "kernel", "stream": node.stream}
+    return form
+
+
+def _port_to_json(port: Port) -> dict[str, Any]:
+    strides = port.strides if port.strides is not None else []
+    return {"values": port.values, "shapes": port.shapes, "types": port.types, "strides": strides}
 
 
 formats.register(NAME)(

@@ -40,7 +40,7 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
-    """What an expression comes to.
+    """Return the value of an expression.
 
     Parameters
     ----------
@@ -48,16 +48,16 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int:
 
     Raises
     ------
-    ValueError : for one that is no such arithmetic, has a name that is not known, or comes to no size
+    ValueError : for other expressions, unknown names, and values that are not sizes
     """
     if len(text) > MOST_CHARACTERS:
-        raise ValueError("a size whose expression is too long")
+        raise ValueError("the expression of a size is too long")
     try:
         size = _value(ast.parse(text.strip(), mode="eval").body, sizes)
     except (SyntaxError, RecursionError, MemoryError, KeyError, ZeroDivisionError) as error:
-        raise ValueError("a size that is not known") from error
+        raise ValueError("a size is unknown") from error
     if size < 0:
-        raise ValueError("a size below zero")
+        raise ValueError("a size is negative")
     return size
 
 
@@ -84,14 +84,14 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
         case ast.Call(func=ast.Name(id=name), args=[first, second], keywords=[]) if name in _FUNCTIONS:
             result = _FUNCTIONS[name](_value(first, sizes), _value(second, sizes))
         case _:
-            raise ValueError("a size that is not known")
+            raise ValueError("a size is unknown")
     if abs(result) > MOST_SIZE:
-        raise ValueError("a size beyond 62 bits")
+        raise ValueError("a size has more than 62 bits")
     return result
 
 
 LEAST_SIZE = 2
-"""Of a size that depends on values, which the program admits from less on."""
+"""Least value of a data-dependent size, even if the program admits less."""
 
 MOST_DIMENSIONS = 64
 """Of a tensor of torch's."""
@@ -110,20 +110,20 @@ _LAYOUTS = {
 }
 _MEMORY_FORMATS = dict(enumerate(["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"], 1))
 _SYMBOL = re.compile(r"(?:Symbol\(')?([A-Za-z_]\w*)(?:'[^()]*\))?")
-"""A name that stands alone, as sympy prints it or builds it."""
+"""A single name, as sympy prints or builds it."""
 
 
 class Sizes:
-    """What a program's symbolic sizes are: their hints, or where there is none the least that the program admits."""
+    """Symbolic sizes of a program: their hints, or the least that the program admits if a size has none."""
 
     def __init__(self, ranges: Any) -> None:
         self.are_open = False
-        """Whether one has no hint."""
+        """Return True if a size has no hint."""
         self._sizes: dict[str, int] = {}
         self._ranges = ranges if isinstance(ranges, dict) else {}
 
     def note(self, form: Any) -> None:
-        """Remember what a size says of a name that stands alone, and whether it has no hint."""
+        """Remember the hint of a size that is a single name, and whether a size has no hint."""
         match form:
             case {"as_expr": {"expr_str": str(), **rest}} if rest.get("hint") is None:
                 # older versions leave it out
@@ -133,12 +133,7 @@ class Sizes:
                     self._sizes.setdefault(match[1], hint)
 
     def of(self, form: Any) -> int:
-        """A size, stride or offset.
-
-        Raises
-        ------
-        ValueError : where it is none, or nothing tells it
-        """
+        """Return a size, stride or offset; raise `ValueError` if it is unknown."""
         match form:
             case {"as_int": int() as size}:
                 pass
@@ -149,9 +144,9 @@ class Sizes:
                     self._fill(name)
                 size = size_of(text, self._sizes)
             case _:
-                raise ValueError("a size that cannot be read")
+                raise ValueError("a size cannot be read")
         if not 0 <= size < LIMIT >> 1:
-            raise ValueError("a size that is none")
+            raise ValueError("a size is out of range")
         return int(size)
 
     def _fill(self, name: str) -> None:
@@ -165,11 +160,9 @@ class Sizes:
 
 
 def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
-    """A tensor by its metadata.
+    """Return a tensor by its metadata.
 
-    Raises
-    ------
-    ValueError : where that cannot be read, or the tensor has values that the metadata do not tell
+    Raise `ValueError` if that cannot be read, or the tensor has values that the metadata do not tell.
     """
     match meta:
         case {
@@ -180,11 +173,11 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
         }:
             pass
         case _:
-            raise ValueError("a tensor without metadata")
+            raise ValueError("a tensor has no metadata")
     if _LAYOUTS.get(layout) != "strided":
-        raise ValueError("a sparse tensor, whose contents the file does not tell")
+        raise ValueError("unsupported: sparse tensor (the file does not have its contents)")
     if len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
-        raise ValueError("a tensor whose metadata cannot be read")
+        raise ValueError("the metadata of a tensor cannot be read")
     return TensorSpec(
         tuple(map(sizes.of, shape)),
         tuple(map(sizes.of, stride)),
@@ -197,42 +190,42 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
 
 
 def dtype_of(number: Any) -> torch.dtype:
-    """A dtype by its number."""
+    """Return the dtype of a number, or raise `ValueError`."""
     dtype = DTYPES.get(_DTYPES.get(number, ""))
     if dtype is None:
-        raise ValueError("a dtype that this torch has not")
+        raise ValueError("unknown dtype")
     return dtype
 
 
 def device_of(form: Any) -> torch.device:
-    """A device."""
+    """Return a device, or raise `ValueError`."""
     kind, index = (form.get("type"), form.get("index")) if isinstance(form, dict) else (None, None)
     if not isinstance(kind, str) or not (index is None or type(index) is int):
-        raise ValueError("a device that cannot be read")
+        raise ValueError("a device cannot be read")
     try:
         return torch.device(device_name(kind if index is None else f"{kind}:{index}"))
     except RuntimeError as error:
-        raise ValueError("a device that this torch has not") from error
+        raise ValueError("this torch does not know a device") from error
 
 
 def _float(form: Any) -> float:
     if isinstance(form, str) and form in ("Infinity", "-Infinity", "NaN"):
         return float(form)
     if not isinstance(form, int | float):
-        raise ValueError("a number that cannot be read")
+        raise ValueError("a number cannot be read")
     return float(form)
 
 
 def _int(form: Any) -> int:
     if type(form) is not int or not -LIMIT <= form < LIMIT:
-        raise ValueError("a whole number that cannot be read")
+        raise ValueError("an integer cannot be read")
     return form
 
 
 def _of_type(kind: type) -> Callable[[Any], Any]:
     def check(form: Any) -> Any:
         if not isinstance(form, kind):
-            raise ValueError(f"no {kind.__name__} where one should be")
+            raise ValueError(f"expected a {kind.__name__}")
         return form
 
     return check
@@ -242,7 +235,7 @@ def _of_table(names: Mapping[int, str], table: Mapping[str, Any]) -> Callable[[A
     def look_up(form: Any) -> Any:
         value = table.get(names.get(form, ""))
         if value is None:
-            raise ValueError("a layout that this torch has not")
+            raise ValueError("unknown layout or memory format")
         return value
 
     return look_up
@@ -266,4 +259,4 @@ CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "as_memory_format": _of_table(_MEMORY_FORMATS, MEMORY_FORMATS),
     "as_device": device_of,
 }
-"""Arguments that stand for themselves, by the name of their kind."""
+"""Readers of constant arguments by their kind."""

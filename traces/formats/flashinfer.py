@@ -18,7 +18,7 @@ from typing import Any
 
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.flashinfer_folders import write_folder
-from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
+from opgrip.traces.formats.operator_schemas import NoOverload, registered, schemas_of
 from opgrip.traces.formats.tritonbench import NO_DEVICE, literal
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.io.tensor_file import read_foreign_tensor
@@ -35,23 +35,18 @@ Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def call_of_kernel(definition: Mapping[str, Any], arguments: Arguments) -> Call:
-    """The operator that does what a definition's kernel does, with its arguments.
-
-    Raises
-    ------
-    NoOverload : where none does
-    """
+    """Return the operator that corresponds to a kernel, with its arguments; raise `NoOverload` if none does."""
     kind, reference = definition.get("op_type"), definition.get("reference")
     call = _call_of_reference(reference, arguments) if isinstance(reference, str) else None
     if call is None and isinstance(kind, str) and kind in KERNELS:
         call = KERNELS[kind](arguments, reference if isinstance(reference, str) else "")
     if call is None:
-        raise NoOverload(f"no operator of torch does what this {str(kind)[:60]} does")
+        raise NoOverload(f"no operator of torch corresponds to this {str(kind)[:60]}")
     return call
 
 
 def _gemm(arguments: Arguments, reference: str) -> Call | None:
-    """A (M, K) times B (N, K) transposed."""
+    """Multiply A (M, K) by the transpose of B (N, K)."""
     match list(arguments.values()):
         case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
             return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None
@@ -59,7 +54,7 @@ def _gemm(arguments: Arguments, reference: str) -> Call | None:
 
 
 def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
-    """Rows divided by their root mean square, times a weight; without one that is added before."""
+    """Divide rows by their root mean square and multiply by a weight; without an addition before."""
     tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
     numbers = [value for value in arguments.values() if isinstance(value, float)]
     if len(tensors) != 2 or len(numbers) + 2 != len(arguments) or len(numbers) > 1:
@@ -76,11 +71,11 @@ def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
 
 
 KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "rmsnorm": _rmsnorm}
-"""Kinds of kernels that an operator of torch stands for."""
+"""Kinds of kernels that correspond to an operator of torch."""
 
 
 def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
-    """The call that a reference is, where it is nothing else: `def run(x): return torch.ops.aten.relu.default(x)`."""
+    """Return the only call of a reference such as `def run(x): return torch.ops.aten.relu.default(x)`, else None."""
     if len(text) > MOST_TEXT or "torch.ops." not in text:
         return None
     try:
@@ -122,16 +117,16 @@ MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
 DEFINITION_BYTES = 4 << 20
 STORED_BYTES = 4 << 30
-"""Of stored values that are read, before those of further tensors are left out."""
+"""Bytes of stored values that are read."""
 PARENTS = 4
-"""Folders above a file that are looked through for the definitions."""
+"""Folders above a file that are searched for the definitions."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 WORKLOAD = re.compile(rb'"definition"\s*:\s*"')
 LARGEST = 1 << 62
 
 
 class NoCall(ValueError):
-    """That a workload is no call of an operator, by the reason."""
+    """A workload is not a call of an operator."""
 
 
 @dataclass(slots=True)
@@ -153,17 +148,12 @@ class DataSet:
     stored_bytes: int = 0
 
     def definition(self, name: str) -> dict[str, Any]:
-        """The definition of a name.
-
-        Raises
-        ------
-        NoCall : where there is none
-        """
+        """Return the definition of a name; raise `NoCall` if there is none."""
         if name not in self.definitions:
             self.definitions[name] = self._load(name)
         definition = self.definitions[name]
         if definition is None:
-            raise NoCall("no definition of this name beside it")
+            raise NoCall("no definition of this name in its folder")
         return definition
 
     def _load(self, name: str) -> dict[str, Any] | None:
@@ -171,7 +161,7 @@ class DataSet:
         return None if path is None else _definition(ForeignFile(path, self.file.losses, self.file.unbounded))
 
     def beside(self, folder: str, name: str) -> Path | None:
-        """A file of a folder of the data set, or of a folder in that."""
+        """Return a file in a folder of the data set or in one of its subfolders."""
         if self.root is None:
             return None
         top = self.root / folder
@@ -180,7 +170,7 @@ class DataSet:
 
 
 def recognizes(head: Head) -> bool:
-    """Whether it is a folder of definitions and workloads, or one of those."""
+    """Return True for a folder of definitions and workloads, and for one of its files."""
     if head.path.is_dir():
         return (head.path / "definitions").is_dir() and (head.path / "workloads").is_dir()
     start = head.start
@@ -192,7 +182,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """A call for each workload that is one of an operator."""
+    """Yield one call per workload that is a call of an operator."""
     data_set = DataSet(file, _root_of(file.path))
     builder = RecordBuilder("flashinfer", file.losses)
     seen: set[tuple[str, str]] = set()
@@ -216,13 +206,13 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _root_of(path: Path) -> Path | None:
-    """The folder of the data set that a file is of."""
+    """Return the folder of the data set of a file."""
     folders = [path] if path.is_dir() else list(path.absolute().parents)[:PARENTS]
     return next((folder for folder in folders if (folder / "definitions").is_dir()), None)
 
 
 def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
-    """Each workload with the name of its definition."""
+    """Yield each workload with the name of its definition."""
     file = data_set.file
     if file.path.is_dir():
         paths = sorted(islice(file.path.glob("workloads/**/*.jsonl"), MOST_FILES))
@@ -249,7 +239,7 @@ def _lines(file: ForeignFile) -> Iterator[tuple[str, Any]]:
         if line.strip():
             form = file.parse(line)
             if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
-                raise file.damage("a line is no workload")
+                raise file.damage("a line is not a workload")
             yield form["definition"], form.get("workload")
 
 
@@ -261,7 +251,7 @@ def _definition(file: ForeignFile) -> dict[str, Any]:
             raise file.refusal(f"a definition is longer than {DEFINITION_BYTES >> 20} MB")
     form = file.parse(content)
     if not isinstance(form, dict):
-        raise file.damage("it is no definition")
+        raise file.damage("it is not a definition")
     return form
 
 
@@ -269,11 +259,11 @@ def _call(
     data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, Any], workload: Any
 ) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     if not isinstance(workload, dict):
-        raise NoCall("a workload that is no object")
+        raise NoCall("the workload is not an object")
     sizes = _sizes(definition, workload)
     sources, inputs = workload.get("inputs"), definition.get("inputs")
     if not isinstance(inputs, dict) or not isinstance(sources, dict):
-        raise NoCall("inputs that are no object")
+        raise NoCall("the inputs are not an object")
     arguments = {
         name: _argument(data_set, builder, spec, sizes, sources.get(name, {"type": "random"}))
         for name, spec in inputs.items()
@@ -286,19 +276,19 @@ def _call(
 
 
 def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of all axes."""
+    """Return the sizes of all axes."""
     axes, values = definition.get("axes"), workload.get("axes")
     if not isinstance(axes, dict) or not isinstance(values, dict):
-        raise NoCall("axes that are no object")
+        raise NoCall("the axes are not an object")
     sizes = {}
     for name, axis in axes.items():
         size = values.get(name)
         if isinstance(axis, dict) and axis.get("type") == "const":
             size = axis.get("value")
         if size is None:
-            raise NoCall("no workload says how large it is")
+            raise NoCall("no workload gives the sizes of its axes")
         if type(size) is not int or not 0 <= size < LARGEST:
-            raise NoCall("an axis whose size is no number of elements")
+            raise NoCall("the size of an axis is not a number of elements")
         sizes[name] = size
     return sizes
 
@@ -306,22 +296,22 @@ def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[s
 def _argument(
     data_set: DataSet, builder: RecordBuilder, spec: Any, sizes: Mapping[str, int], source: Any
 ) -> TensorSpec | bool | int | float:
-    """What an input is: a tensor, with a value model where its values are stored, or a number."""
+    """Return an input: a tensor, with a value model if its values are stored, or a number."""
     if not isinstance(spec, dict) or not isinstance(source, dict):
-        raise NoCall("an input that is no object")
+        raise NoCall("an input is not an object")
     names = spec.get("shape")
     if names is None:
         value = source.get("value") if source.get("type") == "scalar" else None
         if not isinstance(value, bool | int | float) or abs(value) >= LARGEST:
-            raise NoCall("a number that the workload does not tell")
+            raise NoCall("the workload does not have the value of a number")
         return value
     dtype = DTYPES.get(str(spec.get("dtype")))
     if dtype is None:
         raise NoCall(f"torch has no {str(spec.get('dtype'))[:40]}")
     if not isinstance(names, list) or len(names) > 64 or not all(isinstance(name, str) for name in names):
-        raise NoCall("a shape that is no list of axes")
+        raise NoCall("a shape is not a list of axes")
     if unknown := [name for name in names if name not in sizes]:
-        raise NoCall(f"an axis {unknown[0][:40]} that is not defined")
+        raise NoCall(f"undefined axis: {unknown[0][:40]}")
     shape = tuple(sizes[name] for name in names)
     tensor = TensorSpec(shape, contiguous(shape), dtype, "cpu")
     if source.get("type") != "safetensors":
@@ -332,7 +322,7 @@ def _argument(
 def _with_values(
     data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, source: Mapping[str, Any]
 ) -> TensorSpec:
-    """The tensor with a model of the values that are stored for it; without, where they are not there."""
+    """Return the tensor with a model of its stored values, or without one if they cannot be read."""
     name, key, losses = str(source.get("path"))[:1000], str(source.get("tensor_key")), data_set.file.losses
     try:
         if (name, key, tensor) not in data_set.models:
@@ -346,13 +336,13 @@ def _with_values(
 
 
 def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: str, key: str) -> int | None:
-    """The number of the model of stored values; raises `FormatError` where they are not this tensor's."""
+    """Return the number of the model of stored values; raise `FormatError` if they do not fit the tensor."""
     root = data_set.root
     path = None if root is None else root / name
     if path is None or root is None or not path.resolve().is_relative_to(root.resolve()):
         raise FormatError("it is not in the folder of the definitions")
     if data_set.stored_bytes > STORED_BYTES and not data_set.file.unbounded:
-        raise FormatError(f"the values of others have more than {STORED_BYTES >> 30} GB")
+        raise FormatError(f"other values already have more than {STORED_BYTES >> 30} GB")
     values = read_foreign_tensor(path, key)
     data_set.stored_bytes += values.nbytes
     if values.shape != tensor.shape or values.dtype != tensor.dtype:

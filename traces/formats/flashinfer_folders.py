@@ -1,4 +1,4 @@
-"""Writes a trace as a data set of FlashInfer-Bench: a definition for each operator and form of its arguments.
+"""Data sets of FlashInfer-Bench made of a trace: a definition per operator and form of its arguments.
 
 Sizes that differ between the calls of a definition are its variable axes, those that are equal in all of them its
 constants; sizes that are always equal to each other are one axis.
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.formats.overloads import schemas_of
+from opgrip.traces.formats.operator_schemas import schemas_of
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.tensor_file import STORED_AS_THEY_ARE, write_foreign_tensors
 from opgrip.traces.schema.arguments import TensorSpec, leaves
@@ -33,17 +33,17 @@ DTYPES = frozenset(
         *("int64", "int32", "int16", "int8", "bool"),
     }
 )
-"""Those that a definition can name and torch has."""
+"""Dtypes that a definition can name and torch has."""
 STORED_ELEMENTS = 1 << 20
-"""Of a tensor whose values are stored; larger ones are drawn at random."""
+"""Elements of a tensor whose values are stored; larger ones are drawn at random."""
 
 
 class NoForm(ValueError):
-    """That a signature cannot be written, by the reason."""
+    """A signature cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelDefinition:
     """Signatures that one definition can hold.
 
     Attributes
@@ -61,7 +61,7 @@ class Kernel:
 
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
-    """Definitions, workloads, and the values of whole numbers, which decide what operators do."""
+    """Write definitions, workloads, and values of integer tensors, which decide what operators do."""
     counts = Counter(trace.own_calls["signature"].tolist())
     firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
     for name in ("definitions", "workloads"):
@@ -87,9 +87,9 @@ def _lost(signature: Signature, count: int) -> Iterator[str]:
         yield "devices of tensors"
 
 
-def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[Kernel]:
-    """Signatures that differ in sizes alone, together; those whose outputs' sizes no axis has, each by itself."""
-    kernels: dict[str, Kernel] = {}
+def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[KernelDefinition]:
+    """Group signatures that differ only in sizes; one whose output sizes no axis has is a group of its own."""
+    kernels: dict[str, KernelDefinition] = {}
     for signature in signatures:
         try:
             kernel = _kernel(signature)
@@ -106,17 +106,17 @@ def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses:
             yield kernel
         else:
             for member in kernel.members:
-                yield Kernel(kernel.op, kernel.reference, kernel.inputs, kernel.outputs, [member])
+                yield KernelDefinition(kernel.op, kernel.reference, kernel.inputs, kernel.outputs, [member])
 
 
-def _ranks(kernel: Kernel) -> list[int]:
+def _ranks(kernel: KernelDefinition) -> list[int]:
     _, inputs, outputs = kernel.members[0]
     return [len(shape) for shape in (*inputs, *outputs)]
 
 
-def _kernel(signature: Signature) -> Kernel:
+def _kernel(signature: Signature) -> KernelDefinition:
     if signature.kind != OPERATOR:
-        raise NoForm("it is no operator of torch's dispatcher")
+        raise NoForm("not an operator of torch's dispatcher")
     schema = next(iter(schemas_of(signature.op)), None)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     inputs: list[tuple[str, TensorSpec]] = []
@@ -136,7 +136,7 @@ def _kernel(signature: Signature) -> Kernel:
     outputs = list(_outputs(signature.outputs))
     parameters = ", ".join(name for name, _ in inputs)
     call = f"torch.ops.{signature.op}({', '.join(parts)})"
-    return Kernel(
+    return KernelDefinition(
         signature.op,
         f"import torch\n\n\ndef run({parameters}):\n    return {call}\n",
         tuple((name, _dtype(tensor)) for name, tensor in inputs),
@@ -148,7 +148,7 @@ def _kernel(signature: Signature) -> Kernel:
 def _literal(value: Any) -> str:
     match value:
         case float() if not math.isfinite(value):
-            raise NoForm("a number that Python has no text for")
+            raise NoForm("unsupported: infinite or NaN number")
         case None | bool() | int() | float() | str():
             return repr(value)
         case torch.dtype() | torch.layout() | torch.memory_format():
@@ -159,7 +159,7 @@ def _literal(value: Any) -> str:
 
 
 def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
-    """Tensors that the first call returned, as far as they are known."""
+    """Yield the names and tensors of the recorded results."""
     tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, TensorSpec)]
     for place, tensor in enumerate(tensors):
         yield ("output" if len(tensors) == 1 else f"output_{place}"), tensor
@@ -170,16 +170,16 @@ def _dtype(tensor: TensorSpec) -> str:
     if name not in DTYPES:
         raise NoForm(f"the format has no {name}")
     if tensor.layout != torch.strided or tensor.cls is not None or tensor.made_of is not None:
-        raise NoForm("a tensor that is not an ordinary one")
+        raise NoForm("unsupported: tensor that is sparse, quantized or of a subclass")
     return name
 
 
 Sizes = tuple[int, ...]
-"""Of one dimension, in each member."""
+"""Sizes of a dimension in each member."""
 
 
-def _axes(kernel: Kernel) -> dict[Sizes, str] | None:
-    """Names of axes by their sizes in all members; None where a size of an output is no input's and not constant."""
+def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
+    """Return axis names by their sizes in all members; None if an output size is neither an input's nor constant."""
     axes: dict[Sizes, str] = {}
     variables = 0
     for is_output in (False, True):
@@ -196,13 +196,13 @@ def _axes(kernel: Kernel) -> dict[Sizes, str] | None:
     return axes
 
 
-def _dimensions(kernel: Kernel, is_output: bool) -> Iterator[Sizes]:
+def _dimensions(kernel: KernelDefinition, is_output: bool) -> Iterator[Sizes]:
     shapes = [member[2] if is_output else member[1] for member in kernel.members]
     for tensor in zip(*shapes, strict=True):
         yield from zip(*tensor, strict=True)
 
 
-def _write_kernel(kernel: Kernel, trace: Trace, folder: Path) -> None:
+def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
     axes = _axes(kernel)
     assert axes is not None, "it was looked at before"
     kind = kernel.op.split(".")[1]
@@ -246,8 +246,8 @@ def _write_kernel(kernel: Kernel, trace: Trace, folder: Path) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def _sources(kernel: Kernel, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
-    """Where each input's values come from: those of whole numbers and booleans are drawn once, and stored."""
+def _sources(kernel: KernelDefinition, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
+    """Return the source of each input's values; those of integers and booleans are drawn once and stored."""
     specs = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
     stored: dict[str, torch.Tensor] = {}
     for (name, _), spec in zip(kernel.inputs, specs, strict=True):

@@ -1,4 +1,4 @@
-"""Members of a JSON object that is longer than memory should hold, such as the events of a profiler."""
+"""Members of a long JSON object, read one after another in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MOST_VALUE = 16 << 20
 
 
 class CutText(FormatError):
-    """That the text ends before the object does."""
+    """The text ends before the object does."""
 
 
 class TooLong(Exception):
-    """A value that goes beyond the bound."""
+    """A value is longer than `MOST_VALUE`."""
 
 
 def members(
     chunks: Iterable[bytes], list_name: str, unbounded: bool = False, strict: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """Names and values of an object's members; of the list each item, under the list's name.
+    """Yield names and values of an object's members; for the list each item, under the list's name.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def members(
     while True:
         name = text.value()
         if not isinstance(name, str):
-            raise FormatError("a value stands where a name should")
+            raise FormatError("expected the name of a member")
         if strict and name in names:
             raise FormatError(f"{name[:60]!r} stands twice in one object")
         names.add(name)
@@ -75,7 +75,7 @@ def _items(text: _Text) -> Iterator[Any]:
 
 
 class _Text:
-    """Text of which as much is in memory as one value takes."""
+    """Text that is read piece by piece, as one value needs it."""
 
     def __init__(self, chunks: Iterator[bytes], unbounded: bool, strict: bool) -> None:
         self._chunks = chunks
@@ -86,7 +86,7 @@ class _Text:
         self._place = 0
 
     def peek(self) -> str:
-        """The next character that is no space."""
+        """Return the next character that is not a space."""
         while True:
             while self._place < len(self._text):
                 if not self._text[self._place].isspace():
@@ -96,15 +96,15 @@ class _Text:
                 raise CutText
 
     def expect(self, characters: str) -> str:
-        """Pass over the next character, which is one of these."""
+        """Skip and return the next character, which must be one of `characters`."""
         character = self.peek()
         if character not in characters:
-            raise FormatError(f"{character!r} stands where {' or '.join(characters)} is to be")
+            raise FormatError(f"expected {' or '.join(characters)}, got {character!r}")
         self._place += 1
         return character
 
     def value(self) -> Any:
-        """The next value."""
+        """Return the next JSON value."""
         self.peek()
         while True:
             try:
@@ -125,7 +125,7 @@ class _Text:
             return value
 
     def _more(self) -> bool:
-        """Read as much again as there is, so that a long value is not parsed once for each chunk."""
+        """Read as much again as is in memory, so that a long value is not parsed once per chunk."""
         pieces = [self._text[self._place :]]
         length = len(pieces[0])
         if length > MOST_VALUE and not self._unbounded:

@@ -1,4 +1,4 @@
-"""ONNX models as traces of one run: each node as the calls of aten that do the same, with shapes by onnx's inference.
+"""ONNX models as traces of one run: each node as equivalent calls of aten, with shapes by onnx's inference.
 
 Weights are not read, but for small constants: these are sizes, indices and scales, and decide what a call does.
 """
@@ -16,10 +16,18 @@ import torch
 
 from opgrip.cli.plugins import needed
 from opgrip.errors import one_line
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, Storages, aliases, split
-from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, Shapes, complete, inlined, tensor
+from opgrip.traces.formats.building import (
+    NO_GRADIENTS,
+    NO_TIMES,
+    NO_VALUES,
+    GraphStorages,
+    RecordBuilder,
+    aliases,
+    split,
+)
+from opgrip.traces.formats.onnx_nodes import NoOperator, OnnxCall, OnnxNode, Shapes, complete, inlined, tensor
 from opgrip.traces.formats.onnx_operators import check_operator, lower
-from opgrip.traces.formats.overloads import NoOverload, bind
+from opgrip.traces.formats.operator_schemas import NoOverload, bind
 from opgrip.traces.formats.protobuf_files import has_more_fields
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
@@ -30,9 +38,9 @@ from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
 OPEN_BATCH, OPEN_SIZE = 1, 64
 MOST_CONSTANT = 1024
-"""Elements of a constant that is looked at."""
+"""Elements of a constant that is read."""
 MOST_FIELDS = 1 << 20
-"""Of a model and all that is in it: a field of two bytes that is a message takes hundreds in memory."""
+"""Fields of a model and its parts: a field of two bytes takes hundreds of bytes in memory."""
 MOST_DIMENSIONS = 64
 """Of a tensor of torch's."""
 OPEN_SIZES = f"sizes that the model leaves open: {OPEN_BATCH} where it is an input's first, else {OPEN_SIZE}"
@@ -40,7 +48,7 @@ LAYOUT = "strides and devices: the file has none, so tensors are contiguous and 
 PATHS = "pkg.torch.onnx.name_scopes"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 FIRST_BYTES = re.compile(rb"\x08[\x01-\x1f](?:\x12|\x1a|\x22|\x28|\x32|\x3a|\x42)", re.DOTALL)
-"""Of a model: its version, then a text, number or message that may follow."""
+"""Start of a model: its version, then a text, number or message."""
 OWN_DOMAINS = ("", "ai.onnx")
 
 _NAMES = (
@@ -60,12 +68,12 @@ _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", 
 
 
 def recognizes(head: Head) -> bool:
-    """Whether it begins as the message of a model does."""
+    """Return True if a file begins like the message of a model."""
     return FIRST_BYTES.match(head.start) is not None
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls of a model's nodes, in their order."""
+    """Yield the calls of a model's nodes in order."""
     onnx = needed("onnx", "onnx")
     model = _parse(file, onnx)
     graph = model.graph
@@ -82,7 +90,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
     complete(graph.node, shapes, constants, lambda item: _attribute(item, onnx), _node_inference(opset, onnx))
     facts = {"producer": f"{model.producer_name} {model.producer_version}".strip()[:200]}
     builder = RecordBuilder("onnx", file.losses, {key: value for key, value in facts.items() if value})
-    storages = Storages()
+    storages = GraphStorages()
     numbers = count()
     between = lambda: storages.of(f"\0{next(numbers)}")  # noqa: E731
     for item in graph.node:
@@ -98,7 +106,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
             file.losses.skip(op, str(error)[:200])
             continue
         except (ValueError, TypeError, IndexError, OverflowError, RuntimeError, ZeroDivisionError) as error:
-            file.losses.skip(op, f"arguments that do not fit: {one_line(error, 80)}")
+            file.losses.skip(op, f"arguments do not match: {one_line(error, 80)}")
             continue
         names = {id(spec): name for spec, name in zip(node.outputs, item.output, strict=False)}
         scope = _scope(item)
@@ -127,7 +135,7 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
 
 
 def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
-    """Values of small constants by name; those of weights are taken out, which inference has no use for."""
+    """Return values of small constants by name; remove those of weights, which inference does not need."""
     constants: dict[str, list[Any]] = {}
     for item in graph.initializer:
         values = _values(item, onnx)
@@ -147,7 +155,7 @@ def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
 
 
 def _values(item: Any, onnx: Any) -> list[Any] | None:
-    """The elements of a tensor of the file itself, where they are few; None for all others."""
+    """Return the elements of a small tensor that the file itself holds, None for other tensors."""
     if any(size < 0 for size in item.dims) or prod(item.dims) > MOST_CONSTANT or item.external_data:
         return None
     if item.data_location == onnx.TensorProto.EXTERNAL or not _dtype(item.data_type):
@@ -165,7 +173,7 @@ def _dtype(number: int) -> torch.dtype | None:
 
 
 def _attribute(attribute: Any, onnx: Any) -> Any:
-    """What an attribute holds: a number, text, or list; None for graphs and types."""
+    """Return the number, string or list of an attribute, None for graphs and types."""
     kind = attribute.type
     if kind == _STRING:
         return attribute.s.decode(errors="replace")
@@ -181,7 +189,7 @@ def _attribute(attribute: Any, onnx: Any) -> Any:
 
 
 def _close(graph: Any) -> bool:
-    """Give inputs the sizes that they leave open; whether there were such."""
+    """Set the sizes that inputs leave open; return True if there were any."""
     sizes: dict[str, int] = {}
     for item in graph.input:
         for place, dimension in enumerate(item.type.tensor_type.shape.dim):
@@ -206,7 +214,7 @@ def _is_concrete(value: Any) -> bool:
 
 
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
-    """Onnx's inference of one node.
+    """Return onnx's shape inference of one node.
 
     That of a whole model has no bound: thirty nodes that take from a tensor by itself double its dimensions each.
     """
@@ -229,14 +237,14 @@ def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
         try:
             return infer(node, shapes, constants)
         except Exception:
-            # its errors are of many kinds; what it cannot tell is told of the nodes that need it
+            # its errors are of many kinds; shapes that it does not infer are reported with the nodes that need them
             return {}
 
     return guarded
 
 
 def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
-    """Name, type and shape of a value that has both."""
+    """Yield name, type and shape of a value that has both."""
     kind = item.type.tensor_type
     if len(kind.shape.dim) > MOST_DIMENSIONS:
         return
@@ -246,7 +254,7 @@ def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ..
 
 
 def _shapes(graph: Any) -> Shapes:
-    """Type and shape of each value that has both."""
+    """Return type and shape of each value that has both."""
     values = (*graph.input, *graph.output, *graph.value_info)
     shapes = {name: shape for item in values for name, shape in _shape_of(item)}
     weights = [(item.name, item) for item in graph.initializer]
@@ -269,21 +277,21 @@ def _node(
     op: str,
     shapes: Shapes,
     constants: dict[str, list[Any]],
-    storages: Storages,
+    storages: GraphStorages,
     opset: int,
     between: Any,
     builder: RecordBuilder,
-) -> Node:
+) -> OnnxNode:
     onnx = needed("onnx", "onnx")
 
     def value(name: str, is_input: bool) -> TensorSpec | None:
         if not name:
             return None
         if name not in shapes:
-            raise NoOperator(f"onnx infers no shape of what it {'takes' if is_input else 'gives'}")
+            raise NoOperator(f"onnx infers no shape of its {'inputs' if is_input else 'outputs'}")
         dtype, shape = shapes[name]
         if not all(0 <= size < LIMIT >> 1 for size in shape) or prod(shape) >= LIMIT >> 1:
-            raise NoOperator("a size that is none")
+            raise NoOperator("a size is out of range")
         spec = tensor(shape, dtype, storages.of(name) if is_input else None)
         values = constants.get(name)
         fits = values is not None and len(values) == prod(shape) and 0 < len(values) <= MAX_ELEMENTS
@@ -294,16 +302,16 @@ def _node(
     attributes = {attribute.name: _attribute(attribute, onnx) for attribute in item.attribute}
     inputs = tuple(value(name, True) for name in item.input)
     outputs = tuple(value(name, False) for name in item.output)
-    return Node(op, inputs, outputs, tuple(map(constants.get, item.input)), attributes, opset, between)
+    return OnnxNode(op, inputs, outputs, tuple(map(constants.get, item.input)), attributes, opset, between)
 
 
-def _bound(call: Call) -> Call:
+def _bound(call: OnnxCall) -> OnnxCall:
     bound = bind(f"aten::{call.op}", call.args, call.kwargs)
-    return Call(bound.op, bound.args, call.outputs, bound.kwargs)
+    return OnnxCall(bound.op, bound.args, call.outputs, bound.kwargs)
 
 
-def _placed(call: Call, names: dict[int, str], storages: Storages) -> Call:
-    """The call with its results in their memory."""
+def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> OnnxCall:
+    """Return the call with the storages of its results."""
     shared = aliases(call.op, call.args, call.kwargs)
     results = list(tensors(call.outputs))
     shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)
@@ -318,7 +326,7 @@ def _placed(call: Call, names: dict[int, str], storages: Storages) -> Call:
 
 
 def _scope(item: Any) -> Scope:
-    """The module that a node came from, as torch's exporters tell it: in properties, or in the node's name."""
+    """Return the module of a node, which torch's exporters write to properties or the node's name."""
     facts = {prop.key: prop.value for prop in item.metadata_props} if hasattr(item, "metadata_props") else {}
     paths, classes = (re.findall(r"'([^']*)'", facts.get(key, "")[:20_000]) for key in (PATHS, CLASSES))
     if paths:

@@ -1,4 +1,4 @@
-"""A node of an ONNX graph with its shapes and constants, functions of the model, and sizes that are computed.
+"""Nodes of an ONNX graph with shapes and constants, functions of the model, and computed sizes.
 
 Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it; onnx's
 inference over a whole model follows few of these, and is not asked to, since it would follow a bomb of them too.
@@ -21,13 +21,13 @@ from opgrip.traces.schema.tensor_specs import contiguous
 
 MOST_ELEMENTS = 1024
 MOST_INPUTS = 64
-"""Of a constant that is worked out."""
+"""Inputs of a constant that is computed."""
 MOST_NUMBER = 1 << 62
 
 Numbers = list[Any]
 Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 Fold = Callable[[list[Numbers], Mapping[str, Any]], Numbers]
-"""Values by those of the inputs, and attributes."""
+"""Computes values from those of the inputs, and attributes."""
 
 
 def complete(
@@ -93,7 +93,7 @@ def _slice(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 
 
 def _cast(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
-    # 6 and 7 are whole numbers of 32 and 64 bits; other types keep the numbers that they are
+    # 6 and 7 are integers of 32 and 64 bits; other types keep their values
     return [int(value) for value in inputs[0]] if attributes.get("to") in (6, 7) else inputs[0]
 
 
@@ -113,7 +113,7 @@ def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 
 
 def _each(function: Callable[..., Any]) -> Fold:
-    """A function of elements; a single one stands for as many as the others have."""
+    """Return a function of lists that applies `function` to their elements, with broadcasting of single ones."""
 
     def fold(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
         length = max(map(len, inputs))
@@ -153,19 +153,19 @@ FOLDS: dict[str, Fold] = {
 
 
 MOST_NODES = 1_000_000
-"""Of a model whose functions stand where they are called: thirty functions that call each other twice are a billion."""
+"""Nodes of a model after inlining: thirty functions that call each other twice are a billion."""
 MOST_DEPTH = 200
-"""Functions that call each other, one inside of the other, and graphs within graphs."""
+"""Depth of nested function calls and graphs."""
 
 Key = tuple[str, str, str]
 
 
 class _TooMany(ValueError):
-    """That functions call each other without end, or too often."""
+    """Functions call each other without end, or too often."""
 
 
 def inlined(model: Any, losses: Losses) -> Any:
-    """The model without functions; where they go beyond the bounds, calls of them stay what no operator is for."""
+    """Return the model without functions; beyond the bounds, calls of them stay and have no operator."""
     functions = {_key(item, item.name): item for item in model.functions}
     try:
         _check(model.graph.node, functions)
@@ -184,7 +184,7 @@ def _check(nodes: Iterable[Any], functions: dict[Key, Any]) -> None:
 
     def size_of(nodes: Iterable[Any], depth: int) -> int:
         if depth > MOST_DEPTH:
-            raise _TooMany("they nest too deep")
+            raise _TooMany("they are nested too deeply")
         total = 0
         for node in nodes:
             key = _key(node, node.op_type)
@@ -196,7 +196,7 @@ def _check(nodes: Iterable[Any], functions: dict[Key, Any]) -> None:
 
     def size_of_function(key: Key, depth: int) -> int:
         if key in running:
-            raise _TooMany("one calls itself")
+            raise _TooMany("a function calls itself")
         if key not in sizes:
             running.add(key)
             sizes[key] = size_of(functions[key].node, depth + 1)
@@ -219,12 +219,12 @@ def _graphs(node: Any) -> Iterator[Any]:
 
 
 class NoOperator(ValueError):
-    """That torch has no operator for a node, by the reason."""
+    """Torch has no operator for a node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call that a node, or a part of it, becomes.
+class OnnxCall:
+    """A call made of a node or a part of it.
 
     Attributes
     ----------
@@ -239,14 +239,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OnnxNode:
     """A node.
 
     Attributes
     ----------
     inputs : None for one that is left out
     outputs : None for one that nobody takes
-    constants : of each input the values in their order, None where the graph does not tell them, or there are many
+    constants : values of each input, None if unknown or many
     opset : version of the operators of ONNX that the model is written in
     between : the memory of a value between two calls of this node
     """
@@ -261,49 +261,56 @@ class Node:
 
     @property
     def x(self) -> TensorSpec:
-        """The first input."""
+        """Return the first input."""
         return self.input(0)
 
     @property
     def out(self) -> TensorSpec:
-        """The first output."""
+        """Return the first output."""
         if not self.outputs or self.outputs[0] is None:
-            raise NoOperator("nobody takes what it gives")
+            raise NoOperator("its output is unused")
         return self.outputs[0]
 
     @property
     def rank(self) -> int:
-        """Of the first input."""
+        """Return the number of dimensions of the first input."""
         return len(self.x.shape)
 
     def has(self, place: int) -> bool:
-        """Whether an input is there."""
+        """Return True if an input is there."""
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def input(self, place: int) -> TensorSpec:
-        """An input that has to be there."""
+        """Return an input, or raise `NoOperator` if it is missing."""
         value = self.inputs[place] if place < len(self.inputs) else None
         if value is None:
-            raise NoOperator("it lacks an input")
+            raise NoOperator("an input is missing")
         return value
 
+    def all_inputs(self) -> list[TensorSpec]:
+        """Return the inputs, none of which may be missing."""
+        return [self.input(place) for place in range(len(self.inputs))]
+
+    @property
+    def keeps_dimensions(self) -> bool:
+        """Return True if a reduction keeps the dimensions that it reduces."""
+        return bool(self.get("keepdims", 1))
+
     def optional(self, place: int) -> TensorSpec | None:
-        """An input that may be left out."""
+        """Return an input that may be missing."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
-        """An attribute, of the default's type."""
+        """Return an attribute that has the default's type."""
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
-            raise NoOperator(f"its attribute {name} is of another type")
+            raise NoOperator(f"its attribute {name} has another type")
         return value
 
     def numbers(self, name: str, place: int) -> list[Any] | None:
-        """Numbers that older versions have as an attribute and newer ones as an input; None where they are left out.
+        """Return numbers that older versions have as an attribute and newer ones as an input, None if missing.
 
-        Raises
-        ------
-        NoOperator : where they are computed
+        Raise `NoOperator` if they are computed.
         """
         if name in self.attributes:
             value = self.attributes[name]
@@ -312,54 +319,54 @@ class Node:
             return None
         values = self.constants[place]
         if values is None:
-            raise NoOperator(f"its {name} are computed")
+            raise NoOperator(f"its {name} are data-dependent")
         return list(values)
 
     def whole(self, name: str, place: int) -> list[int] | None:
-        """The same, of whole numbers."""
+        """Return the list of integers of an attribute or input; see `numbers`."""
         values = self.numbers(name, place)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):
-            raise NoOperator(f"its {name} are no whole numbers")
+            raise NoOperator(f"its {name} are not integers")
         return values
 
     def axis(self, default: int, name: str = "axis") -> int:
-        """A dimension of the first input, from 0 on."""
+        """Return a dimension of the first input, from 0 on."""
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
-            raise NoOperator("a dimension that is not there")
+            raise NoOperator("a dimension does not exist")
         return value % max(self.rank, 1)
 
     def spatial(self, name: str, default: int) -> list[int]:
-        """An attribute of a number for each dimension after batch and channels."""
+        """Return an attribute with one number per dimension after batch and channels."""
         count = self.rank - 2
         if count not in (1, 2, 3):
-            raise NoOperator(f"of {count} spatial dimensions")
+            raise NoOperator(f"unsupported: {count} spatial dimensions")
         values: list[int] = self.get(name, [default] * count)
         if len(values) != count:
-            raise NoOperator(f"its {name} are of other dimensions")
+            raise NoOperator(f"its {name} have another number of dimensions")
         return values
 
     def step(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
-        """A value between two calls of this node."""
+        """Return a value between two calls of this node."""
         return tensor(shape, dtype or self.x.dtype, self.between())
 
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, storage: int | None) -> TensorSpec:
-    """A contiguous tensor on the processor."""
+    """Return the metadata of a contiguous tensor on the CPU."""
     return TensorSpec(shape, contiguous(shape), dtype, "cpu", storage=storage)
 
 
 def transposed(spec: TensorSpec) -> TensorSpec:
-    """The same memory, its last two dimensions exchanged."""
+    """Return a view with the last two dimensions exchanged."""
     assert spec.stride is not None, "it is strided"
     if len(spec.shape) < 2:
-        raise NoOperator("the transpose of a vector")
+        raise NoOperator("unsupported: transposed vector")
     *rest, rows, columns = range(len(spec.shape))
     order = (*rest, columns, rows)
     shape, stride = (tuple(sizes[place] for place in order) for sizes in (spec.shape, spec.stride))
     return replace(spec, shape=shape, stride=stride)
 
 
-def call(node: Node, op: str, *args: Any, outputs: Any = None, **kwargs: Any) -> list[Call]:
-    """A node that is one call; its output is the node's first unless another is named."""
-    return [Call(op, args, node.out if outputs is None else outputs, kwargs)]
+def call(node: OnnxNode, op: str, *args: Any, outputs: Any = None, **kwargs: Any) -> list[OnnxCall]:
+    """Return the one call of a node; its output is the node's first unless `outputs` is given."""
+    return [OnnxCall(op, args, node.out if outputs is None else outputs, kwargs)]

@@ -1,4 +1,4 @@
-"""Operators of aten for the operators of ONNX: the table, and how arguments are said.
+"""Operators of aten for the operators of ONNX.
 
 A node becomes one call where torch has an operator for it, and several where that takes a padding or a product apart.
 """
@@ -6,16 +6,17 @@ A node becomes one call where torch has an operator for it, and several where th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 
 from opgrip.traces.formats.building import NOT_RECORDED
 from opgrip.traces.formats.onnx_layers import LAYERS
-from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, call
-from opgrip.traces.formats.onnx_shapes import SHAPES
+from opgrip.traces.formats.onnx_nodes import NoOperator, OnnxCall, OnnxNode, call
 
-Lower = Callable[[Node], list[Call]]
+Lower = Callable[[OnnxNode], list[OnnxCall]]
 
 _SAME_NAME = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "IsInf"),
@@ -46,7 +47,7 @@ BINARY = {
     "Xor": "logical_xor.default",
 }
 OF_ALL = {"Max": "maximum.default", "Min": "minimum.default", "Sum": "add.Tensor"}
-"""Of as many inputs as there are, two at a time."""
+"""Operators of any number of inputs, applied to two at a time."""
 REDUCTIONS = {
     "ReduceL1": ("linalg_vector_norm.default", (1,)),
     "ReduceL2": ("linalg_vector_norm.default", (2,)),
@@ -56,14 +57,15 @@ REDUCTIONS = {
     "ReduceMin": ("amin.default", ()),
     "ReduceSum": ("sum.dim_IntList", ()),
 }
+MODULO = {False: "remainder.Tensor", True: "fmod.Tensor"}
 REASONS = {
-    "If": "which of its graphs runs is not told",
-    "Loop": "how often its graph runs is not told",
-    "Scan": "how often its graph runs is not told",
+    "If": "unsupported: data-dependent control flow",
+    "Loop": "unsupported: data-dependent number of iterations",
+    "Scan": "unsupported: data-dependent number of iterations",
     "Size": "torch has sizes without an operator",
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "torch's operator takes other weights"),
 }
-"""Why nodes have no operator, where it is known."""
+"""Reasons why nodes have no operator."""
 
 
 def check_operator(op: str) -> None:
@@ -72,12 +74,10 @@ def check_operator(op: str) -> None:
         raise NoOperator(REASONS.get(op, "no aten operator for it"))
 
 
-def lower(node: Node) -> list[Call]:
-    """The calls of a node of an operator that the table has.
+def lower(node: OnnxNode) -> list[OnnxCall]:
+    """Return the calls of a node whose operator is in the table.
 
-    Raises
-    ------
-    NoOperator : where there are none for its attributes or shapes
+    Raise `NoOperator` if there are none for its attributes or shapes.
     """
     return TABLE[node.op](node)
 
@@ -91,16 +91,16 @@ def _binary(op: str) -> Lower:
 
 
 def _of_all(op: str) -> Lower:
-    def lower_all(node: Node) -> list[Call]:
-        first, *others = [node.input(place) for place in range(len(node.inputs))]
+    def lower_all(node: OnnxNode) -> list[OnnxCall]:
+        first, *others = node.all_inputs()
         if not others:
             return call(node, "alias.default", first)
-        calls: list[Call] = []
+        calls: list[OnnxCall] = []
         for place, other in enumerate(others):
             is_last = place == len(others) - 1
             shape = tuple(torch.broadcast_shapes(first.shape, other.shape))
             result = node.out if is_last else node.step(shape)
-            calls.append(Call(op, (first, other), result, {}))
+            calls.append(OnnxCall(op, (first, other), result, {}))
             first = result
         return calls
 
@@ -108,53 +108,37 @@ def _of_all(op: str) -> Lower:
 
 
 def _reduction(op: str, before: tuple[Any, ...]) -> Lower:
-    def reduce(node: Node) -> list[Call]:
+    def reduce(node: OnnxNode) -> list[OnnxCall]:
         axes = node.whole("axes", 1)
         if not axes and node.get("noop_with_empty_axes", 0):
             return call(node, "alias.default", node.x)
         dims = [axis % max(node.rank, 1) for axis in axes] if axes else list(range(node.rank))
-        return call(node, op, node.x, *before, dims, bool(node.get("keepdims", 1)))
+        return call(node, op, node.x, *before, dims, node.keeps_dimensions)
 
     return reduce
 
 
-def _prod(node: Node) -> list[Call]:
+def _prod(node: OnnxNode) -> list[OnnxCall]:
     axes = node.whole("axes", 1)
     if not axes or len(axes) != 1:
-        raise NoOperator("a product over several dimensions")
-    return call(node, "prod.dim_int", node.x, axes[0], bool(node.get("keepdims", 1)))
+        raise NoOperator("unsupported: product over several dimensions")
+    return call(node, "prod.dim_int", node.x, axes[0], node.keeps_dimensions)
 
 
-def _argument(op: str) -> Lower:
-    return lambda node: call(node, op, node.x, node.axis(0), bool(node.get("keepdims", 1)))
-
-
-def _div(node: Node) -> list[Call]:
+def _div(node: OnnxNode) -> list[OnnxCall]:
     if node.x.dtype.is_floating_point:
         return call(node, "div.Tensor", node.x, node.input(1))
     return call(node, "div.Tensor_mode", node.x, node.input(1), rounding_mode="trunc")
 
 
-def _pow(node: Node) -> list[Call]:
+def _pow(node: OnnxNode) -> list[OnnxCall]:
     values = node.constants[1] if len(node.constants) > 1 else None
     if values is not None and len(values) == 1 and isinstance(values[0], int | float):
         return call(node, "pow.Tensor_Scalar", node.x, values[0])
     return call(node, "pow.Tensor_Tensor", node.x, node.input(1))
 
 
-def _mod(node: Node) -> list[Call]:
-    return call(node, "fmod.Tensor" if node.get("fmod", 0) else "remainder.Tensor", node.x, node.input(1))
-
-
-def _where(node: Node) -> list[Call]:
-    return call(node, "where.self", node.x, node.input(1), node.input(2))
-
-
-def _prelu(node: Node) -> list[Call]:
-    return call(node, "_prelu_kernel.default", node.x, node.input(1))
-
-
-def _clip(node: Node) -> list[Call]:
+def _clip(node: OnnxNode) -> list[OnnxCall]:
     bounds = [node.numbers(name, place) for place, name in ((1, "min"), (2, "max"))]
     if not any(bounds):
         return call(node, "alias.default", node.x)
@@ -162,86 +146,195 @@ def _clip(node: Node) -> list[Call]:
 
 
 def _with(op: str, *attributes: tuple[str, float]) -> Lower:
-    """An operator whose parameters are attributes, with ONNX's defaults."""
+    """Lower to an operator whose parameters are attributes, with ONNX's defaults."""
     return lambda node: call(node, op, node.x, *(node.get(name, default) for name, default in attributes))
 
 
-def _elu(node: Node) -> list[Call]:
-    return call(node, "elu.default", node.x, node.get("alpha", 1.0))
-
-
-def _threshold(node: Node) -> list[Call]:
-    return call(node, "threshold.default", node.x, node.get("alpha", 1.0), 0.0)
-
-
-def _hard_sigmoid(node: Node) -> list[Call]:
+def _hard_sigmoid(node: OnnxNode) -> list[OnnxCall]:
     alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
     if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
-        raise NoOperator("torch's operator has another slope")
+        raise NoOperator("torch's operator has a different slope")
     return call(node, "hardsigmoid.default", node.x)
 
 
-def _gelu(node: Node) -> list[Call]:
+def _gelu(node: OnnxNode) -> list[OnnxCall]:
     approximate = node.get("approximate", "none")
     return call(node, "gelu.default", node.x, **({} if approximate == "none" else {"approximate": approximate}))
 
 
 def _softmax(op: str) -> Lower:
-    def lower_softmax(node: Node) -> list[Call]:
+    def lower_softmax(node: OnnxNode) -> list[OnnxCall]:
         axis = node.axis(-1 if node.opset >= 13 else 1)
         if node.opset < 13 and axis != node.rank - 1:
-            raise NoOperator("a softmax over several dimensions")
+            raise NoOperator("unsupported: softmax over several dimensions")
         return call(node, op, node.x, axis, False)
 
     return lower_softmax
 
 
-def _cast(node: Node) -> list[Call]:
-    return call(node, "_to_copy.default", node.x, dtype=node.out.dtype)
-
-
-def _topk(node: Node) -> list[Call]:
+def _topk(node: OnnxNode) -> list[OnnxCall]:
     count = node.whole("k", 1)
     if not count:
-        raise NoOperator("it lacks its number")
+        raise NoOperator("its k is missing")
     flags = bool(node.get("largest", 1)), bool(node.get("sorted", 1))
     outputs = tuple(NOT_RECORDED if item is None else item for item in node.outputs)
     return call(node, "topk.default", node.x, count[0], node.axis(-1), *flags, outputs=outputs)
 
 
-def _cumsum(node: Node) -> list[Call]:
+def _cumsum(node: OnnxNode) -> list[OnnxCall]:
     axis = node.whole("axis", 1)
     if not axis or node.get("exclusive", 0) or node.get("reverse", 0):
-        raise NoOperator("torch's operator sums forward, each element with itself")
+        raise NoOperator("unsupported: exclusive or reverse sum")
     return call(node, "cumsum.default", node.x, axis[0])
 
 
-def _einsum(node: Node) -> list[Call]:
-    operands = [node.input(place) for place in range(len(node.inputs))]
-    return call(node, "einsum.default", node.get("equation", ""), operands)
-
-
-def _triangle(node: Node) -> list[Call]:
+def _triangle(node: OnnxNode) -> list[OnnxCall]:
     offset = node.whole("k", 1) or [0]
     return call(node, "triu.default" if node.get("upper", 1) else "tril.default", node.x, offset[0])
 
 
-def _range(node: Node) -> list[Call]:
+def _range(node: OnnxNode) -> list[OnnxCall]:
     ends = [node.constants[place] for place in range(3)]
     # of a computed one the length is known
     start, end, step = [item[0] for item in ends if item] if all(ends) else [0, node.out.shape[0], 1]
     return call(node, "arange.start_step", start, end, step, dtype=node.out.dtype)
 
 
-def _full(node: Node) -> list[Call]:
+def _full(node: OnnxNode) -> list[OnnxCall]:
     value = node.attributes.get("value", [0.0])
     if not isinstance(value, list) or len(value) != 1:
-        raise NoOperator("a value that cannot be read")
+        raise NoOperator("a value cannot be read")
     return call(node, "full.default", list(node.out.shape), value[0], dtype=node.out.dtype)
 
 
-def _random_like(op: str) -> Lower:
-    return lambda node: call(node, op, node.x)
+FAR = 1 << 62
+"""Ends of slices beyond this are ends of the dimension."""
+
+
+def _view(node: OnnxNode) -> list[OnnxCall]:
+    if prod(node.x.shape) != prod(node.out.shape):
+        raise NoOperator("the shapes have different numbers of elements")
+    return call(node, "view.default", node.x, list(node.out.shape))
+
+
+def _squeeze(node: OnnxNode) -> list[OnnxCall]:
+    axes = node.whole("axes", 1)
+    if axes is None:
+        return call(node, "squeeze.default", node.x)
+    return call(node, "squeeze.dims", node.x, axes)
+
+
+def _unsqueeze(node: OnnxNode) -> list[OnnxCall]:
+    axes = node.whole("axes", 1)
+    if axes is not None and len(axes) == 1:
+        return call(node, "unsqueeze.default", node.x, axes[0])
+    return _view(node)
+
+
+def _split(node: OnnxNode) -> list[OnnxCall]:
+    axis = node.axis(0)
+    pieces = [item for item in node.outputs if item is not None]
+    if len(pieces) != len(node.outputs):
+        raise NoOperator("some of its outputs are unused")
+    sizes = [item.shape[axis] for item in pieces]
+    return call(node, "split_with_sizes.default", node.x, sizes, axis, outputs=pieces)
+
+
+def _slice(node: OnnxNode) -> list[OnnxCall]:
+    starts, ends = node.whole("starts", 1), node.whole("ends", 2)
+    if starts is None or ends is None:
+        raise NoOperator("its starts or ends are missing")
+    axes = node.whole("axes", 3) or list(range(len(starts)))
+    steps = node.whole("steps", 4) or [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or not starts:
+        raise NoOperator("its starts or ends cannot be read")
+    calls: list[OnnxCall] = []
+    x = node.x
+    for place, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
+        if step < 1 or not -node.rank <= axis < node.rank:
+            raise NoOperator("unsupported: negative step")
+        size = x.shape[axis]
+        shape = list(x.shape)
+        shape[axis] = len(range(*slice(start, end, step).indices(size)))
+        result = node.out if place == len(starts) - 1 else node.step(tuple(shape))
+        last = min(end, FAR)
+        args = (x, axis, max(start, -FAR), last, *([step] if step != 1 else []))
+        calls.append(OnnxCall("slice.Tensor", args, result, {}))
+        x = result
+    return calls
+
+
+def _gather(node: OnnxNode) -> list[OnnxCall]:
+    index, axis = node.input(1), node.axis(0)
+    values = node.constants[1]
+    if not index.shape and values is not None and len(values) == 1:
+        return call(node, "select.int", node.x, axis, values[0])
+    if axis == 0 and node.rank == 2 and values is None:
+        return call(node, "embedding.default", node.x, index)
+    if len(index.shape) == 1:
+        return call(node, "index_select.default", node.x, axis, index)
+    return call(node, "index.Tensor", node.x, [*[None] * axis, index])
+
+
+def _scatter_elements(node: OnnxNode) -> list[OnnxCall]:
+    reductions = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+    reduction = node.get("reduction", "none")
+    args = (node.x, node.axis(0), node.input(1), node.input(2))
+    if reduction == "none":
+        return call(node, "scatter.src", *args)
+    if reduction not in reductions:
+        raise NoOperator("torch does not have this reduction")
+    return call(node, "scatter_reduce.two", *args, reductions[reduction])
+
+
+def _tile(node: OnnxNode) -> list[OnnxCall]:
+    repeats = node.whole("repeats", 1)
+    if repeats is None or len(repeats) != node.rank or min(repeats, default=0) < 0:
+        raise NoOperator("its repeats are missing")
+    return call(node, "repeat.default", node.x, repeats)
+
+
+def _pad(node: OnnxNode) -> list[OnnxCall]:
+    pads = node.whole("pads", 1) or []
+    axes = node.whole("axes", 3) if node.has(3) else None
+    places = [axis % max(node.rank, 1) for axis in axes] if axes is not None else list(range(node.rank))
+    if len(pads) != 2 * len(places):
+        raise NoOperator("the pads cannot be read")
+    amounts = {axis: (pads[item], pads[item + len(places)]) for item, axis in enumerate(places)}
+    last_first = [amounts.get(axis, (0, 0)) for axis in reversed(range(node.rank))]
+    while last_first and last_first[-1] == (0, 0):
+        last_first.pop()
+    flat = [amount for pair in last_first for amount in pair]
+    mode = node.get("mode", "constant")
+    if mode == "constant":
+        values = node.numbers("value", 2) or [0]
+        return call(node, "constant_pad_nd.default", node.x, flat, values[0])
+    names = {"reflect": "reflection", "edge": "replication"}
+    if mode not in names or len(last_first) not in (1, 2, 3) or min(flat) < 0:
+        raise NoOperator("torch's operator pads one to three dimensions")
+    return call(node, f"{names[mode]}_pad{len(last_first)}d.default", node.x, flat)
+
+
+def _depth_to_space(node: OnnxNode) -> list[OnnxCall]:
+    if node.get("mode", "DCR") != "CRD":
+        raise NoOperator("torch's operator has a different order of channels")
+    return call(node, "pixel_shuffle.default", node.x, int(node.get("blocksize", 1)))
+
+
+def _non_zero(node: OnnxNode) -> list[OnnxCall]:
+    columns, rows = node.out.shape
+    # ONNX has a row for each dimension, torch a column
+    found = replace(node.out, shape=(rows, columns), stride=(columns, 1), storage=node.between())
+    return [OnnxCall("nonzero.default", (node.x,), found, {}), OnnxCall("t.default", (found,), node.out, {})]
+
+
+def _shape(node: OnnxNode) -> list[OnnxCall]:
+    start, end = node.get("start", 0), node.get("end", node.rank)
+    if (start, end) == (0, node.rank):
+        return call(node, "_shape_as_tensor.default", node.x)
+    sizes = node.step((node.rank,), node.out.dtype)
+    whole = OnnxCall("_shape_as_tensor.default", (node.x,), sizes, {})
+    return [whole, OnnxCall("slice.Tensor", (sizes, 0, start, end), node.out, {})]
 
 
 TABLE: dict[str, Lower] = {
@@ -249,35 +342,51 @@ TABLE: dict[str, Lower] = {
     **{name: _binary(op) for name, op in BINARY.items()},
     **{name: _of_all(op) for name, op in OF_ALL.items()},
     **{name: _reduction(op, before) for name, (op, before) in REDUCTIONS.items()},
-    "ArgMax": _argument("argmax.default"),
-    "ArgMin": _argument("argmin.default"),
-    "Cast": _cast,
-    "CastLike": _cast,
+    "ArgMax": lambda node: call(node, "argmax.default", node.x, node.axis(0), node.keeps_dimensions),
+    "ArgMin": lambda node: call(node, "argmin.default", node.x, node.axis(0), node.keeps_dimensions),
+    "Cast": lambda node: call(node, "_to_copy.default", node.x, dtype=node.out.dtype),
+    "CastLike": lambda node: call(node, "_to_copy.default", node.x, dtype=node.out.dtype),
     "Celu": _with("celu.default", ("alpha", 1.0)),
     "Clip": _clip,
     "ConstantOfShape": _full,
     "CumSum": _cumsum,
     "Div": _div,
     "Dropout": _unary("alias"),
-    "Einsum": _einsum,
-    "Elu": _elu,
+    "Einsum": lambda node: call(node, "einsum.default", node.get("equation", ""), node.all_inputs()),
+    "Elu": _with("elu.default", ("alpha", 1.0)),
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
     "LeakyRelu": _with("leaky_relu.default", ("alpha", 0.01)),
     "LogSoftmax": _softmax("_log_softmax.default"),
-    "Mod": _mod,
-    "PRelu": _prelu,
+    "Mod": lambda node: call(node, MODULO[bool(node.get("fmod", 0))], node.x, node.input(1)),
+    "PRelu": _binary("_prelu_kernel.default"),
     "Pow": _pow,
-    "RandomNormalLike": _random_like("randn_like.default"),
-    "RandomUniformLike": _random_like("rand_like.default"),
+    "RandomNormalLike": _unary("randn_like"),
+    "RandomUniformLike": _unary("rand_like"),
     "Range": _range,
     "ReduceProd": _prod,
     "Softmax": _softmax("_softmax.default"),
-    "ThresholdedRelu": _threshold,
+    "ThresholdedRelu": lambda node: call(node, "threshold.default", node.x, node.get("alpha", 1.0), 0.0),
     "TopK": _topk,
     "Trilu": _triangle,
-    "Where": _where,
+    "Where": lambda node: call(node, "where.self", node.x, node.input(1), node.input(2)),
     **LAYERS,
-    **SHAPES,
+    "DepthToSpace": _depth_to_space,
+    "Flatten": _view,
+    "Gather": _gather,
+    "NonZero": _non_zero,
+    "Pad": _pad,
+    "Reshape": _view,
+    "ScatterElements": _scatter_elements,
+    "Shape": _shape,
+    "Slice": _slice,
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Unsqueeze": _unsqueeze,
+    "Concat": lambda node: call(node, "cat.default", node.all_inputs(), node.axis(0)),
+    "Expand": lambda node: call(node, "expand.default", node.x, list(node.out.shape)),
+    "GatherElements": lambda node: call(node, "gather.default", node.x, node.axis(0), node.input(1)),
+    "Transpose": lambda node: call(node, "permute.default", node.x, node.get("perm", list(reversed(range(node.rank))))),
 }
-"""What is not here is named with the reason when a model has it."""
+"""Nodes of other operators are counted with the reason."""

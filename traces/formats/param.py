@@ -1,71 +1,230 @@
-"""Operator configurations of PARAM, JSON: arguments by type, shape and range, which stand for many cases.
+"""Operator configurations of PARAM, JSON: arguments by type, shape and range, each of which describes many cases.
 
     {"torch.mm": {"input_iterator": "RangeConfigIterator", "input_data_generator": "PyTorch:DefaultDataGenerator",
       "config": [{"input": [{"args": [
         {"type": "tensor", "dtype": "float", "shape": [[128, 2048, 16], 256], "__range__": ["shape"]},
         {"type": "tensor", "dtype": "float", "shape": [256, 256]}]}]}]}}
 
-Iterators, which expand macros, and generators, which make arguments, are found by their names; see
-`opgrip.traces.formats.configurations`. Cases are numbered, and each is computed by its number when it is asked for.
+Iterators, which expand macros, and generators, which make arguments, are plug-ins in `configurations/`. Cases are
+numbered, and each is computed from its number when it is needed.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from opgrip.errors import FormatError
+from opgrip.errors import FormatError, one_line
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.configurations.generators import Arguments, Draw, Generate
-from opgrip.traces.formats.configurations.modules import Recorded, Recording
-from opgrip.traces.formats.configurations.plan import Case, Entry, UnreadableCase, plan_of, reasons
-from opgrip.traces.formats.configurations.value_choices import Choices
+from opgrip.traces.formats.configurations.generators import GENERATOR, ArgumentDraw, Arguments, Generate, generators
+from opgrip.traces.formats.configurations.iterators import (
+    ITERATOR,
+    Chain,
+    Combinations,
+    Expand,
+    Listed,
+    ValueChoices,
+    iterators,
+)
+from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded
 from opgrip.traces.formats.param_writing import calls_of, write
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.json_values import device_name
 from opgrip.traces.schema.records import Record, Scope
 
+
+@dataclass(frozen=True, slots=True)
+class SectionEntry:
+    """An entry of a `build` or `input` section without macros.
+
+    Attributes
+    ----------
+    form : with `args` and `kwargs`; None for a `build` section that there is not
+    weight : values that the section has for it, which bound what it costs to make its arguments
+    repeats : how often the case is called
+    """
+
+    form: dict[str, Any] | None
+    weight: int = 1
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationCase:
+    """A case of an operator whose arguments are not made yet."""
+
+    op: str
+    build: SectionEntry
+    input: SectionEntry
+    build_generator: Generate
+    input_generator: Generate
+
+
+@contextmanager
+def reasons() -> Iterator[None]:
+    """Raise errors of iterators and generators for unsuitable entries as `ValueError`."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"an entry cannot be read ({one_line(error)})") from error
+
+
+class UnreadableCase(ValueError):
+    """A case cannot be computed."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(reason)
+        self.op = op
+
+
+class _Entries:
+    """Entries that an iterator makes of one entry of a file."""
+
+    def __init__(self, form: Any, expand: Expand) -> None:
+        if not isinstance(form, dict):
+            raise ValueError("an entry is not an object")
+        with reasons():
+            self._choices = expand(form)
+        self._weight = weight_of(form)
+        self._repeats = _repeats_of(form)
+        self.count = self._choices.count
+
+    def at(self, index: int) -> SectionEntry:
+        with reasons():
+            form = self._choices.at(index)
+        return SectionEntry(form, self._weight, self._repeats)
+
+
+class _Operator:
+    def __init__(self, op: str, pairs: ValueChoices, build_generator: Generate, input_generator: Generate) -> None:
+        self._op, self._pairs = op, pairs
+        self._build_generator, self._input_generator = build_generator, input_generator
+        self.count = pairs.count
+
+    def at(self, index: int) -> ConfigurationCase:
+        try:
+            build, entry = self._pairs.at(index)
+        except ValueError as error:
+            raise UnreadableCase(self._op, str(error)) from error
+        return ConfigurationCase(self._op, build, entry, self._build_generator, self._input_generator)
+
+
+def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
+    """Return the cases of all operators in file order: for each entry of `build` all entries of `input`.
+
+    What cannot be expanded is counted in `losses`, with the reason.
+    """
+    return Chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
+
+
+def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any) -> list[ValueChoices]:
+    """Return what a function makes of its arguments; nothing, and count the reason, if it raises `ValueError`."""
+    try:
+        return [make(*args)]
+    except ValueError as error:
+        losses.skip(op, str(error))
+        return []
+
+
+def _cases_of(op: str, info: Any, losses: Losses) -> ValueChoices:
+    if not isinstance(info, dict) or not isinstance(info.get("config"), list):
+        raise ValueError("it has no list of configurations")
+    build_iterator = _named(iterators.get, info, "build_iterator", ITERATOR)
+    input_iterator = _named(iterators.get, info, "input_iterator", ITERATOR)
+    build_generator = _named(generators.get, info, "build_data_generator", GENERATOR)
+    input_generator = _named(generators.get, info, "input_data_generator", GENERATOR)
+
+    def pairs_of(config: Any) -> ValueChoices:
+        if not isinstance(config, dict) or not isinstance(config.get("input"), list):
+            raise ValueError("a configuration has no input section")
+        build = config.get("build")
+        builds = _expanded(op, build, build_iterator, losses) if build else Listed([SectionEntry(None)])
+        return Combinations([builds, _expanded(op, config["input"], input_iterator, losses)])
+
+    pairs = [part for config in info["config"] for part in _made(op, losses, pairs_of, config)]
+    return _Operator(op, Chain(pairs), build_generator, input_generator)
+
+
+def _named(find: Any, info: dict[str, Any], key: str, default: str) -> Any:
+    name = info.get(key) or default
+    entry = find(name) if isinstance(name, str) else None
+    if entry is None:
+        raise ValueError(f"unknown {key}: {str(name)[:60]}")
+    return entry
+
+
+def _expanded(op: str, section: Any, expand: Expand, losses: Losses) -> ValueChoices:
+    """Return all entries of a section."""
+    if not isinstance(section, list):
+        raise ValueError("a section is not a list")
+    return Chain([part for form in section for part in _made(op, losses, _Entries, form, expand)])
+
+
+def _repeats_of(form: dict[str, Any]) -> int:
+    repeats = form.get("count", 1)
+    if type(repeats) is not int or repeats < 1:
+        raise ValueError("a count is not a positive integer")
+    return repeats
+
+
+def weight_of(form: Any) -> int:
+    """Return the number of values in a JSON value."""
+    weight, level = 0, [form]
+    while level:
+        weight += len(level)
+        level = [child for item in level for child in _children(item)]
+    return weight
+
+
+def _children(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
+
+
 NAME = "param"
 MOST_CASES = 20_000
-"""Of a file that are made, before a part of them has to be chosen."""
+"""Cases of a file that are made without choosing a part of them."""
 MOST_VALUES = 5_000_000
 """Values in the entries of all cases that are made."""
 MOST_CALLS = 1_000_000
-"""That the entries of a file count."""
+"""Sum of the counts in a file."""
 MOST_BYTES = 64 << 20
-"""Of a file, which is in memory as a whole."""
+"""Bytes of a file, which is in memory as a whole."""
 MOST_ITEMS = 4 << 20
-"""Of a file: lists, objects, and what stands in them."""
+"""Lists, objects and their members in a file."""
 GENERATORS = re.compile(rb'"(?:build|input)_(?:data_generator|iterator)"\s*:')
 SECTIONS = re.compile(rb'"config"\s*:\s*\[\s*\{\s*"(?:build|input)"\s*:\s*\[')
 ONE_OPERATOR = re.compile(rb'"op_info"\s*:\s*\{')
-VALUES = "values of tensors: drawn as the file's generators do, floats from 0 to 1 and whole numbers from -10 to 9"
+VALUES = "values of tensors: drawn as the file's generators do, floats from 0 to 1 and integers from -10 to 9"
 DEVICE = "devices of tensors: the file has none but in run_options, so they are on the processor"
 
 
 def recognizes(head: Head) -> bool:
-    """Whether a file begins as an object of configurations."""
+    """Return True if a file begins like an object of configurations."""
     if not head.start.lstrip().startswith(b"{"):
         return False
     return any(pattern.search(head.start) for pattern in (GENERATORS, SECTIONS, ONE_OPERATOR))
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls of the file's cases, or of those that are asked for."""
+    """Yield the calls of the file's cases, or of the chosen ones."""
     operators, device = _operators_of(file)
     cases = plan_of(operators, file.losses)
     places = file.places(cases.count, MOST_CASES)
     builder = RecordBuilder(NAME, file.losses, {"cases": cases.count})
-    recording = Recording(device, file.unbounded)
+    recording = MetaRecording(device, file.unbounded)
     weight = calls = 0
     for place in places:
         case = _case_at(cases, place, file)
         if case is None:
             continue
         weight += case.build.weight + case.input.weight
-        case_calls = _calls_of(case, Draw(random.Random(place), device, builder.add_values), recording, file)
+        case_calls = _calls_of(case, ArgumentDraw(random.Random(place), device, builder.add_values), recording, file)
         calls += case.input.repeats * len(case_calls)
         if (weight > MOST_VALUES or calls > MOST_CALLS) and not file.unbounded:
             raise file.refusal(f"its cases have more than {MOST_VALUES:,} arguments, or {MOST_CALLS:,} calls")
@@ -76,17 +235,19 @@ def read(file: ForeignFile) -> Iterator[Record]:
     yield from builder.end()
 
 
-def _case_at(cases: Choices, place: int, file: ForeignFile) -> Case | None:
+def _case_at(cases: ValueChoices, place: int, file: ForeignFile) -> ConfigurationCase | None:
     try:
-        case: Case = cases.at(place)
+        case: ConfigurationCase = cases.at(place)
     except UnreadableCase as error:
         file.losses.skip(error.op, str(error))
         return None
     return case
 
 
-def _calls_of(case: Case, draw: Draw, recording: Recording, file: ForeignFile) -> list[Recorded]:
-    """The calls of a case; none, and a reason counted, where there is no such operator or its arguments are none."""
+def _calls_of(
+    case: ConfigurationCase, draw: ArgumentDraw, recording: MetaRecording, file: ForeignFile
+) -> list[Recorded]:
+    """Return the calls of a case; none, and count the reason, if the operator does not exist or refuses them."""
     try:
         build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
         arguments = _arguments(case.input, case.input_generator, draw)
@@ -96,14 +257,14 @@ def _calls_of(case: Case, draw: Draw, recording: Recording, file: ForeignFile) -
         return []
 
 
-def _arguments(entry: Entry, generate: Generate, draw: Draw) -> Arguments:
+def _arguments(entry: SectionEntry, generate: Generate, draw: ArgumentDraw) -> Arguments:
     assert entry.form is not None, "it was looked at"
     with reasons():
         return generate(entry.form, draw)
 
 
 def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
-    """The operators' configurations by name, and the device to run them on."""
+    """Return the operators' configurations by name, and the device to run them on."""
     size = 0
     pieces = []
     for chunk in file.chunks():
@@ -113,7 +274,7 @@ def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
         pieces.append(chunk)
     form = file.parse(b"".join(pieces), MOST_ITEMS)
     if not isinstance(form, dict):
-        raise file.damage("it is no object of operators")
+        raise file.damage("it is not an object of operators")
     if "op_name" not in form or "op_info" not in form:
         return form, "cpu"
     options = form.get("run_options")

@@ -5,52 +5,49 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, Any
 
 import torch
 
-from opgrip.traces.formats.configurations.generators import Arguments
-from opgrip.traces.formats.configurations.generators.default import DTYPE_OF
-from opgrip.traces.formats.configurations.modules import Recorded, Recording, is_function, module_names
-from opgrip.traces.formats.configurations.plan import GENERATOR
-from opgrip.traces.formats.overloads import Bound, NoOverload, bind, schemas_of
-from opgrip.traces.formats.schema_text import SchemaText, parse_schema
+from opgrip.traces.formats.configurations.generators import DTYPE_OF, GENERATOR, Arguments
+from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded, is_function, module_names
+from opgrip.traces.formats.nodes.node import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
+from opgrip.traces.formats.operator_schemas import (
+    Bound,
+    NoOverload,
+    SchemaText,
+    bind,
+    parse_schema,
+    schemas_of,
+    without_defaults,
+)
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import MEMORY_FORMATS, contiguous
+from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
 SPACES = ("special", "linalg", "fft")
-"""Modules of torch whose functions are operators with the module's name before theirs."""
-DTYPE_CODES = (
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64),
-    *(torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8, torch.quint8, torch.qint32),
-    torch.bfloat16,
-)
-"""dtypes by the whole numbers that TorchScript has for them, from 0 on."""
-CODES: dict[str, Sequence[Any]] = {
-    "dtype": DTYPE_CODES,
-    "layout": [torch.strided, torch.sparse_coo],
-    "memory_format": [
-        MEMORY_FORMATS[name] for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-    ],
+"""Modules of torch whose functions are operators with the module's name as prefix."""
+CODES: dict[str, dict[int, Any]] = {
+    "dtype": DTYPE_OF_CODE,
+    "layout": LAYOUT_OF_CODE,
+    "memory_format": MEMORY_FORMAT_OF_CODE,
 }
-"""What a whole number stands for, by the parameter's name."""
-
+"""Values by their integers in TorchScript, by the parameter's name."""
 NUMBER = TensorSpec((), (), torch.float64, "cpu")
-"""Stands for a number in the place of a tensor."""
+"""Placeholder for a number in place of a tensor."""
 
 
-def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: Recording) -> Iterator[Recorded]:
-    """The calls of one case.
+def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
+    """Yield the calls of one case.
 
     Parameters
     ----------
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
     build : arguments of the `build` section, where there is one: of a module's class, or an operator's schema as text
-    recording : runs what is no operator without memory, to see which it calls
+    recording : runs functions without memory to find the operators that they call
 
     Raises
     ------
@@ -81,15 +78,15 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
         return None
     text = next(iter((*build.args, *build.kwargs.values())))
     if not isinstance(text, str):
-        raise ValueError("it is no module, and its build section no schema")
+        raise ValueError("not a module, and its build section is not a schema")
     schema = parse_schema(text)
     if schema is None:
-        raise ValueError("a schema that cannot be read")
+        raise ValueError("its schema cannot be read")
     return schema
 
 
 def operator_name(name: str) -> str:
-    """The operator that a function is, as far as names tell: `torch.nn.functional.relu` is `aten::relu`."""
+    """Return the operator of a function by its name: `aten::relu` for `torch.nn.functional.relu`."""
     if "::" in name:
         return name
     parts = name.removeprefix("torch.ops.").split(".")
@@ -105,7 +102,7 @@ def _bind(name: str, arguments: Arguments) -> Bound:
 
 
 def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
-    """The call of the overload that a text describes: positions mean the names that the text gives them."""
+    """Return the call of the overload that a schema's text describes, with that text's parameter names."""
     if len(arguments.args) > len(schema.names):
         raise NoOverload(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
     named = dict(zip(schema.names, arguments.args, strict=False))
@@ -119,11 +116,11 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
             bound = bind(schema.name.partition(".")[0], arguments.args, arguments.kwargs)
         except NoOverload:
             raise first from None
-    return _without_defaults(_with_types(bound))
+    return without_defaults(_with_types(bound))
 
 
 def _bind_overload(name: str, named: dict[str, Any]) -> Bound:
-    """The call of a named overload, whose tensors may be numbers: torch makes tensors of these itself."""
+    """Return the call of a named overload; torch itself makes tensors of numbers."""
     kinds = {item.name: item.type.kind() for schema in schemas_of(name) for item in schema.arguments}
     numbers = {key: value for key, value in named.items() if kinds.get(key) == "TensorType" and _is_number(value)}
     bound = bind(name, (), named | dict.fromkeys(numbers, NUMBER))
@@ -143,7 +140,7 @@ def _with_overload(name: str) -> str:
 
 
 def _with_types(bound: Bound) -> Bound:
-    """The call with dtypes, layouts and memory formats in place of the numbers that stand for them."""
+    """Return the call with dtypes, layouts and memory formats instead of their integers."""
     (schema,) = schemas_of(_dispatcher_name(bound.op))[:1]
     names = [parameter.name for parameter in schema.arguments]
     args = tuple(_typed(name, value) for name, value in zip(names, bound.args, strict=False))
@@ -154,37 +151,9 @@ def _typed(name: str, value: Any) -> Any:
     types = CODES.get(name.removeprefix("out_"))
     if types is None or type(value) is not int:
         return value
-    if not 0 <= value < len(types):
-        raise ValueError(f"a {name} of number {value}, which there is not")
+    if value not in types:
+        raise ValueError(f"unknown number of a {name}: {value}")
     return types[value]
-
-
-def _without_defaults(bound: Bound) -> Bound:
-    """The call as the dispatcher passes it on: without what is as the schema has it anyway."""
-    (schema,) = schemas_of(_dispatcher_name(bound.op))[:1]
-    parameters = {parameter.name: parameter for parameter in schema.arguments}
-    args = list(bound.args)
-    for parameter in reversed(schema.arguments[: len(args)]):
-        if not is_default(parameter, args[-1]):
-            break
-        args.pop()
-    kwargs = {name: value for name, value in bound.kwargs.items() if not is_default(parameters[name], value)}
-    return Bound(bound.op, tuple(args), kwargs)
-
-
-def is_default(parameter: Any, value: Any) -> bool:
-    """Whether an argument is what its parameter has by default, with the same type."""
-    if not parameter.has_default_value():
-        return False
-    default = parameter.default_value
-    return bool(_plain(default) == _plain(value))
-
-
-def _plain(value: Any) -> Any:
-    """The value with its type, so that 1 is not True."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return type(value), value
 
 
 def _dispatcher_name(op: str) -> str:
@@ -194,13 +163,13 @@ def _dispatcher_name(op: str) -> str:
 
 NAME_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 ALIAS = re.compile(r"(?<=Tensor)\([^)]*\)")
-"""What a schema says of memory that a tensor shares: some readers of schemas stumble over `Tensor(a -> *)`."""
+"""Alias sets in a schema; some readers of schemas cannot parse `Tensor(a -> *)`."""
 SYMBOLIC = "SymInt"
-"""What the dispatcher calls a whole number that TorchScript calls an int."""
+"""The dispatcher's type of integers that are `int` in TorchScript."""
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Operators in their alphabetical order; of each overload a configuration, of each signature an entry.
+    """Write operators in alphabetical order, with a configuration per overload and an entry per signature.
 
     An operator's schema stands in the `build` section, and all its arguments, defaults too, in their order, as the
     other tool calls operators. How often a signature was called stands as `count`, which that tool passes over.
@@ -242,13 +211,13 @@ def _entry(args: list[Any], count: int) -> dict[str, Any]:
 
 
 def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
-    """The text of a call's schema and its arguments; raises `ValueError` where the format has none."""
+    """Return the text of a call's schema and its arguments; raise `ValueError` if the format cannot hold them."""
     if signature.kind != OPERATOR:
-        raise ValueError("it is no operator of torch's dispatcher")
+        raise ValueError("not an operator of torch's dispatcher")
     namespace, _, rest = signature.op.partition(".")
     schema = next(iter(schemas_of(f"{namespace}::{rest}")), None)
     if schema is None:
-        raise ValueError("it is not registered here, so its schema is not known")
+        raise ValueError("not registered in this torch, so its schema is unknown")
     args = [_form(parameter.name, value) for parameter, value in _all_arguments(schema, signature)]
     parsed = parse_schema(str(schema))
     assert parsed is not None, "a schema of torch"
@@ -256,14 +225,14 @@ def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _plain_type(text: str) -> str:
-    """A type as TorchScript's: without what the dispatcher adds."""
+    """Return a type without what the dispatcher adds to TorchScript's."""
     return ALIAS.sub("", text).replace(SYMBOLIC, "int")
 
 
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
-    """Each parameter of the operator with its value, its default where the call left it out."""
+    """Yield each parameter with its value or default."""
     if len(signature.args) > len(schema.arguments):
-        raise ValueError("it has more arguments than its schema here")
+        raise ValueError("it has more arguments than its schema")
     for place, parameter in enumerate(schema.arguments):
         if place < len(signature.args):
             yield parameter, signature.args[place]
@@ -276,7 +245,6 @@ def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any
 
 
 def _form(name: str, value: Any) -> dict[str, Any]:
-    """An argument as the format has it."""
     match value:
         case None:
             return {"type": "none"}
@@ -305,15 +273,15 @@ def _form(name: str, value: Any) -> dict[str, Any]:
 
 
 def _code(name: str, value: Any) -> dict[str, Any]:
-    """The whole number that TorchScript has for a dtype, layout or memory format."""
-    codes = list(CODES.get(name.removeprefix("out_"), ()))
-    if value not in codes:
-        raise ValueError(f"the format has no {value}")
-    return {"type": "int", "value": codes.index(value), "name": name}
+    """Return the integer that TorchScript has for a dtype, layout or memory format."""
+    for code, item in CODES.get(name.removeprefix("out_"), {}).items():
+        if item == value:
+            return {"type": "int", "value": code, "name": name}
+    raise ValueError(f"the format has no {value}")
 
 
 def _lost(signature: Signature) -> Iterator[str]:
-    """What an entry does not say of a call."""
+    """Yield what an entry loses of a call."""
     yield "time and place in the program"
     specs = list(tensors([signature.args, signature.kwargs]))
     if any(spec.stride != contiguous(spec.shape) or spec.offset for spec in specs):

@@ -1,4 +1,4 @@
-"""A trace of ours as Parquet: one row a call, for pandas, DuckDB and Polars, with all else that the trace holds.
+"""Traces of opgrip as Parquet: one row per call, for pandas, DuckDB and Polars, with all other records.
 
 Every row is a call. What stands between the blocks of calls of a trace, its header, signatures, scopes and so on, is
 JSON Lines in the column `records`, at the first call of the block that follows, with what a block has besides its
@@ -42,12 +42,12 @@ MOST_TEXT = 64 << 20
 
 
 def recognizes(head: Head) -> bool:
-    """Whether it is a Parquet file that says it is one of these."""
+    """Return True for a Parquet file that is marked as a trace."""
     return head.start.startswith(MAGIC) and MARK in footer_of(head.path)
 
 
 def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) -> None:
-    """A trace's records as they come; they are gone through three times where the trace has steps."""
+    """Write records as they come; they are read up to three times if the trace has steps."""
     columns = records.columns if isinstance(records, TraceReader) else records.__iter__
     table = ParquetTable(file, None if isinstance(records, Iterator) else find_step_starts(columns))
     for record in columns():
@@ -56,7 +56,7 @@ def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) ->
 
 
 def read(file: ForeignFile) -> Iterator[Record | CallBlock]:
-    """The records of a trace, in their order."""
+    """Yield the records of a trace in order."""
     kinds = {**dict.fromkeys(NUMBERS, "int64"), RECORDS: "string"}
     with open_parquet(file, kinds, (STORAGES,), batch_texts=MOST_TEXT, is_streamed=True) as content:
         records = _records(file, content)
@@ -90,7 +90,7 @@ def _records(file: ForeignFile, content: ParquetFile) -> Iterator[Record | CallB
                 before, block = _open_block(file, text)
                 yield from before
             if block is None:
-                raise file.damage("a call stands in no block")
+                raise file.damage("a call is not in a block")
             block.add(rows)
             if block.rows == block.count:
                 try:
@@ -112,13 +112,13 @@ def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
 
 
 def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:
-    """The rows of a batch from each of some places to the next, and those before the first."""
+    """Yield the rows from each place to the next, and those before the first."""
     bounds = [*([] if places[:1] == [0] else [0]), *places, count]
     yield from ((first, stop) for first, stop in pairwise(bounds) if stop > first)
 
 
 def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
-    """The record of a form; none where this version does not know its type."""
+    """Yield the record of a JSON value; nothing if this version does not know its type."""
     if not isinstance(form, dict):
         raise file.damage("a line is not a record")
     try:
@@ -151,26 +151,26 @@ class _Block:
         self.rows += rows.num_rows
         self.pieces.append(rows)
         if self.rows > self.count:
-            raise self.file.damage("a call stands in no block")
+            raise self.file.damage("a call is not in a block")
 
     def too_short(self) -> Exception:
-        """What to tell where the rows end before the block does."""
+        """Return the error for rows that end before the block does."""
         return self.file.damage(f"a block has {counted(self.rows, 'call')}, not {self.count}")
 
     def after(self) -> Iterator[Record]:
-        """The records behind it."""
+        """Yield the records after the block."""
         for line in self.lines:
             yield from _known(self.file, self.file.parse(line))
 
     def block(self) -> CallBlock:
-        """The block with its columns again.
+        """Return the block with its columns.
 
         Raises
         ------
         FormatError : where they do not go together
         """
         if any(piece.column("start_ns").null_count for piece in self.pieces):
-            raise self.file.damage("a call without a time")
+            raise self.file.damage("a call has no time")
         rest = self.rest
         start_ns, duration_ns = self._column("start_ns"), self._column("duration_ns")
         check_times(start_ns, duration_ns)
@@ -202,11 +202,11 @@ class _Block:
         if null is not None:
             pieces = [piece.fill_null(null) for piece in pieces]
         if any(piece.null_count for piece in pieces):
-            raise self.file.damage(f"a call without the whole number {name}")
+            raise self.file.damage(f"a call has no {name}")
         return np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces])
 
     def _storages(self) -> tuple[Integers, Integers]:
-        """How many tensors each call has, and the memory of each."""
+        """Return the number of tensors of each call, and the storage of each."""
         tensors = self.rest.get("tensors")
         if isinstance(tensors, list):
             # of a file of an earlier version
@@ -215,7 +215,7 @@ class _Block:
             storages = np.array(integers(decode_storages(codes, newest)), dtype=np.int64)
             counts = np.array(integers(tensors), dtype=np.int64)
             if len(counts) not in (0, self.count):
-                raise FormatError("a block of calls whose columns differ in length")
+                raise FormatError("the columns of a block differ in length")
             check_tensors(counts, storages)
             return counts, storages
         if tensors is not True:
@@ -223,13 +223,13 @@ class _Block:
         lists = [piece.column(STORAGES) for piece in self.pieces if STORAGES in piece.schema.names]
         numbers = [piece.flatten() for piece in lists]
         if not lists or any(piece.null_count for piece in (*lists, *numbers)):
-            raise FormatError("calls whose storages are missing")
+            raise FormatError("the storages of calls are missing")
         counts = np.concatenate([piece.value_lengths().to_numpy(zero_copy_only=False) for piece in lists])
         return counts.astype(np.int64), np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in numbers])
 
 
 def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]:
-    """The records before a block, and the block, of the text at its first call."""
+    """Return the records before a block and the block, from the text at its first call."""
     lines = text.split("\n")
     for place, line in enumerate(lines):
         # every block without rows of its own has none of this name
@@ -237,12 +237,12 @@ def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]
         if isinstance(form, dict) and form.get("type") == "calls" and "rows" in form:
             count = form["rows"]
             if type(count) is not int or count < 1:
-                raise file.damage("a block of no calls")
+                raise file.damage("a block has no calls")
             before = (record for earlier in lines[:place] for record in _known(file, file.parse(earlier)))
             return before, _Block(file, form, count, lines[place + 1 :])
     for line in lines:
         file.parse(line)
-    raise file.damage("a call stands in no block")
+    raise file.damage("a call is not in a block")
 
 
 formats.register("parquet")(

@@ -1,4 +1,4 @@
-"""The rows of a trace as a Parquet file, written in parts, with arguments in one line.
+"""Writer of a trace's rows to a Parquet file, with arguments in one line.
 
 A row is a call, in columns that a question can name. Names are looked up for a whole group of rows at once.
 """
@@ -28,7 +28,7 @@ MOST_OUTLINE = 1000
 
 
 def outline(signature: Signature) -> str:
-    """A call's arguments in short: `float32[2,3], 1, alpha=2`."""
+    """Return a call's arguments in short: `float32[2,3], 1, alpha=2`."""
     named = (f"{name}={_outline(value)}" for name, value in signature.kwargs.items())
     text = ", ".join([*map(_outline, signature.args), *named])
     return text if len(text) <= MOST_OUTLINE else f"{text[: MOST_OUTLINE - 1]}…"
@@ -48,23 +48,23 @@ def _outline(value: Any) -> str:
 
 
 ALONE = b"opgrip.records"
-"""Key of the note that has the records of a trace without calls."""
+"""Key of the metadata that has the records of a trace without calls."""
 NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")
-"""Columns that a trace is read from again."""
+"""Columns from which a trace is read."""
 STORAGES = "storages"
 RECORDS = "records"
 OF_SIGNATURE = ("op", "kind", "arguments")
 OF_SCOPE = ("module", "function", "file", "line", "phase", "inside")
 OF_BLOCK = ("thread", "process", "rank")
 GROUP = 1 << 17
-"""Calls that are written at a time."""
+"""Calls written at a time."""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class _Group:
-    """The columns of the rows that are not written yet: of each, a piece a block."""
+    """Columns of the rows that are not written yet, in one piece per block."""
 
     rows: int = 0
     numbers: dict[str, list[Integers]] = field(default_factory=lambda: {name: [] for name in NUMBERS})
@@ -75,11 +75,11 @@ class _Group:
     threads: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    """By block, the records that stand with it."""
+    """Records stored with each block."""
 
 
 class ParquetTable:
-    """A file that is being written. The last block is held back, as what follows it stands with it.
+    """A file that is being written. The last block is held back: the records after it are stored with it.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class ParquetTable:
         self._writer.close()
 
     def _begin_block(self, record: CallBlock) -> dict[str, Any]:
-        """Hold a block back; its form is what the columns do not have."""
+        """Hold back a block; return what the columns do not have of it."""
         self._end_block()
         self._block = record
         form: dict[str, Any] = {"type": "calls", "rows": len(record), "thread": record.thread}
@@ -145,7 +145,7 @@ class ParquetTable:
         return form
 
     def _end_block(self) -> None:
-        """Move the block that was held back to the rows, with the records around it."""
+        """Move the block held back to the rows, with the records around it."""
         block = self._block
         if block is None:
             return
@@ -190,7 +190,7 @@ class ParquetTable:
         self._group = _Group()
 
     def _columns(self) -> dict[str, Any]:
-        """The rows as columns of Arrow."""
+        """Return the rows as Arrow columns."""
         arrow, group = self._arrow, self._group
         numbers = {name: _joined(pieces) for name, pieces in group.numbers.items()}
         device_ns = numbers.pop("device_ns")
@@ -208,7 +208,7 @@ class ParquetTable:
         return columns
 
     def _storages(self) -> Any:
-        """The memory of each call's tensors, null where the block does not tell."""
+        """Return the storages of each call's tensors, null if the block does not have them."""
         arrow = self._arrow
         tensors = _joined(self._group.tensors)
         ends = np.concatenate([[0], np.cumsum(np.maximum(tensors, 0))]).astype(np.int32)
@@ -216,7 +216,7 @@ class ParquetTable:
         return arrow.ListArray.from_arrays(offsets, arrow.array(_joined(self._group.storages)))
 
     def _records(self) -> Any:
-        """The records between blocks, each at the first call of its block."""
+        """Return the records between blocks, each at the first call of its block."""
         group = self._group
         lengths = _integers(group.lengths)
         places = np.full(group.rows, -1, dtype=np.int64)
@@ -225,7 +225,7 @@ class ParquetTable:
         return texts.take(self._arrow.array(places, mask=places < 0))
 
     def _named(self, numbers: Integers, names: Sequence[str], of: Callable[[int], Sequence[Any]]) -> dict[str, Any]:
-        """Columns of what numbers stand for, looked up once for each of them."""
+        """Return columns of values by their numbers, looked up once per number."""
         arrow = self._arrow
         unique, inverse = np.unique(numbers, return_inverse=True)
         rows = [of(number) for number in unique.tolist()]
@@ -257,7 +257,7 @@ class ParquetTable:
 
 
 def ranks_of(header: Mapping[str, Any]) -> list[int | None]:
-    """The rank of each process of a trace by its header, None for one that had none."""
+    """Return the rank of each process of a trace by its header, None for one without."""
     processes = header.get("processes")
     headers = processes if isinstance(processes, list) else [header]
     ranks = [item.get("rank") if isinstance(item, dict) else None for item in headers]

@@ -1,4 +1,4 @@
-"""Events of a profiler in a few bytes each, and which of them are calls that a capture would record.
+"""Compact table of a profiler's events, and the events that a capture would record as calls.
 
 A dispatch mode sees what comes out of autograd: not the composite operators that call others, and nothing of what an
 operator calls itself. The profiler has all of these, each inside of its caller.
@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -19,21 +19,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgrip.traces.formats.overloads import NAME, schemas_of
-from opgrip.traces.formats.profiler_arguments import Inputs
+from opgrip.traces.formats.operator_schemas import OPERATOR_NAME, schemas_of
 from opgrip.traces.schema.records import Scope
 
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
-"""Kinds of slices: a call of the dispatcher or what is around it, a module's call, a Python function, a named range."""
+"""Kinds of slices: a call of the dispatcher or around it, a module's call, a Python function, a named range."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 INPUTS = ("Input type", "Input Dims", "Input Strides", "Concrete Inputs")
 MODULE_PREFIX = "nn.Module: "
 MOST_TIME_NS = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class EventInputs:
+    """Arguments of a call in an event, one item per parameter of the operator.
+
+    Attributes
+    ----------
+    texts : of arguments other than tensors; empty for tensors, None, and what the profiler does not write
+    """
+
+    types: Sequence[Any]
+    shapes: Sequence[Any]
+    strides: Sequence[Any]
+    texts: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """What events that differ in their times alone tell; there is one for all of them.
+    """Contents shared by all events that differ only in their times.
 
     Attributes
     ----------
@@ -42,11 +59,11 @@ class Slice:
 
     kind: str
     name: str
-    inputs: Inputs | None = None
+    inputs: EventInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ProfilerEvent:
     """A slice with its time.
 
     Attributes
@@ -65,25 +82,25 @@ class Event:
 
 @dataclass(slots=True)
 class DeviceWork:
-    """What an operator ran on an accelerator: how often each kernel, and how long."""
+    """Launches and times of the kernels of an operator."""
 
     launches: Counter[str]
     device_ns: Counter[str]
 
     def add(self, other: DeviceWork) -> None:
-        """Add what another operator ran."""
+        """Add the kernels of another operator."""
         self.launches.update(other.launches)
         self.device_ns.update(other.device_ns)
 
 
 class EventTable:
-    """Takes events one after the other, and gives those of each thread in the order in which they began."""
+    """Table of events, which returns those of each thread in start order."""
 
     def __init__(self) -> None:
         self.work: dict[int, DeviceWork] = {}
         self.devices: Counter[int] = Counter()
         self.operators = self.shapes = 0
-        """Events of operators, and how many of them have shapes."""
+        """Numbers of events of operators, and of those with shapes."""
         self._slices: dict[str, int] = {}
         self._described: list[Slice] = []
         self._threads: dict[tuple[str, str], int] = {}
@@ -94,14 +111,12 @@ class EventTable:
         return len(self._columns["thread"])
 
     def add(self, event: Any) -> None:
-        """Take an event; those that tell nothing of operators are passed over.
+        """Add an event; events unrelated to operators are skipped.
 
-        Raises
-        ------
-        ValueError : where it cannot be read
+        Raise `ValueError` if it cannot be read.
         """
         if not isinstance(event, dict):
-            raise ValueError("an event that cannot be read")
+            raise ValueError("an event cannot be read")
         kind, facts = event.get("cat"), event.get("args")
         facts = facts if isinstance(facts, dict) else {}
         if event.get("ph") == "M" and event.get("name") == "thread_name":
@@ -122,8 +137,8 @@ class EventTable:
             is_module = name.startswith(MODULE_PREFIX)
             self._add(event, MODULE if is_module else FRAME, name.removeprefix(MODULE_PREFIX), facts)
 
-    def threads(self) -> Iterator[tuple[str, Iterator[Event]]]:
-        """Each thread's name, and its events, those around others first; the thread that began first is the first."""
+    def threads(self) -> Iterator[tuple[str, Iterator[ProfilerEvent]]]:
+        """Yield each thread's name and events, outer events first; threads are in start order."""
         columns = {name: np.frombuffer(column, dtype=np.int64) for name, column in self._columns.items()}
         order = np.lexsort((columns["external"], -columns["duration"], columns["start"], columns["thread"]))
         first_ns = int(columns["start"].min()) if len(order) else 0
@@ -133,10 +148,10 @@ class EventTable:
         for piece in sorted(pieces, key=lambda piece: int(columns["start"][piece[0]])):
             yield names[int(columns["thread"][piece[0]])], self._events(columns, piece, first_ns)
 
-    def _events(self, columns: dict[str, Any], places: Any, first_ns: int) -> Iterator[Event]:
+    def _events(self, columns: dict[str, Any], places: Any, first_ns: int) -> Iterator[ProfilerEvent]:
         for place in places.tolist():
             start_ns = int(columns["start"][place]) - first_ns
-            yield Event(
+            yield ProfilerEvent(
                 self._described[columns["slice"][place]],
                 start_ns,
                 start_ns + int(columns["duration"][place]),
@@ -177,15 +192,15 @@ class EventTable:
         work.device_ns[name[:1000]] += _ns(event.get("dur"))
 
 
-def _inputs(fields: list[Any], old_shapes: Any) -> Inputs:
-    """What an event says of a call's arguments; older profilers have fewer fields, and one by another name."""
+def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
+    """Return a call's arguments in an event; older profilers have fewer fields, and one by another name."""
     types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes
     count = len(types) if isinstance(types, list) else 0
     lists = (types, shapes, [None] * count if strides is None else strides, [""] * count if texts is None else texts)
     if not all(isinstance(item, list) and len(item) == count for item in lists):
-        raise ValueError("an event whose inputs cannot be read")
-    return Inputs(*lists)
+        raise ValueError("the inputs of an event cannot be read")
+    return EventInputs(*lists)
 
 
 def _thread(event: dict[str, Any]) -> tuple[str, str]:
@@ -194,12 +209,12 @@ def _thread(event: dict[str, Any]) -> tuple[str, str]:
 
 def _ns(microseconds: Any) -> int:
     if not isinstance(microseconds, int | float) or not 0 <= microseconds * 1000 < MOST_TIME_NS:
-        raise ValueError("an event whose time cannot be read")
+        raise ValueError("the time of an event cannot be read")
     return round(microseconds * 1000)
 
 
 def _number(value: Any) -> int:
-    """A number that refers to something, -1 for none."""
+    """Return an identifying number, -1 for none."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and 0 <= value < MOST_TIME_NS else -1
@@ -209,9 +224,9 @@ BACKWARD = "autograd::engine::evaluate_function: "
 STEP = "Optimizer.step#"
 FRAME_NAME = re.compile(r"(.+)\((\d{1,9})\): (.+)")
 FOREIGN_FRAME = re.compile(r"<|torch/|.*/(?:torch|site-packages)/|.*/lib/python3\.\d+/|(?:threading|contextlib)\.py")
-"""Files of Python functions that are no part of the program."""
+"""Files of Python functions that are not part of the program."""
 COMPOSITE = "CompositeImplicitAutograd"
-NOT_REGISTERED = "not registered in this torch: what it called stands for it"
+NOT_REGISTERED = "not registered in this torch: counted by the operators that it called"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +239,7 @@ class OperatorCall:
     work : what it ran on an accelerator; None for nothing
     """
 
-    event: Event
+    event: ProfilerEvent
     scope: Scope
     forward: int
     work: DeviceWork | None
@@ -232,7 +247,7 @@ class OperatorCall:
 
 @dataclass(slots=True)
 class _Open:
-    """An event that has not ended: where what is inside of it stands.
+    """An event that has not ended.
 
     Attributes
     ----------
@@ -248,21 +263,21 @@ class _Open:
 
 @dataclass(slots=True)
 class _Pending:
-    event: Event
+    event: ProfilerEvent
     scope: Scope
     forward: int
     work: DeviceWork
 
 
 def calls_of(
-    events: Iterable[Event], work: dict[int, DeviceWork], skip: Callable[[str, str], None]
+    events: Iterable[ProfilerEvent], work: dict[int, DeviceWork], skip: Callable[[str, str], None]
 ) -> Iterator[OperatorCall]:
-    """The calls of one thread, in the order in which they ended.
+    """Yield the calls of one thread, in the order of their ends.
 
     Parameters
     ----------
     events : in the order in which they began, those around others first
-    skip : is told of operators that are not among them, with the reason
+    skip : called with operators that are left out, and the reason
     """
     root = _Open(1 << 62, Scope(0, "", "", "forward"), -1)
     stack = [root]
@@ -283,7 +298,7 @@ def _ended(item: _Open) -> Iterator[OperatorCall]:
         yield OperatorCall(call.event, call.scope, call.forward, call.work if call.work.launches else None)
 
 
-def _entered(outer: _Open, event: Event, skip: Callable[[str, str], None]) -> _Open:
+def _entered(outer: _Open, event: ProfilerEvent, skip: Callable[[str, str], None]) -> _Open:
     inner = _Open(event.end_ns, outer.scope, outer.forward, outer.call)
     kind, name = event.slice.kind, event.slice.name
     if outer.call is not None:
@@ -298,7 +313,7 @@ def _entered(outer: _Open, event: Event, skip: Callable[[str, str], None]) -> _O
         inner.scope = replace(outer.scope, phase="optimizer") if name.startswith(STEP) else outer.scope
     elif name.startswith(BACKWARD):
         inner.scope, inner.forward = replace(outer.scope, phase="backward"), event.sequence
-    elif NAME.fullmatch(name) and "::" in name:
+    elif OPERATOR_NAME.fullmatch(name) and "::" in name:
         inputs = event.slice.inputs
         if _is_composite(name, None if inputs is None else len(inputs)):
             return inner
@@ -308,7 +323,7 @@ def _entered(outer: _Open, event: Event, skip: Callable[[str, str], None]) -> _O
         inner.call = _Pending(event, outer.scope, outer.forward, DeviceWork(Counter(), Counter()))
         inner.is_call = True
     elif name.startswith("triton_"):
-        skip(name, "a kernel that torch.compile made, which is no operator")
+        skip(name, "a kernel made by torch.compile")
     return inner
 
 
@@ -323,7 +338,7 @@ def _with_frame(scope: Scope, name: str) -> Scope:
 
 @lru_cache(maxsize=4096)
 def _is_composite(name: str, count: int | None) -> bool:
-    """Whether autograd sees nothing of an operator but what it calls.
+    """Return True if autograd sees only what an operator calls.
 
     Parameters
     ----------
@@ -335,7 +350,7 @@ def _is_composite(name: str, count: int | None) -> bool:
 
 
 def _has_composite_kernel(schema: Any) -> bool | None:
-    """None for what TorchScript alone has."""
+    """Return None for an overload that only TorchScript has."""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSITE))

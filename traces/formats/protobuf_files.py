@@ -71,7 +71,7 @@ def parse_message(message_class: Any, data: bytes) -> Any:
         return message_class.FromString(data)
     except Exception as error:
         # protobuf has several errors for it, by its version
-        raise FormatError("a message that cannot be parsed") from error
+        raise FormatError("a message cannot be parsed") from error
 
 
 def with_length(message: bytes) -> bytes:
@@ -86,9 +86,7 @@ def with_length(message: bytes) -> bytes:
 def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the messages of a file in which each has its length before it.
 
-    Raises
-    ------
-    FormatError : if the file is cut, or a message is longer than `MOST_MESSAGE`
+    Raise `FormatError` if the file is cut, or a message is longer than `MOST_MESSAGE`.
     """
     data, position = b"", 0
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Programs that `torch.export.save` wrote, as traces of one run of theirs.
+"""Programs written by `torch.export.save`, as traces of one run.
 
 The graph's JSON is read here and not by `torch.export.load`, since that unpickles weights, constants and sample inputs
 with all that they name, evaluates expressions of sizes, and asks that the file be of its own version.
@@ -14,9 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opgrip.errors import UserError
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, Storages, aliases, split
+from opgrip.traces.formats.building import (
+    NO_GRADIENTS,
+    NO_TIMES,
+    NO_VALUES,
+    GraphStorages,
+    RecordBuilder,
+    aliases,
+    split,
+)
 from opgrip.traces.formats.exported_values import CONSTANTS, LEAST_SIZE, Sizes, tensor_of
-from opgrip.traces.formats.overloads import NoOverload, bind
+from opgrip.traces.formats.operator_schemas import NoOverload, bind
 from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.limits import DECOMPRESSED
@@ -24,21 +32,21 @@ from opgrip.traces.schema.records import Record, Scope
 
 OLD_PROGRAM = "serialized_exported_program.json"
 PROGRAM = re.compile(rf"(?:[^/]+/)?models/[^/]+\.json|{OLD_PROGRAM}")
-"""Of a file in the archive that holds a graph; torch 2.6 and 2.7 wrote the second."""
+"""Names of files with a graph in the archive; torch 2.6 and 2.7 wrote the second."""
 OPERATOR = re.compile(r"torch\.ops\.(\w+\.\w+(?:\.\w+)?)")
 HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)")
 OF_SIZES = re.compile(r"(?!torch\.ops\.).*|torch\.ops\.aten\.(sym_\w+|_assert_scalar)(\.\w+)?")
-"""Nodes that compute sizes in Python, or check them: no calls that take a tensor."""
+"""Nodes that compute or check sizes in Python and take no tensor."""
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.+)')
 MOST_JSON = 1 << 28
 """Bytes of all graphs of a file."""
 UNPACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Compressions of which zipfile gives as much as is asked for; of others it gives all that a few bytes stand for."""
+"""Compressions that zipfile decompresses in bounded pieces."""
 OPEN_SIZES = f"sizes: those that depend on values are the least that the program admits, from {LEAST_SIZE} on"
 
 
 def recognizes(head: Head) -> bool:
-    """Whether it is a zip archive with a graph, or named as one."""
+    """Return True for a zip archive with a graph or the suffix of one."""
     if not head.start.startswith(b"PK"):
         return False
     try:
@@ -49,7 +57,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The operators of each program in the file, in their order."""
+    """Yield the operators of each program in the file in order."""
     builder = None
     for content in _programs(file):
         program = file.parse(content)
@@ -57,9 +65,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
             case {"graph_module": {"graph": dict() as graph}}:
                 pass
             case _:
-                raise file.damage("it holds no graph where one should be")
+                raise file.damage("it holds no graph")
         sizes = Sizes(program.get("range_constraints"))
-        values = _Values(graph, sizes, Storages())
+        values = _Values(graph, sizes, GraphStorages())
         if sizes.are_open and OPEN_SIZES not in file.losses.defaults:
             file.losses.defaults.append(OPEN_SIZES)
         if builder is None:
@@ -73,7 +81,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _programs(file: ForeignFile) -> Iterator[bytes]:
-    """The JSON of the graphs in the archive, each within its bounds."""
+    """Yield the JSON of the graphs in the archive, within bounds."""
     most = min(MOST_JSON, DECOMPRESSED.of(file.path.stat().st_size)) if not file.unbounded else MOST_BYTES
     try:
         with zipfile.ZipFile(file.path) as archive:
@@ -85,7 +93,7 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
             remaining = most
             for name in names:
                 if archive.getinfo(name).compress_type not in UNPACKED:
-                    raise file.damage("its graph is compressed otherwise than torch does it")
+                    raise file.damage("its graph is compressed by a method that torch does not use")
                 with archive.open(name) as member:
                     content = member.read(remaining + 1)
                 if len(content) > remaining:
@@ -101,8 +109,6 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An operator's node."""
-
     op: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -112,12 +118,12 @@ class _Call:
 
 
 def _calls(graph: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
-    """The calls of a graph's operators."""
+    """Yield the calls of a graph's operators."""
     nodes = graph.get("nodes")
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
         if not isinstance(target, str):
-            file.losses.skip("?", "a node that cannot be read")
+            file.losses.skip("?", "a node cannot be read")
             continue
         op = match[1] if (match := OPERATOR.fullmatch(target)) else target[:100]
         try:
@@ -130,7 +136,7 @@ def _calls(graph: dict[str, Any], values: _Values, file: ForeignFile) -> Iterato
         except ValueError as error:
             file.losses.skip(op, str(error)[:200])
         except (KeyError, TypeError, AttributeError, OverflowError):
-            file.losses.skip(op, "a node that cannot be read")
+            file.losses.skip(op, "a node cannot be read")
 
 
 def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
@@ -146,18 +152,20 @@ def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
 
 
 def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
-    """The calls of a graph that a higher-order operator runs once; those of all others are not known."""
+    """Yield the calls of a graph that a higher-order operator runs once; others are unknown."""
     arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
     graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
     if len(graphs) != 1 or not name.startswith("wrap"):
-        file.losses.skip(f"higher_order.{name}", "which of its graphs runs, and how often, is not told")
+        file.losses.skip(
+            f"higher_order.{name}", "unsupported: the file does not say which of its graphs runs, and how often"
+        )
         return
     ((place, form),) = graphs
     graph, operands = form["graph"], arguments[place + 1 :]
     storages = values.storages
     given = dict(zip(map(_name, graph.get("inputs", ())), map(_name, operands), strict=False))
     outer = {inner: storages.of(name) for inner, name in given.items() if inner and name}
-    inside = Storages(outer, storages.count)
+    inside = GraphStorages(outer, storages.count)
     yield from _calls(graph, _Values(graph, values.sizes, inside), file)
     storages.count = inside.count
     # older versions have all results as one list
@@ -167,7 +175,7 @@ def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: Foreign
 
 
 def _names(argument: Any) -> Iterator[str]:
-    """The tensors of a result."""
+    """Yield the names of the tensors of a result."""
     match argument:
         case {"as_tensor": {"name": str() as name}}:
             yield name
@@ -190,9 +198,9 @@ def _name(argument: Any) -> str:
 
 
 class _Values:
-    """What the names in a graph stand for."""
+    """Values of the names in a graph."""
 
-    def __init__(self, graph: dict[str, Any], sizes: Sizes, storages: Storages) -> None:
+    def __init__(self, graph: dict[str, Any], sizes: Sizes, storages: GraphStorages) -> None:
         self.sizes, self.storages = sizes, storages
         names = ("tensor_values", "sym_int_values", "sym_bool_values", "sym_float_values")
         tables = [table if isinstance(table := graph.get(name), dict) else {} for name in names]
@@ -205,12 +213,12 @@ class _Values:
             sizes.note(form)
 
     def tensor(self, form: Any) -> TensorSpec:
-        """A tensor by its name, in the memory that it has."""
+        """Return a tensor by its name, with its storage."""
         name = form["name"]
         return tensor_of(self._tensors.get(name), self.sizes, self.storages.of(name))
 
     def result(self, form: Any, shared: int | None) -> Any:
-        """A result, in the memory that it shares with an argument or in its own."""
+        """Return a result, in the storage of an argument or in a new one."""
         match form:
             case {"as_tensor": {"name": str() as name}}:
                 self.storages.give(name, shared)
@@ -220,14 +228,9 @@ class _Values:
         return self.argument(form)
 
     def argument(self, form: Any) -> Any:
-        """An argument.
-
-        Raises
-        ------
-        ValueError : for one that cannot be read, or that a call cannot hold
-        """
+        """Return an argument; raise `ValueError` for one that cannot be read or that a call cannot hold."""
         if not isinstance(form, dict) or len(form) != 1:
-            raise ValueError("an argument that cannot be read")
+            raise ValueError("an argument cannot be read")
         ((kind, body),) = form.items()
         if kind in CONSTANTS:
             return CONSTANTS[kind](body)
@@ -244,7 +247,7 @@ class _Values:
                 return self._named(kind, body)
             case "as_sym_ints" | "as_sym_bools" | "as_sym_floats":
                 return [self._named(kind[:-1], item) for item in body]
-        raise ValueError(f"an argument that is no value ({str(kind)[:40]})")
+        raise ValueError(f"unsupported argument ({str(kind)[:40]})")
 
     def _named(self, kind: str, form: Any) -> Any:
         match kind, form:
@@ -255,12 +258,12 @@ class _Values:
                 match table.get(name):
                     case {"as_expr": {"hint": {"as_bool": bool() as hint} | {"as_float": float() as hint}}}:
                         return hint
-                raise ValueError("a number that depends on values")
+                raise ValueError("unsupported: data-dependent number")
         return self.argument(form)
 
 
 def _scope(metadata: Any) -> Scope:
-    """Where a node came from, by the modules and the frames that it names."""
+    """Return the scope of a node, by its modules and frames."""
     facts = metadata if isinstance(metadata, dict) else {}
     modules, frames = facts.get("nn_module_stack"), facts.get("stack_trace")
     path, kind = _module(modules) if isinstance(modules, str) else ("", "")
@@ -274,7 +277,7 @@ def _scope(metadata: Any) -> Scope:
 
 
 def _module(stack: str) -> tuple[str, str]:
-    """Path and class of the innermost module of `key,path,class;...`."""
+    """Return path and class of the innermost module of `key,path,class;...`."""
     _, _, innermost = stack.rpartition(";")
     _, path, kind = (innermost.split(",", 2) + ["", ""])[:3]
     # older ones: L['self'].layer1[0].conv

@@ -1,9 +1,9 @@
-"""Operators' inputs as TritonBench, and torch's own `OperatorInputsMode` before it, write them: text.
+"""Operator inputs as text, as TritonBench and before it torch's own `OperatorInputsMode` write them.
 
     Operator: aten.add.Tensor
     cnt: 12, ((T([16, 128], f16), T([16, 128], f16, stride=(0, 1))), {'alpha': 2})
 
-The text is Python's notation of calls; it is parsed, and never evaluated.
+The text is in Python's notation; it is parsed and never evaluated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, Any
 import torch
 
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
-from opgrip.traces.formats.overloads import registered
+from opgrip.traces.formats.operator_schemas import registered
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.limits import check_hashes
@@ -44,22 +44,22 @@ SHORT = {dtype: name for name, dtype in DTYPE_OF.items()}
 OPERATOR_LINE = re.compile(r"Operator: ([\w.:]+)")
 CALL_LINE = re.compile(r"cnt: (\d{1,9}), (.+)")
 MOST_CALLS = 1_000_000
-"""Of a file, before it is one of a stranger who wants memory: a line of it may count so many."""
+"""Calls of a file of a third party: a single line may count that many."""
 MOST_TEXT = 1 << 18
-"""Characters of a call, of which each may cost half a KB of memory to parse; the longest known one has 5 thousand."""
+"""Characters of a call, each of which may cost half a KB to parse; the longest known call has 5,000."""
 LARGEST = 1 << 64
-"""Bound of whole numbers."""
+"""Limit of integers."""
 NO_DEVICE = "devices of tensors: the file has none, so they are on the processor"
 
 
 def recognizes(head: Head) -> bool:
-    """Whether a file's first line that says something names an operator."""
+    """Return True if the first line of a file names an operator."""
     first = next(iter(head.start.split(b"\n")), b"").decode(errors="replace").strip()
     return OPERATOR_LINE.fullmatch(first) is not None
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls of a file, as often as it counts each."""
+    """Yield the calls of a file, each repeated by its count."""
     builder = RecordBuilder("tritonbench", file.losses)
     op, calls = "", 0
     for number, line in enumerate(file.lines(), 1):
@@ -69,7 +69,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
         match = CALL_LINE.fullmatch(line.strip())
         if match is None:
             if line.strip():
-                file.losses.skip(op or "?", f"line {number} is no call" if not op else "a line is no call")
+                file.losses.skip(op or "?", f"line {number} is not a call" if not op else "a line is not a call")
             continue
         count = int(match[1])
         calls += count
@@ -87,34 +87,32 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call in the file's notation, `((T([2, 3], f32), 1), {'alpha': 2})`.
+    """Return the arguments of a call in the file's notation, `((T([2, 3], f32), 1), {'alpha': 2})`.
 
-    Raises
-    ------
-    ValueError : for text that is no such notation
+    Raise `ValueError` for text that is no such notation.
     """
     if len(text) > MOST_TEXT:
-        raise ValueError("arguments that are too long")
+        raise ValueError("the arguments are too long")
     try:
         with warnings.catch_warnings():
-            # of numbers that run into words, which are told of as all that cannot be read
+            # about numbers that run into words, which are reported like everything that cannot be read
             warnings.simplefilter("ignore")
             value = literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
-        raise ValueError("arguments that cannot be read") from error
+        raise ValueError("the arguments cannot be read") from error
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
-        raise ValueError("arguments that are no tuple and dictionary")
+        raise ValueError("the arguments are not a tuple and a dictionary")
     args, kwargs = value
     if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-        raise ValueError("arguments that are no tuple and dictionary")
+        raise ValueError("the arguments are not a tuple and a dictionary")
     return args, kwargs
 
 
 def literal(node: ast.expr) -> Any:
-    """The value of an expression in the file's notation; raises `ValueError` for any other."""
+    """Return the value of an expression in the file's notation, or raise `ValueError`."""
     match node:
         case ast.Constant(value=int() as value) if value >= LARGEST:
-            raise ValueError("a whole number of more than 64 bits is no argument")
+            raise ValueError("an integer has more than 64 bits")
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as operand):
@@ -142,43 +140,43 @@ def literal(node: ast.expr) -> Any:
             return device_named(name)
         case ast.Call(func=ast.Name(id="T"), args=args, keywords=keywords):
             return _tensor(*map(literal, args), **{word.arg or "": literal(word.value) for word in keywords})
-    raise ValueError(f"{ast.unparse(node)[:60]} is no argument")
+    raise ValueError(f"unsupported argument: {ast.unparse(node)[:60]}")
 
 
 def _of_torch(name: str) -> Any:
     value = {**DTYPES, **LAYOUTS, **MEMORY_FORMATS}.get(name)
     if value is None:
-        raise ValueError(f"torch.{name[:60]} is no dtype, no layout and no memory format")
+        raise ValueError(f"torch.{name[:60]} is not a dtype, layout or memory format")
     return value
 
 
 def device_named(name: str) -> torch.device:
-    """A device; raises `ValueError` for what is no device's name."""
+    """Return a device by name, or raise `ValueError`."""
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"{name[:60]!r} is no device") from error
+        raise ValueError(f"unknown device: {name[:60]!r}") from error
 
 
 def _tensor(*args: Any, **words: Any) -> TensorSpec:
     if len(args) not in (2, 3) or "made_of" in words or not set(words) <= {"stride", "layout"}:
-        raise ValueError("a tensor that cannot be read")
+        raise ValueError("a tensor cannot be read")
     shape, dtype, *rest = args
     # the third is a layout in some files, and the strides in others
     strides = rest if rest and isinstance(rest[0], list | tuple) else [words["stride"]] if "stride" in words else []
     layout = rest[0] if rest and not strides else words.get("layout", torch.strided)
     if layout is not torch.strided:
-        raise ValueError("a sparse tensor, whose contents the file does not tell")
+        raise ValueError("unsupported: sparse tensor (the file does not have its contents)")
     sizes = tuple(shape)
     stride = tuple(strides[0] if strides else contiguous(sizes))
     whole = all(type(size) is int and 0 <= size < 1 << 62 for size in (*sizes, *stride))
     if not whole or len(sizes) != len(stride) or not isinstance(dtype, torch.dtype):
-        raise ValueError("a tensor that cannot be read")
+        raise ValueError("a tensor cannot be read")
     return TensorSpec(sizes, stride, dtype, "cpu")
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Operators in their alphabetical order, the calls of each by falling count."""
+    """Write operators in alphabetical order, the calls of each by falling count."""
     signatures = {item.number: item for item in trace.signatures}
     counts = trace.own_calls["signature"].value_counts()
     lines: dict[str, list[tuple[int, str]]] = {}
@@ -196,14 +194,9 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def call_text(signature: Signature) -> str:
-    """The arguments of a call in the file's notation.
-
-    Raises
-    ------
-    ValueError : where that has none for them, by the reason
-    """
+    """Return the arguments of a call in the file's notation; raise `ValueError` if it cannot hold them."""
     if signature.kind != OPERATOR:
-        raise ValueError("it is no operator of torch's dispatcher")
+        raise ValueError("not an operator of torch's dispatcher")
     words = ", ".join(f"{name!r}: {_text(value)}" for name, value in signature.kwargs.items())
     return f"({_text(signature.args)}, {{{words}}})"
 

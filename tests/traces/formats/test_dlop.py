@@ -112,7 +112,7 @@ def test_a_function_of_several_operators_is_the_calls_of_these(tmp_path: Path) -
     assert len(trace.calls) == 8
     assert trace.end is not None
     (dropped,) = trace.end.dropped
-    assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "p is no number")
+    assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "p is not a number")
 
 
 def test_a_class_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:

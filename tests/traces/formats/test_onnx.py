@@ -279,7 +279,7 @@ def test_what_has_no_operator_is_named_with_the_reason(tmp_path: Path) -> None:
     assert {item.op: item.reason for item in trace.end.dropped} == {
         "Hardmax": "no aten operator for it",
         "com.microsoft::FusedGelu": "no aten operator for it",
-        "Relu": "onnx infers no shape of what it takes",
+        "Relu": "onnx infers no shape of its inputs",
     }
     assert list(trace.calls["op"]) == ["aten.relu.default"]
 
@@ -355,7 +355,7 @@ def test_tensors_of_more_dimensions_than_torch_has_are_named(tmp_path: Path) -> 
     onnx.save(helper.make_model(helper.make_graph([node], "g", [start], [])), tmp_path / "m.onnx")
     trace = load(tmp_path / "m.onnx")
     assert trace.end is not None
-    assert [item.reason for item in trace.end.dropped] == ["onnx infers no shape of what it takes"]
+    assert [item.reason for item in trace.end.dropped] == ["onnx infers no shape of its inputs"]
 
 
 def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
@@ -397,8 +397,8 @@ def test_functions_of_the_model_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bodies", "reason"),
     [
-        ({"F0": chained("F0", 1)}, "one calls itself"),
-        ({"F0": chained("F1", 1), "F1": chained("F0", 1)}, "one calls itself"),
+        ({"F0": chained("F0", 1)}, "a function calls itself"),
+        ({"F0": chained("F1", 1), "F1": chained("F0", 1)}, "a function calls itself"),
         (
             {f"F{at}": chained(f"F{at + 1}", 2) for at in range(40)}
             | {"F40": [helper.make_node("Relu", ["a"], ["b"])]},

@@ -129,7 +129,7 @@ def test_iterators_and_generators_of_another_package_are_found_by_name(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({"aten::add": ours}))
     done = run_command("opgrip", "trace", "convert", "config.json", "a.jsonl", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "1 call of aten::add not converted: an entry that cannot be read (KeyError: 'powers')" in done.stderr
+    assert "1 call of aten::add not converted: an entry cannot be read (KeyError: 'powers')" in done.stderr
     trace = load(tmp_path / "a.jsonl")
     assert shapes(trace) == [[(1,)], [(2,)], [(4,)], [(8,)]]
     assert {type(model).__name__ for model in trace.values.values()} == {"Constant"}
@@ -183,7 +183,7 @@ def test_a_trace_of_ours_comes_back_but_for_what_is_told_as_lost(tmp_path: Path)
     trace = load(SHIPPED_TRACES[0])
     losses = write_as(NAME, trace, tmp_path / "a.json")
     again = load(tmp_path / "a.json")
-    assert {reason for _, reason in losses.skipped} == {"it is no operator of torch's dispatcher"}
+    assert {reason for _, reason in losses.skipped} == {"not an operator of torch's dispatcher"}
     expected = counted(trace)
     lost = {plain(item) for item in trace.signatures if item.kind != "operator"}
     assert counted(again) == {call: count for call, count in expected.items() if call not in lost}

@@ -27,27 +27,30 @@ HUGE_LAYER = number(600_000), number(600_000)
         ({"torch.load": operator(entry(number("/etc/passwd", "str")))}, "not registered in torch"),
         ({"torch.nn.DataParallel": operator(entry(tensor(4)), build=[entry(number(4))])}, ""),
         ({"torch.add": operator(entry(tensor(4), number([1, 4], __range__=["value"])))}, "expanded by RangeConfigIter"),
-        ({"torch.add": operator(entry(tensor(-1, 4), number(1)))}, "is no shape"),
-        ({"torch.add": operator(entry(tensor(1 << 57, 4), number(1)))}, "larger than memory"),
-        ({"torch.add": operator(entry(tensor(*[1] * 99), number(1)))}, "no list of sizes"),
+        ({"torch.add": operator(entry(tensor(-1, 4), number(1)))}, "is not a shape"),
+        ({"torch.add": operator(entry(tensor(1 << 57, 4), number(1)))}, "larger than the address space"),
+        ({"torch.add": operator(entry(tensor(*[1] * 99), number(1)))}, "not a list of sizes"),
         (
             {"torch.add": operator(entry(tensor(4, dtype="float17"), number(1)))},
-            "a dtype 'float17', which there is not",
+            "unknown dtype: 'float17'",
         ),
         ({"torch.add": operator(entry(tensor(4), number(1 << 70)))}, "more than 64 bits"),
-        ({"torch.add": operator(entry(tensor(4), {"type": "what"}))}, "an argument of type 'what'"),
-        ({"torch.add": operator(entry(tensor(4), {"type": []}))}, "an argument of type []"),
-        ({"torch.add": operator(entry(tensor(4), {"type": "int", "value_range": [4, 1]}))}, "no range"),
-        ({"torch.add": operator(entry(tensor(4)), input_iterator="Other")}, "there is no input_iterator Other"),
-        ({"torch.add": operator(entry(tensor(4)), input_data_generator=[1])}, "there is no input_data_generator"),
-        ({"torch.add": operator(entry(ranged([1, 4, 0])), input_iterator=RANGES)}, "a range whose step is 0"),
-        ({"torch.add": operator(entry(ranged(["a", 4])), input_iterator=RANGES)}, "no range of whole numbers"),
-        ({"torch.add": operator(entry(tensor(4, __copy__=[{"shape": [0, [7, 0]]}])), input_iterator=RANGES)}, "a copy"),
-        ({"torch.add": operator(entry(tensor(4, __copy__=[3])), input_iterator=RANGES)}, "a copy"),
-        ({"torch.add": operator(7)}, "an entry that is no object"),
-        ({"torch.add": operator(entry(tensor(4)), build=[entry(number("aten::add(", "str"))])}, "a schema that cannot"),
-        ({"torch.add": operator(entry(7))}, "an argument that is no object"),
-        ({"torch.add": {"config": [{"output": []}]}}, "without an input section"),
+        ({"torch.add": operator(entry(tensor(4), {"type": "what"}))}, "unknown argument type: 'what'"),
+        ({"torch.add": operator(entry(tensor(4), {"type": []}))}, "unknown argument type: []"),
+        ({"torch.add": operator(entry(tensor(4), {"type": "int", "value_range": [4, 1]}))}, "not a range"),
+        ({"torch.add": operator(entry(tensor(4)), input_iterator="Other")}, "unknown input_iterator: Other"),
+        ({"torch.add": operator(entry(tensor(4)), input_data_generator=[1])}, "unknown input_data_generator"),
+        ({"torch.add": operator(entry(ranged([1, 4, 0])), input_iterator=RANGES)}, "the step of a range is 0"),
+        ({"torch.add": operator(entry(ranged(["a", 4])), input_iterator=RANGES)}, "not a range of integers"),
+        (
+            {"torch.add": operator(entry(tensor(4, __copy__=[{"shape": [0, [7, 0]]}])), input_iterator=RANGES)},
+            "__copy__",
+        ),
+        ({"torch.add": operator(entry(tensor(4, __copy__=[3])), input_iterator=RANGES)}, "__copy__"),
+        ({"torch.add": operator(7)}, "an entry is not an object"),
+        ({"torch.add": operator(entry(tensor(4)), build=[entry(number("aten::add(", "str"))])}, "its schema cannot"),
+        ({"torch.add": operator(entry(7))}, "an argument is not an object"),
+        ({"torch.add": {"config": [{"output": []}]}}, "has no input section"),
         ({"torch.add": {"config": 7}}, "no list of configurations"),
         ({"torch.add": 7}, "no list of configurations"),
         (
@@ -66,7 +69,7 @@ HUGE_LAYER = number(600_000), number(600_000)
         ({"torch.combinations": operator(entry(input=tensor(3), r=number(1 << 27)))}, "100,000 pieces"),
         (
             {"torch.nn.LSTM": operator(entry(tensor(10**9, 1, 4)), build=[entry(number(4), number(4))])},
-            "a tensor apart that is longer",
+            "a tensor longer than",
         ),
         (
             {
@@ -136,7 +139,7 @@ def test_bombs_are_refused(tmp_path: Path) -> None:
         load(path)
     sizes = [[1, 1 << 62]] * 40
     path.write_text(json.dumps({"aten::add": operator(entry(ranged(*sizes)), input_iterator=RANGES)}))
-    assert reasons(load(path)) == ["more combinations than there are numbers for"]
+    assert reasons(load(path)) == ["too many combinations"]
     path.write_text(json.dumps({"input_iterator": " " * MOST_BYTES}))
     with pytest.raises(UserError, match="more than 64 MB"):
         load(path)

@@ -201,10 +201,10 @@ def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"records": None}, "in no block"),
+        ({"records": None}, "not in a block"),
         ({"records": "nonsense"}, "cannot be read"),
-        ({"start_ns": None}, "without a time"),
-        ({"signature": None}, "whole number"),
+        ({"start_ns": None}, "has no time"),
+        ({"signature": None}, "has no signature"),
         ({"duration_ns": -5}, "negative duration"),
     ],
 )

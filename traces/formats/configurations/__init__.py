@@ -1,1 +1,1 @@
-"""Operator configurations: arguments that stand for many cases, of which each is computed by its number."""
+"""Operator configurations: descriptions of many cases, each of which is computed from its number."""

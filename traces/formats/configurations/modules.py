@@ -1,4 +1,4 @@
-"""Which operators a module, function or named model calls, found by running it on tensors without memory.
+"""Operators that a module, function or named model calls, found by a run on tensors without memory.
 
 What may run is a list of torch's own: classes of `torch.nn`, functions of tensors that torch lets be overridden, and
 the models of `models.py`. A file chooses of these by name and gives their arguments; nothing else is called.
@@ -46,7 +46,7 @@ def alex_net(num_classes: int = 1000, dropout: float = 0.5) -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """A block of three convolutions beside a shortcut, its stride in the second of them."""
+    """Block of three convolutions with a shortcut; the second convolution has the stride."""
 
     def __init__(self, inner: int, width: int, stride: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def _normalized(inner: int, outer: int, size: int, stride: int = 1) -> tuple[nn.
 
 
 MODELS = {"pytorch.model.alex_net": alex_net, "pytorch.model.resnet": resnet}
-"""Models by the names that stand in files."""
+"""Models by their names in files."""
 
 
 OF_CASE = 20_000
@@ -95,11 +95,11 @@ OF_CASE = 20_000
 OF_FILE = 1_000_000
 """Calls of all modules and functions of one file."""
 PIECES = 100_000
-"""Length of a dimension that an operator may take a tensor apart along."""
+"""Length of a dimension along which an operator may split a tensor."""
 MADE_BYTES = 1 << 20
-"""Of a tensor that has memory: numbers that torch makes tensors of; arguments that a file describes have none."""
+"""Bytes of a tensor that has memory, made by torch from numbers; a file's own arguments have none."""
 CUTTING = re.compile(r".*(split|chunk)|torch\.combinations")
-"""Functions that make room for as many results as a number says, before they call an operator."""
+"""Functions that allocate as many results as a number says before they call an operator."""
 PREFIX = "torch.nn."
 OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
 
@@ -123,11 +123,11 @@ class Recorded:
 
 
 class TooManyCalls(ValueError):
-    """That what a configuration describes does more than a stranger's may."""
+    """A configuration of a third party makes too many calls."""
 
 
-class Recording:
-    """Runs modules and functions, and gives their calls.
+class MetaRecording:
+    """Runs modules and functions on tensors without memory and returns their calls.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class Recording:
         self._calls = 0
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
-        """The calls of a module that is made for one forward pass; raises `ValueError` where there is none."""
+        """Yield the calls of one forward pass of a new module; raise `ValueError` if there is no such module."""
         watch = self._watch()
         with self._running(watch):
             args, kwargs = _on_meta((build.args, build.kwargs))
@@ -153,7 +153,7 @@ class Recording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """The calls of a function; raises `ValueError` where there is none."""
+        """Yield the calls of a function; raise `ValueError` if there is no such function."""
         watch = self._watch()
         with self._running(watch):
             args, kwargs = _on_meta((arguments.args, arguments.kwargs))
@@ -165,7 +165,7 @@ class Recording:
 
     def _watch(self) -> _Watch:
         if self._calls > OF_FILE and not self._unbounded:
-            raise TooManyCalls(f"modules that make more than {OF_FILE:,} calls in all")
+            raise TooManyCalls(f"the modules of the file make more than {OF_FILE:,} calls")
         return _Watch(self._device, None if self._unbounded else OF_CASE)
 
     def _running(self, watch: _Watch) -> ExitStack:
@@ -181,14 +181,14 @@ class Recording:
 
 
 def _as_value_error(kind: Any, error: BaseException | None, traceback: Any) -> bool:
-    """Whatever torch says of arguments that it does not take is a reason; what ends the program is not."""
+    """Raise errors of torch for unsuitable arguments as `ValueError`; leave KeyboardInterrupt and the like alone."""
     if isinstance(error, Exception) and not isinstance(error, ValueError):
         raise ValueError(one_line(error)) from error
     return False
 
 
 class _Watch(TorchDispatchMode):
-    """Sees calls, and keeps them while `record` is set."""
+    """Mode that sees calls, and keeps them while `record` is set."""
 
     def __init__(self, device: str, most: int | None) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen += 1
         if self._most is not None and self.seen > self._most:
-            raise TooManyCalls(f"a module that makes more than {self._most:,} calls")
+            raise TooManyCalls(f"the module makes more than {self._most:,} calls")
         tree = (args, kwargs or {})
         taken = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         if any(value.type.kind() == "ListType" for value in function._schema.returns):
@@ -217,7 +217,7 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
-        """Keeps the path of the module that runs, below the name that the file has for the whole."""
+        """Keep the path of the running module, below the name that the file has for the whole."""
         stack = ExitStack()
         for path, inner in module.named_modules():
             place = (f"{name}.{path}" if path else name, type(inner).__name__)
@@ -255,13 +255,13 @@ class _Watch(TorchDispatchMode):
 
 
 def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise `ValueError` for tensors that an operator could take apart into more pieces than memory has room for."""
+    """Raise `ValueError` for tensors that an operator could split into more pieces than memory has room for."""
     if any(size > PIECES for tensor in tensors for size in tensor.shape):
-        raise ValueError(f"it takes a tensor apart that is longer than {PIECES:,}")
+        raise ValueError(f"it splits a tensor longer than {PIECES:,}")
 
 
 def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
-    """Whether what a call makes has memory: a device that it names, or a tensor that it takes, has some."""
+    """Return True if the results of a call have memory: a device that it names, or an input tensor, has some."""
     if any(not tensor.is_meta for tensor in taken):
         return True
     devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
@@ -270,7 +270,7 @@ def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool
 
 
 def _check_made(function: Any, args: Any, kwargs: Any) -> None:
-    """Raise `ValueError` for a call that would take memory, as its results without memory tell."""
+    """Raise `ValueError` for a call whose results would take memory, judged by a run without memory."""
 
     def without_memory(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -282,11 +282,11 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
         kwargs["device"] = torch.device("meta")
     results = function(*args, **kwargs)
     if any(leaf.nbytes > MADE_BYTES for leaf in leaves(results) if isinstance(leaf, torch.Tensor)):
-        raise ValueError("it makes a tensor that takes memory, which reading a file does not")
+        raise ValueError("it makes a tensor that takes memory")
 
 
 def _on_meta(tree: Any) -> Any:
-    """Arguments as tensors without memory; devices that a file names, as texts too, are that of these."""
+    """Return arguments with meta tensors; devices that a file names, as strings too, become meta."""
 
     def made(leaf: Any) -> Any:
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and _is_device(leaf)):
@@ -309,7 +309,7 @@ def _is_device(text: str) -> bool:
 
 @lru_cache
 def module_names() -> Mapping[str, Callable[..., nn.Module]]:
-    """What makes modules, by the names that a file may have for it."""
+    """Return classes and functions that make modules, by the names that files may use."""
     classes = {
         f"{PREFIX}{name}": item
         for name, item in vars(nn).items()
@@ -319,13 +319,13 @@ def module_names() -> Mapping[str, Callable[..., nn.Module]]:
 
 
 def is_function(name: str) -> bool:
-    """Whether this is the name of a function of tensors."""
+    """Return True for the name of a function of tensors."""
     return name.startswith("torch.") and name in function_names()
 
 
 @lru_cache
 def function_names() -> Mapping[str, Callable[..., Any]]:
-    """Functions of tensors, by the names that a file may have for them."""
+    """Return functions of tensors by the names that files may use."""
     by_space = get_overridable_functions()
     return {
         f"{prefix}{function.__name__}": function

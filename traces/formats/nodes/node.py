@@ -1,15 +1,18 @@
-"""A node of an execution trace, the codes of its types, and its JSON form."""
+"""Nodes of execution traces, and which of them are calls of the program and where each was made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from opgrip.errors import FormatError
+from opgrip.traces.formats.operator_schemas import parse_schema
 from opgrip.traces.schema.tensor_specs import DTYPES
+from opgrip.traces.table.profiler_labels import AUTOGRAD
 
 # in the order of c10::ScalarType, which only grows at its end
 _SCALAR_TYPES = (
@@ -34,6 +37,12 @@ MEMORY_FORMAT_CODES: dict[torch.memory_format, int] = {
 DTYPE_OF_CODE = {code: dtype for dtype, code in DTYPE_CODES.items()}
 LAYOUT_OF_CODE = {code: layout for layout, code in LAYOUT_CODES.items()}
 MEMORY_FORMAT_OF_CODE = {code: item for item, code in MEMORY_FORMAT_CODES.items()}
+VALUE_OF_CODE: dict[str, dict[int, Any]] = {
+    "ScalarType": DTYPE_OF_CODE,
+    "Layout": LAYOUT_OF_CODE,
+    "MemoryFormat": MEMORY_FORMAT_OF_CODE,
+}
+"""Values by the integers that the dispatcher passes for them, by the type in a schema."""
 
 ELEMENT_NAMES: dict[torch.dtype, str] = {
     torch.float32: "float",
@@ -57,7 +66,7 @@ ELEMENT_NAMES: dict[torch.dtype, str] = {
     torch.qint32: "c10::qint32",
     **{dtype: f"c10::F{name[1:]}" for name, dtype in DTYPES.items() if name.startswith("float8")},
 }
-"""What C++ calls the elements of a dtype, as the compilers name it that Linux has."""
+"""C++ names of element types, as compilers on Linux write them."""
 DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
     **{name: dtype for dtype, name in ELEMENT_NAMES.items()},
     # other compilers, and libraries of their own
@@ -76,11 +85,11 @@ DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
 SCHEMA_VERSION = "1.1.1-chakra.0.0.4"
 """The newest that et_replay and Chakra's converter read, and the one that torch 2.13 writes."""
 LATEST_NUMBER = 1 << 53
-"""Bound of nodes' numbers."""
+"""Limit of nodes' numbers."""
 NONE = "<None>"
-"""What stands for None among the values."""
+"""None among the values."""
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
-"""What recorded a node, as torch counts it: an operator, a backward node, a label of the program."""
+"""Torch's codes for what recorded a node: an operator, a backward node, a label of the program."""
 PROCESS = "[pytorch|profiler|execution_trace|process]"
 THREAD = "[pytorch|profiler|execution_trace|thread]"
 THREADS = (THREAD, "[pytorch|profiler|execution_graph|thread]")
@@ -88,13 +97,13 @@ ROOTS = (*THREADS, PROCESS, "[pytorch|profiler|execution_graph|process]")
 BACKWARD_LABEL = "autograd::engine::evaluate_function: "
 OPTIMIZER_LABEL = "Optimizer.step#"
 OPTIMIZER_STEP = f"{OPTIMIZER_LABEL}step"
-"""The label of an optimizer's step that the program has no label of its own for."""
+"""Label of an optimizer's step if the program has none."""
 MODULE_LABEL = "nn.Module: "
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What goes into a node, or comes out of it: four lists of equal length, which is all that is checked of them.
+    """Inputs or outputs of a node: four lists of equal length; nothing else of them is checked.
 
     Attributes
     ----------
@@ -112,7 +121,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, with nothing of it checked but its own fields.
+    """A node; its ports are not checked.
 
     Attributes
     ----------
@@ -122,7 +131,7 @@ class Node:
     scope : what recorded it, as `USER_SCOPE`
     thread : the observer's number of it
     backend : what made a kernel of torch.compile's, `triton`; empty for all else
-    record : number of the call, the same for all parts that Chakra splits an operator into; 0 where none is told
+    record : number of the call, the same for all parts that Chakra splits an operator into; 0 if unknown
     start_us : when it began, where a profiler's times were linked to the trace
     own_us : how long it took without the nodes inside it
     ranges : the least and largest value of inputs that are tensors, by their place among these: JSON, or empty
@@ -149,119 +158,235 @@ NO_PORT = Port([], [], [])
 
 
 LATEST_US = 1e15
-"""Bound of times, 30 years."""
+"""Limit of times, 30 years."""
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")
 
 
-def node_from_json(form: Any) -> Node:
-    """The node of an object, of any schema.
+@dataclass(frozen=True, slots=True)
+class NodeScope:
+    """Return the surroundings of a node.
 
-    Raises
-    ------
-    FormatError : for one that is none
+    Attributes
+    ----------
+    is_inside : whether a call of the program is around it
+    phase, module, module_type : as a scope has them
     """
-    if not isinstance(form, dict):
-        raise FormatError("a node that is no object")
-    attributes = _attributes(form)
-    inputs, outputs = _port(form, "input"), _port(form, "output")
-    is_kernel = isinstance(form.get("cat"), str)
-    stream = form.get("stream")
-    return Node(
-        number=_number(form.get("id")),
-        name=_text(form.get("name")),
-        parent=_number(form.get("ctrl_deps", form.get("parent"))),
-        inputs=inputs,
-        outputs=outputs,
-        schema=_text(attributes.get("op_schema", "")),
-        scope=_number(attributes.get("scope", 0)),
-        thread=_number(attributes.get("tid", 0)),
-        backend=_text(attributes.get("kernel_backend", "")),
-        start_us=_time(form.get("ts")),
-        own_us=_time(form.get("exclusive_dur")),
-        ranges=_text(attributes.get("tensor_range", "")),
-        stream=(stream if type(stream) is int and 0 <= stream < LATEST_NUMBER else 0) if is_kernel else None,
-    )
+
+    is_inside: bool = False
+    phase: str = FORWARD
+    module: str = ""
+    module_type: str = ""
 
 
-def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A node's attributes by name; before schema 1.0.2 they stand in the node."""
-    attributes = form.get("attrs")
-    if attributes is None:
-        return form
-    if not isinstance(attributes, list):
-        raise FormatError("attributes that are no list")
-    named: dict[str, Any] = {}
-    for item in attributes:
-        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise FormatError("an attribute without a name")
-        named[item["name"]] = item.get("value")
-    return named
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    parent: int
+    is_call: bool
+    phase: str | None
+    module: tuple[str, str] | None
+    thread: int
+    start_us: float | None
+    own_us: float
+    is_kernel: bool
 
 
-def _port(form: Mapping[str, Any], name: str) -> Port:
-    port = form.get(f"{name}s")
-    if isinstance(port, dict):
-        columns = [port.get(key, []) for key in ("values", "shapes", "types")]
-        strides = port.get("strides")
-    else:
-        columns = [port if port is not None else [], form.get(f"{name}_shapes", []), form.get(f"{name}_types", [])]
-        strides = form.get(f"{name}_strides")
-    if not all(isinstance(column, list) for column in columns) or not isinstance(strides, list | None):
-        raise FormatError(f"{name}s that are no lists")
-    values, shapes, types = columns
-    if not len(values) == len(shapes) == len(types) or (strides is not None and len(strides) != len(values)):
-        raise FormatError(f"{name}s whose values, shapes and types differ in number")
-    return Port(values, shapes, types, strides)
+@dataclass(frozen=True, slots=True)
+class NodeSpan:
+    """Time of a node, in ns.
+
+    Attributes
+    ----------
+    start_ns : since the first node; if the file has no times, only the order is meaningful
+    device_ns : how long the kernels inside it took; -1 where there are none
+    """
+
+    start_ns: int
+    duration_ns: int
+    device_ns: int
+
+    @property
+    def end_ns(self) -> int:
+        """Return when the node ended."""
+        return self.start_ns + self.duration_ns
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < LATEST_NUMBER:
-        raise FormatError(f"{str(value)[:60]} is no number of a node")
-    return value
+@dataclass(slots=True)
+class Tree:
+    """Compact tree of a file's nodes.
+
+    A node is a call where it is an operator that the dispatcher runs below autograd, as a capture records them: one
+    that is only made of others is passed over for these, and what a call runs inside itself is part of it.
+
+    Attributes
+    ----------
+    is_timed : whether the file has times
+    has_strides : whether it has strides of tensors
+    without_parent : operators that name no node around them
+    """
+
+    is_timed: bool = False
+    has_strides: bool = False
+    without_parent: int = 0
+
+    _entries: dict[int, _Entry] = field(default_factory=dict)
+    _surroundings: dict[int, NodeScope] = field(default_factory=dict)
+    _last_inside: dict[int, int] = field(default_factory=dict)
+    _host_us: dict[int, float] = field(default_factory=dict)
+    _device_us: dict[int, float] = field(default_factory=dict)
+    _before_us: dict[int, float] = field(default_factory=dict)
+    _first_us: float = 0.0
+    _parents: set[int] = field(default_factory=set)
+    _roots: set[int] = field(default_factory=set)
+    _backward_threads: set[int] = field(default_factory=set)
+
+    def add(self, node: Node) -> None:
+        """Add a node."""
+        phase = _phase_of(node)
+        module = MODULE.fullmatch(node.name) if not node.schema else None
+        names = (module[1], module[2] or "") if module else None
+        is_kernel = node.stream is not None
+        times = (node.start_us, node.own_us or 0.0, is_kernel)
+        self._entries[node.number] = _Entry(node.parent, is_call(node), phase, names, node.thread, *times)
+        self.is_timed |= node.own_us is not None
+        self.has_strides |= bool(node.inputs.strides)
+        if node.parent != node.number:
+            self._parents.add(node.parent)
+        self.without_parent += bool(node.schema) and not node.parent
+        if is_thread(node):
+            self._roots.add(node.number)
+
+    def close(self) -> None:
+        """Sum up times and surroundings after the last node."""
+        before: dict[int, float] = {}
+        for number in sorted(self._entries):
+            entry = self._entries[number]
+            self._before_us[number] = before.get(entry.thread, 0.0)
+            before[entry.thread] = self._before_us[number] + (0.0 if entry.is_kernel else entry.own_us)
+        for number in sorted(self._entries, reverse=True):
+            self._close_node(number, self._entries[number])
+        starts = [entry.start_us for entry in self._entries.values() if entry.start_us is not None]
+        self._first_us = min(starts, default=0.0)
+        first: dict[int, str | None] = {}
+        for number in sorted(self._entries):
+            entry = self._entries[number]
+            if entry.parent in self._roots:
+                first.setdefault(entry.thread, entry.phase)
+        # hooks of backward passes run there too
+        self._backward_threads = {thread for thread, phase in first.items() if phase == BACKWARD}
+        for root in self._roots:
+            if self._entries[root].thread in self._backward_threads:
+                self._surroundings[root] = NodeScope(phase=BACKWARD)
+
+    def _close_node(self, number: int, entry: _Entry) -> None:
+        """Add a node's times to its parent, after the nodes inside it."""
+        times = self._device_us if entry.is_kernel else self._host_us
+        times[number] = times.get(number, 0.0) + entry.own_us
+        if entry.parent >= number:
+            return
+        for table in (self._host_us, self._device_us):
+            if number in table:
+                table[entry.parent] = table.get(entry.parent, 0.0) + table[number]
+        last = self.last_inside(number)
+        self._last_inside[entry.parent] = max(last, self.last_inside(entry.parent))
+
+    def span(self, number: int) -> NodeSpan:
+        """Return when a node ran."""
+        start_us, own = self._entries[number].start_us, self._host_us.get(number, 0.0)
+        if start_us is None:
+            # twice the number, so that a label can end between two nodes
+            start_ns = 2 * number + round(1000 * self._before_us[number])
+        else:
+            start_ns = round(1000 * (start_us - self._first_us))
+        device_us = self._device_us.get(number)
+        return NodeSpan(start_ns, round(1000 * own), -1 if device_us is None else round(1000 * device_us))
+
+    def end_ns(self, number: int) -> int:
+        """Return when a label ends: after the last node inside it."""
+        last = self.last_inside(number)
+        return max(self.span(number).end_ns, self.span(last).end_ns + 1)
+
+    def has_nodes_inside(self, number: int) -> bool:
+        """Return True if a node has others inside."""
+        return number in self._parents
+
+    def last_inside(self, number: int) -> int:
+        """Return the number of the last node inside a node, or its own."""
+        return self._last_inside.get(number, number)
+
+    def surroundings(self, number: int) -> NodeScope:
+        """Return the surroundings of a node."""
+        entry = self._entries.get(number)
+        return NodeScope() if entry is None else self._within(entry.parent, number)
+
+    def _within(self, parent: int, child: int) -> NodeScope:
+        """Return the surroundings of the children of a node."""
+        path = []
+        seen = {child}
+        while parent in self._entries and parent not in self._surroundings and parent not in seen:
+            path.append(parent)
+            seen.add(parent)
+            parent = self._entries[parent].parent
+        around = self._surroundings.get(parent, NodeScope())
+        for number in reversed(path):
+            entry = self._entries[number]
+            module = entry.module or (around.module, around.module_type)
+            around = NodeScope(around.is_inside or entry.is_call, entry.phase or around.phase, *module)
+            self._surroundings[number] = around
+        return around
+
+    def thread_name(self, number: int) -> str:
+        """Return a thread's name: the first is the program's, one that only runs backward passes is autograd's."""
+        if number <= 1:
+            return "main"
+        name = AUTOGRAD if number in self._backward_threads else "thread"
+        return f"{name} {number}"
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise FormatError(f"{str(value)[:60]} is no text")
-    return value
+def is_call(node: Node) -> bool:
+    """Return True if a node is a call that a capture would record, judged by its operator."""
+    return bool(node.schema) and not node.backend and not is_composite(node.schema)
 
 
-def _time(value: Any) -> float | None:
-    if value is None:
+def is_label(node: Node) -> bool:
+    """Return True for a label that the program opened."""
+    return node.scope == USER_SCOPE and not node.schema and node.name not in (*ROOTS, OPTIMIZER_STEP)
+
+
+def is_thread(node: Node) -> bool:
+    """Return True for the node of a thread."""
+    return node.name in THREADS
+
+
+def is_composite(schema: str) -> bool:
+    """Return True if the dispatcher runs other operators in place of this one."""
+    text = parse_schema(schema)
+    return text is not None and _is_composite(text.op)
+
+
+@lru_cache(maxsize=8192)
+def _is_composite(op: str) -> bool:
+    namespace, packet, overload = op.split(".")
+    name = f"{namespace}::{packet}" if overload == "default" else f"{namespace}::{packet}.{overload}"
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    except RuntimeError:
+        return False
+
+
+def _phase_of(node: Node) -> str | None:
+    """Return the phase that a node begins, or None."""
+    if node.schema:
         return None
-    if type(value) not in (int, float) or not 0 <= value < LATEST_US:
-        raise FormatError(f"{str(value)[:60]} is no time")
-    return float(value)
+    if node.scope == BACKWARD_SCOPE or node.name.startswith(BACKWARD_LABEL):
+        return BACKWARD
+    return OPTIMIZER if node.name.startswith(OPTIMIZER_LABEL) else None
 
 
-def node_to_json(node: Node) -> dict[str, Any]:
-    """The object of a node, of schema 1.1.1; times and kernels as Chakra's `trace_link` adds them."""
-    attributes = [
-        ("rf_id", "uint64", node.number),
-        ("fw_parent", "uint64", 0),
-        ("seq_id", "int64", -1),
-        ("scope", "uint64", node.scope),
-        ("tid", "uint64", node.thread),
-        ("fw_tid", "uint64", 0),
-        ("op_schema", "string", node.schema),
-        ("kernel_backend", "string", node.backend),
-        ("kernel_file", "string", ""),
-        ("tensor_range", "string", node.ranges),
-    ]
-    form: dict[str, Any] = {
-        "id": node.number,
-        "name": node.name,
-        "ctrl_deps": node.parent,
-        "inputs": _port_to_json(node.inputs),
-        "outputs": _port_to_json(node.outputs),
-        "attrs": [{"name": name, "type": kind, "value": value} for name, kind, value in attributes],
-    }
-    if node.start_us is not None and node.own_us is not None:
-        form |= {"ts": node.start_us, "inclusive_dur": node.own_us, "exclusive_dur": node.own_us}
-    if node.stream is not None:
-        form |= {"cat": "kernel", "stream": node.stream}
-    return form
-
-
-def _port_to_json(port: Port) -> dict[str, Any]:
-    strides = port.strides if port.strides is not None else []
-    return {"values": port.values, "shapes": port.shapes, "types": port.types, "strides": strides}
+def make_tree(nodes: Iterable[Node]) -> Tree:
+    """Return the tree of a file's nodes."""
+    tree = Tree()
+    for node in nodes:
+        tree.add(node)
+    tree.close()
+    return tree

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from opgrip.cli.command import counted
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.nodes.node import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE, Node, Port
-from opgrip.traces.formats.nodes.node_values import NO_STRIDES, NUMBERS, KnownStrides, Values, decode_port, with_sharing
-from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
-from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
-from opgrip.traces.formats.overloads import registered
-from opgrip.traces.formats.schema_text import Parameter, SchemaText, parse_schema
+from opgrip.traces.formats.nodes.node import (
+    VALUE_OF_CODE,
+    Node,
+    NodeScope,
+    Port,
+    Tree,
+    is_composite,
+    is_label,
+    make_tree,
+)
+from opgrip.traces.formats.nodes.node_values import (
+    NO_STRIDES,
+    NUMBERS,
+    KnownStrides,
+    PortValues,
+    Range,
+    decode_port,
+    with_sharing,
+)
+from opgrip.traces.formats.operator_schemas import Parameter, SchemaText, parse_schema, registered
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
+from opgrip.traces.schema.json_values import LIMIT
+from opgrip.traces.schema.limits import check_nesting
 from opgrip.traces.schema.operator_arguments import schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
 from opgrip.traces.table.profiler_labels import ENTER, EXIT
+from opgrip.traces.values import ValueModel
+from opgrip.traces.values.exact import Constant
+from opgrip.traces.values.integers import Integers
 
-NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"
-NO_GENERATORS = "generators: the file does not tell them, so calls take the default one"
-NO_PARENTS = "nesting: {} of the file name no node around them, so what ran inside others may be counted beside these"
+NO_NUMBERS = "numbers in place of tensors: the file has them as tensors without dimensions, without their values"
+NO_GENERATORS = "generators: the file does not have them, so calls use the default one"
+NO_PARENTS = "nesting: {} of the file name no parent, so calls inside others may be counted in addition to these"
 DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
 MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 MOST_LABEL = 1 << 16
@@ -32,15 +54,15 @@ MOST_LABEL = 1 << 16
 
 
 @dataclass(slots=True)
-class Memory:
-    """Numbers of the memory that tensors live in: a file uses those of memory that was freed for other memory."""
+class StorageNumbers:
+    """Numbers of storages; a file reuses the numbers of freed storages."""
 
     _numbers: dict[int, int] = field(default_factory=dict)
     _tensors: dict[int, set[int]] = field(default_factory=dict)
     _next: int = 0
 
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
-        """The number of an argument's memory.
+        """Return the number of an argument's storage.
 
         Parameters
         ----------
@@ -53,7 +75,7 @@ class Memory:
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """The number of memory that is known, or that was there before the first call."""
+        """Return the number of a storage that is known or existed before the first call."""
         if not storage:
             return NO_STORAGE
         if storage not in self._numbers:
@@ -74,7 +96,7 @@ class Memory:
 def calls_of(
     name: str, facts: Mapping[str, Any], nodes: Callable[[], Iterable[Node]], losses: Losses
 ) -> Iterator[Record]:
-    """The records of a trace of the calls among a file's nodes.
+    """Yield the records of a trace of the calls among a file's nodes.
 
     Parameters
     ----------
@@ -91,12 +113,12 @@ def calls_of(
 
 
 class _Reader:
-    """Adds a node after the other to the records of a trace."""
+    """Adds nodes one by one to the records of a trace."""
 
     def __init__(self, name: str, facts: Mapping[str, Any], tree: Tree, losses: Losses) -> None:
         self._tree = tree
         self._losses = losses
-        self._memory = Memory()
+        self._memory = StorageNumbers()
         self._strides = KnownStrides()
         defaults = [*DEFAULTS, *([] if tree.is_timed else [NO_TIMES]), *([] if tree.has_strides else [NO_STRIDES])]
         if tree.without_parent:
@@ -111,11 +133,11 @@ class _Reader:
             self._take_operator(node, surroundings)
         elif not surroundings.is_inside:
             if node.backend:
-                self._losses.skip(_short(node.name), "a kernel that torch.compile made")
+                self._losses.skip(_short(node.name), "a kernel made by torch.compile")
             elif is_label(node):
                 self._add_label(node, surroundings)
 
-    def _take_operator(self, node: Node, surroundings: Surroundings) -> None:
+    def _take_operator(self, node: Node, surroundings: NodeScope) -> None:
         schema = parse_schema(node.schema)
         try:
             if schema is None:
@@ -125,7 +147,7 @@ class _Reader:
             if not surroundings.is_inside and not is_composite(node.schema):
                 self._losses.skip(_short(schema.op if schema else node.name), f"{error}"[:200])
 
-    def _take_call(self, node: Node, schema: SchemaText, surroundings: Surroundings) -> None:
+    def _take_call(self, node: Node, schema: SchemaText, surroundings: NodeScope) -> None:
         kinds = [parameter.type for parameter in schema.parameters]
         if surroundings.is_inside and not schema.op.startswith("aten.as_strided."):
             return
@@ -133,7 +155,7 @@ class _Reader:
         if len(inputs.items) > len(kinds):
             raise FormatError(f"{schema.op} takes {len(kinds)} arguments, not {len(inputs.items)}")
         if schema.op.startswith("aten.as_strided."):
-            # the one that is inside a view tells the strides that the view has
+            # the one inside a view has the strides of the view
             self._strides.note(inputs, *_first(node.outputs))
         elif not any(schema.are_aliases):
             self._strides.forget(*_first(node.outputs))
@@ -147,7 +169,7 @@ class _Reader:
         self._add_call(node, schema, surroundings, inputs, results)
 
     def _add_call(
-        self, node: Node, schema: SchemaText, surroundings: Surroundings, inputs: Values, results: Values
+        self, node: Node, schema: SchemaText, surroundings: NodeScope, inputs: PortValues, results: PortValues
     ) -> None:
         items = with_sharing(inputs, self._value_numbers(node, inputs))
         args, kwargs = as_called(schema, items)
@@ -167,8 +189,8 @@ class _Reader:
             storages=[*taken, *self._result_storages(schema, inputs, results)],
         )
 
-    def _value_numbers(self, node: Node, inputs: Values) -> list[int | None]:
-        """Of each tensor among the arguments, the number of its value model, where the file tells its range."""
+    def _value_numbers(self, node: Node, inputs: PortValues) -> list[int | None]:
+        """Return the numbers of the arguments' value models, None for tensors without a range."""
         ranges = parse_ranges(node.ranges)
         numbers: list[int | None] = []
         for place, spec in zip(inputs.places, tensors(inputs.items), strict=True):
@@ -176,7 +198,7 @@ class _Reader:
             numbers.append(None if model is None else self.builder.add_values(model))
         return numbers
 
-    def _result_storages(self, schema: SchemaText, inputs: Values, results: Values) -> Iterator[int]:
+    def _result_storages(self, schema: SchemaText, inputs: PortValues, results: PortValues) -> Iterator[int]:
         """Numbers of the memory of results: memory that was not there before has a new one."""
         fresh: dict[int, int] = {}
         for storage, tensor in zip(results.storages, results.identities, strict=True):
@@ -187,7 +209,7 @@ class _Reader:
                     fresh[storage] = self._memory.fresh(storage, tensor)
                 yield fresh[storage]
 
-    def _add_label(self, node: Node, surroundings: Surroundings) -> None:
+    def _add_label(self, node: Node, surroundings: NodeScope) -> None:
         """What `record_function` leaves in a trace of ours."""
         scope, thread = _scope(surroundings), self._tree.thread_name(node.thread)
         start_ns = self._tree.span(node.number).start_ns
@@ -198,7 +220,7 @@ class _Reader:
 
 
 def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments as the dispatcher passes them: without trailing ones that have their default."""
+    """Return positional and named arguments as the dispatcher passes them: without trailing defaults."""
     defaults = _defaults(schema.op)
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -222,49 +244,77 @@ def _is_default(parameter: Parameter, item: Any, defaults: Mapping[str, Any]) ->
 
 @lru_cache(maxsize=4096)
 def _defaults(op: str) -> dict[str, Any]:
-    """The defaults of an operator's parameters, as a call has them."""
+    """Return the defaults of an operator's parameters, as a call has them."""
     schema = schema_of(Signature(0, OPERATOR, op, (), {}))
     if schema is None:
         return {}
     text = parse_schema(str(schema))
     kinds = {parameter.name: parameter.type for parameter in text.parameters} if text else {}
     return {
-        argument.name: in_words_of_torch(argument.default_value, kinds.get(argument.name, ""))
+        argument.name: _enumerated(argument.default_value, kinds.get(argument.name, ""))
         for argument in schema.arguments
         if argument.has_default_value()
     }
 
 
-def in_words_of_torch(value: Any, kind: str) -> Any:
-    """A value that a schema has a number for."""
-    table: dict[str, dict[int, Any]] = {
-        "ScalarType": DTYPE_OF_CODE,
-        "Layout": LAYOUT_OF_CODE,
-        "MemoryFormat": MEMORY_FORMAT_OF_CODE,
-    }
-    return table.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
+def _enumerated(value: Any, kind: str) -> Any:
+    """Return the dtype, layout or memory format that an integer of a schema means."""
+    return VALUE_OF_CODE.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
 
 
 def _returned(schema: SchemaText, items: list[Any]) -> Any:
-    """What a call returned: a value, or several as a tuple; None where it returns none."""
+    """Return the results of a call: one value, several as a tuple, or None."""
     if len(schema.are_aliases) == 1 and len(items) == 1:
         return items[0]
     return tuple(items) if items else None
 
 
 def _is_number(spec: TensorSpec) -> bool:
-    """Whether a tensor is as those that numbers are made into."""
+    """Return True if a tensor looks like one made from a number."""
     return not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
 
 
 def _first(port: Port) -> tuple[Any, Any]:
-    """The first value of a port, and its shape."""
     return (port.values[0], port.shapes[0]) if port.values else (None, None)
 
 
-def _scope(surroundings: Surroundings) -> Scope:
+def _scope(surroundings: NodeScope) -> Scope:
     return Scope(0, surroundings.module, surroundings.module_type, surroundings.phase)
 
 
 def _short(name: str) -> str:
     return name[:200]
+
+
+def parse_ranges(text: str) -> dict[int, Range]:
+    """Return ranges of values by the index of the tensor, or raise `FormatError`."""
+    if not text:
+        return {}
+    try:
+        form = json.loads(text)
+        check_nesting(text.encode(), form)
+        ranges = {int(place): (low, high) for place, (low, high) in form.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError("the ranges of values cannot be read") from error
+    for low, high in ranges.values():
+        if not all(type(bound) in (int, float) and -LIMIT <= bound < LIMIT for bound in (low, high)) or low > high:
+            raise FormatError("the ranges of values cannot be read")
+    return ranges
+
+
+def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
+    """Return a value model of a tensor for a range, None if there is none.
+
+    Raise `FormatError` for a range that values cannot have.
+    """
+    low, high = span
+    whole = type(low) is int and type(high) is int
+    model: ValueModel
+    if low == high and (whole or spec.dtype.is_floating_point):
+        model = Constant(bool(low) if spec.dtype == torch.bool else low)
+    elif whole and not (spec.dtype.is_floating_point or spec.dtype.is_complex) and 0 not in spec.shape:
+        model = Integers([], int(low), int(high), torch.Size(spec.shape).numel(), ascending=False)
+    else:
+        return None
+    model.check()
+    return model

@@ -15,17 +15,15 @@ import torch
 from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes.node import (
     DTYPE_CODES,
-    DTYPE_OF_CODE,
     DTYPE_OF_ELEMENT,
     ELEMENT_NAMES,
     LAYOUT_CODES,
-    LAYOUT_OF_CODE,
     MEMORY_FORMAT_CODES,
-    MEMORY_FORMAT_OF_CODE,
     NONE,
+    VALUE_OF_CODE,
     Port,
 )
-from opgrip.traces.formats.schema_text import pieces
+from opgrip.traces.formats.operator_schemas import pieces
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.json_values import LIMIT, device_name, sizes
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous, plain_name
@@ -39,7 +37,7 @@ DEFAULT_DEVICE = "cpu"
 
 
 @dataclass(slots=True)
-class Values:
+class PortValues:
     """Decoded values of a port.
 
     Attributes
@@ -59,23 +57,23 @@ class Values:
 
 @dataclass(slots=True)
 class KnownStrides:
-    """Strides of views in files that have none for tensors, by the tensor: those of the calls that made them."""
+    """Strides of views in files without strides of tensors, from the calls that made the views."""
 
     _strides: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
 
-    def note(self, inputs: Values, tensor: Any, shape: Any) -> None:
-        """Take note of the strides that a call of `as_strided` asked for."""
+    def note(self, inputs: PortValues, tensor: Any, shape: Any) -> None:
+        """Remember the strides that a call of `as_strided` asked for."""
         stride = inputs.items[2] if len(inputs.items) > 2 else None
         if isinstance(tensor, list) and len(tensor) > 1 and isinstance(stride, list):
             self._strides[self._key(tensor, sizes(shape))] = sizes(stride)
 
     def forget(self, tensor: Any, shape: Any) -> None:
-        """The same number may stand for new memory."""
+        """Forget the strides of a tensor whose number may have been reused."""
         if self._strides and isinstance(tensor, list) and len(tensor) > 1:
             self._strides.pop(self._key(tensor, sizes(shape)), None)
 
     def of(self, tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A tensor's strides."""
+        """Return a tensor's strides."""
         return self._strides.get(self._key(tensor, shape)) or contiguous(shape)
 
     @staticmethod
@@ -83,8 +81,8 @@ class KnownStrides:
         return whole(tensor[0]), whole(tensor[1]), shape
 
 
-def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Values:
-    """The values of a port.
+def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> PortValues:
+    """Return the values of a port.
 
     Parameters
     ----------
@@ -92,11 +90,11 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Valu
 
     Raises
     ------
-    ValueError, TypeError, IndexError, RuntimeError, OverflowError : where it is no port
+    ValueError, TypeError, IndexError, RuntimeError, OverflowError : for an invalid port
     """
     lists = (port.values, port.shapes, port.types)
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
-    values = Values([])
+    values = PortValues([])
     context = _Context(values, strides)
     for place, (value, shape, kind, stride) in enumerate(zip(*lists, own_strides, strict=True)):
         values.items.append(_decode(value, shape, kind, stride, kinds[place] if place < len(kinds) else "", context))
@@ -105,13 +103,13 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Valu
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    values: Values
+    values: PortValues
     strides: KnownStrides
 
 
 def _decode(value: Any, shape: Any, kind: Any, stride: Any, schema_kind: str, context: _Context) -> Any:
     if not isinstance(kind, str):
-        raise FormatError(f"{str(kind)[:60]} is no type")
+        raise FormatError(f"unknown type: {str(kind)[:60]}")
     if match := TENSOR.fullmatch(kind):
         return _tensor(value, shape, match[1], stride, context)
     if match := LIST.fullmatch(kind):
@@ -122,7 +120,7 @@ def _decode(value: Any, shape: Any, kind: Any, stride: Any, schema_kind: str, co
 def _list(value: Any, shape: Any, match: re.Match[str], stride: Any, schema_kind: str, context: _Context) -> Any:
     kinds = list(pieces(match[2]))
     if not isinstance(value, list) or len(value) != len(kinds):
-        raise FormatError("a list whose values and types do not go together")
+        raise FormatError("the values and types of a list differ in number")
     empty = [None] * len(value)
     shapes = shape if isinstance(shape, list) and len(shape) == len(value) else empty
     strides = stride if isinstance(stride, list) and len(stride) == len(value) else empty
@@ -140,14 +138,9 @@ def _scalar(value: Any, kind: str, schema_kind: str) -> Any:
     if type(value) is bool or value is None:
         return value
     if type(value) is not int or not -LIMIT <= value < LIMIT:
-        raise FormatError(f"{str(value)[:60]} is no argument")
-    table: dict[str, dict[int, Any]] = {
-        "ScalarType": DTYPE_OF_CODE,
-        "Layout": LAYOUT_OF_CODE,
-        "MemoryFormat": MEMORY_FORMAT_OF_CODE,
-    }
-    if schema_kind in table:
-        return table[schema_kind].get(value, Opaque(f"{schema_kind} {value}"))
+        raise FormatError(f"unsupported argument: {str(value)[:60]}")
+    if schema_kind in VALUE_OF_CODE:
+        return VALUE_OF_CODE[schema_kind].get(value, Opaque(f"{schema_kind} {value}"))
     return float(value) if kind == "Double" or schema_kind == "float" else value
 
 
@@ -172,7 +165,7 @@ def _text(value: str, kind: str) -> Any:
 
 def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context) -> TensorSpec | Opaque | None:
     if not isinstance(value, list) or not 5 <= len(value) <= 6:
-        raise FormatError("a tensor that is no list of five or six")
+        raise FormatError("a tensor is not a list of five or six values")
     context.values.tensors += 1
     if element == UNDEFINED:
         return None
@@ -182,7 +175,7 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
     dimensions = sizes(shape)
     steps = context.strides.of(value, dimensions) if stride is None else sizes(stride)
     if len(steps) != len(dimensions):
-        raise FormatError(f"a tensor of {len(dimensions)} dimensions and {len(steps)} strides")
+        raise FormatError(f"a tensor has {len(dimensions)} dimensions and {len(steps)} strides")
     device = device_name(value[5]) if len(value) == 6 and value[5] else DEFAULT_DEVICE
     context.values.storages.append(whole(value[1]))
     context.values.identities.append(whole(value[0]))
@@ -191,14 +184,14 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
 
 
 def whole(value: Any) -> int:
-    """A whole number from 0 on; raises `FormatError` for anything else."""
+    """Return an integer from 0 on, or raise `FormatError`."""
     if type(value) is not int or not 0 <= value < LIMIT:
-        raise FormatError(f"{str(value)[:60]} is no number of a tensor")
+        raise FormatError(f"expected the number of a tensor, got {str(value)[:60]}")
     return value
 
 
-def with_sharing(values: Values, numbers_of_values: Sequence[int | None]) -> list[Any]:
-    """The arguments, where tensors that lie in the same memory have its number within the call.
+def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) -> list[Any]:
+    """Return the arguments; tensors in the same storage get its number within the call.
 
     Parameters
     ----------
@@ -221,22 +214,22 @@ Range = tuple[int | float, int | float]
 
 
 class Identities(Protocol):
-    """Numbers of a call's tensors, and of the storages that they lie in."""
+    """Numbers of a call's tensors and of their storages."""
 
     def of(self, spec: TensorSpec) -> tuple[int, int]:
-        """Those of the next of the call's tensors."""
+        """Return the numbers of the call's next tensor."""
 
     def new(self) -> int:
-        """A number that nothing has."""
+        """Return an unused number."""
 
 
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-"""The dtypes of tensors that numbers are made into."""
+"""Dtypes of tensors that torch makes of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One value of a port: what stands in each of its lists."""
+class PortItem:
+    """One value of a port: its entry in each of the lists."""
 
     value: Any
     shape: Any
@@ -246,13 +239,13 @@ class Item:
 
 @dataclass(slots=True)
 class Encoder:
-    """Makes ports.
+    """Encoder of arguments and results to ports.
 
     Attributes
     ----------
     identities : gives tensors their numbers
     range_of : the least and the largest value of a tensor, where they are known
-    lose : is told what a port cannot hold
+    lose : called with what a port cannot hold
     ranges : of the tensors of the ports that were made, by their place among them
     """
 
@@ -263,7 +256,7 @@ class Encoder:
     _tensors: int = 0
 
     def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
-        """The port of arguments, or of results.
+        """Return the port of arguments or results.
 
         Parameters
         ----------
@@ -280,37 +273,37 @@ class Encoder:
             [item.stride for item in items],
         )
 
-    def _item(self, value: Any, kind: str) -> Item:
+    def _item(self, value: Any, kind: str) -> PortItem:
         match value:
             case TensorSpec():
                 return self._tensor(value)
             case list() | tuple():
                 return self._list(value, kind)
             case None:
-                return Item(NONE, [], "None", [])
+                return PortItem(NONE, [], "None", [])
             case bool() | int() | float() | complex() if kind.startswith("Tensor"):
                 return self._number(value)
             case bool():
-                return Item(value, [], "Bool", [])
+                return PortItem(value, [], "Bool", [])
             case int() if kind.rstrip("?") != "float":
-                return Item(value, [], "Int", [])
+                return PortItem(value, [], "Int", [])
             case int() | float():
-                return Item(_float(float(value)), [], "Double", [])
+                return PortItem(_float(float(value)), [], "Double", [])
             case str():
-                return Item(value, [], "String", [])
+                return PortItem(value, [], "String", [])
         return self._code(value)
 
-    def _code(self, value: Any) -> Item:
-        """What is a number there, or cannot be told."""
+    def _code(self, value: Any) -> PortItem:
+        """Return a value that the format has as an integer, or cannot hold."""
         match value:
             case torch.dtype() if value in DTYPE_CODES:
-                return Item(DTYPE_CODES[value], [], "Int", [])
+                return PortItem(DTYPE_CODES[value], [], "Int", [])
             case torch.layout() if value in LAYOUT_CODES:
-                return Item(LAYOUT_CODES[value], [], "Int", [])
+                return PortItem(LAYOUT_CODES[value], [], "Int", [])
             case torch.memory_format() if value in MEMORY_FORMAT_CODES:
-                return Item(MEMORY_FORMAT_CODES[value], [], "Int", [])
+                return PortItem(MEMORY_FORMAT_CODES[value], [], "Int", [])
             case torch.device():
-                return Item(str(value), [], "Device", [])
+                return PortItem(str(value), [], "Device", [])
             case complex():
                 name = "ComplexDouble"
             case GeneratorSpec():
@@ -318,19 +311,19 @@ class Encoder:
             case _:
                 name = "Object"
         self.lose(f"its argument of type {name if name != 'Object' else type(value).__name__}")
-        return Item(f"<{name}>", [], name, [])
+        return PortItem(f"<{name}>", [], name, [])
 
-    def _list(self, value: Sequence[Any], kind: str) -> Item:
+    def _list(self, value: Sequence[Any], kind: str) -> PortItem:
         inner = kind.rstrip("?").removesuffix("[]")
         items = [self._item(item, inner) for item in value]
-        return Item(
+        return PortItem(
             [item.value for item in items],
             [item.shape for item in items],
             f"GenericList[{','.join(item.type for item in items)}]",
             [item.stride for item in items],
         )
 
-    def _tensor(self, spec: TensorSpec) -> Item:
+    def _tensor(self, spec: TensorSpec) -> PortItem:
         if spec.stride is None:
             self.lose(f"that a tensor is {plain_name(spec.layout)}")
         if spec.conj or spec.neg:
@@ -340,24 +333,24 @@ class Encoder:
             self.ranges[self._tensors] = span
         return self._described(spec, *self.identities.of(spec))
 
-    def _described(self, spec: TensorSpec, tensor: int, storage: int) -> Item:
+    def _described(self, spec: TensorSpec, tensor: int, storage: int) -> PortItem:
         self._tensors += 1
         value = [tensor, storage, spec.offset, prod(spec.shape), spec.dtype.itemsize, spec.device]
         name = ELEMENT_NAMES.get(spec.dtype, f"c10::{plain_name(spec.dtype)}")
-        return Item(value, list(spec.shape), f"Tensor({name})", list(spec.stride or ()))
+        return PortItem(value, list(spec.shape), f"Tensor({name})", list(spec.stride or ()))
 
-    def _number(self, value: bool | int | float | complex) -> Item:
-        """A number where the operator takes a tensor, as torch's observer has it; its range is its value."""
+    def _number(self, value: bool | int | float | complex) -> PortItem:
+        """Return a number in place of a tensor, as torch's observer writes it; its range is its value."""
         if isinstance(value, complex) or not math.isfinite(value):
-            self.lose("the value of a number that stands for a tensor")
+            self.lose("the value of a number in place of a tensor")
         else:
             self.ranges[self._tensors] = (value, value)
         spec = TensorSpec((), (), NUMBERS[type(value)], "cpu")
         return self._described(spec, self.identities.new(), self.identities.new())
 
-    def _undefined(self) -> Item:
-        """A result that there is none of."""
-        return Item([self.identities.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
+    def _undefined(self) -> PortItem:
+        """Return a missing result."""
+        return PortItem([self.identities.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
 
 
 def _float(value: float) -> float | str:

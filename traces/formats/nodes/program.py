@@ -1,4 +1,4 @@
-"""The nodes that stand for a trace: its calls, and around them threads, phases, modules and labels."""
+"""Nodes of a written trace: its calls, and around them threads, phases, modules and labels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from functools import lru_cache
 from typing import Any
 
 from opgrip.traces.formats.nodes.node import (
+    BACKWARD,
     BACKWARD_LABEL,
     BACKWARD_SCOPE,
     FUNCTION_SCOPE,
     MODULE_LABEL,
+    OPTIMIZER,
     OPTIMIZER_LABEL,
     OPTIMIZER_STEP,
     PROCESS,
@@ -21,28 +23,32 @@ from opgrip.traces.formats.nodes.node import (
     Node,
     Port,
 )
-from opgrip.traces.formats.nodes.node_values import Encoder
-from opgrip.traces.formats.nodes.ranges import range_of
-from opgrip.traces.formats.nodes.tree import BACKWARD, OPTIMIZER
-from opgrip.traces.formats.schema_text import SchemaText, parse_schema
+from opgrip.traces.formats.nodes.node_values import Encoder, Range
+from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.operator_arguments import schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.table.profiler_labels import ENTER, EXIT, is_mark, label_of
 from opgrip.traces.table.trace import Trace
+from opgrip.traces.values import ValueModel
+from opgrip.traces.values.exact import Constant, Exact
+from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.offsets import Offsets
+from opgrip.traces.values.order import Permutation
+from opgrip.traces.values.progression import Progression
 
 ROOT = 1
 EMPTY = Port([], [], [], [])
 
 
 class NotWritten(ValueError):
-    """Why a call is no node."""
+    """A call cannot be written as a node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A node that stands for a trace, in order of their numbers.
+class NodeStep:
+    """A node of a written trace.
 
     Attributes
     ----------
@@ -55,19 +61,19 @@ class Step:
 
 @dataclass(slots=True)
 class _Numbers:
-    """Numbers of nodes, tensors and storages, which rise together: what goes into a node has smaller ones."""
+    """Rising numbers of nodes, tensors and storages: the inputs of a node have smaller numbers."""
 
     last: int = ROOT
     _storages: dict[int, int] = field(default_factory=dict)
     _tensors: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def new(self) -> int:
-        """One that nothing has."""
+        """Return an unused number."""
         self.last += 1
         return self.last
 
     def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
-        """Those of a tensor and its storage: the same view of the same memory is the same tensor."""
+        """Return the numbers of a tensor and its storage: the same view of the same storage is the same tensor."""
         if storage == NO_STORAGE:
             return self.new(), self.new() if spec.stride is not None else 0
         key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
@@ -81,7 +87,7 @@ class _Numbers:
 
 @dataclass(slots=True)
 class _Place:
-    """What is open in a thread: its own node, the program's labels, and those that phases and modules are told by."""
+    """Open nodes of a thread: its own, the program's labels, and the labels of phases and modules."""
 
     thread: int
     root: int
@@ -91,12 +97,12 @@ class _Place:
 
     @property
     def innermost(self) -> int:
-        """The number of the innermost label of the program, or of the thread."""
+        """Return the number of the innermost label of the program, or of the thread."""
         return self.labels[-1][0] if self.labels else self.root
 
 
-def steps_of(trace: Trace, losses: Losses) -> Iterator[Step]:
-    """The nodes of a trace's calls."""
+def steps_of(trace: Trace, losses: Losses) -> Iterator[NodeStep]:
+    """Yield the nodes of a trace's calls."""
     return _Writer(trace, losses).steps()
 
 
@@ -118,8 +124,8 @@ class _Writer:
         self._kernels = {item.signature: item.names[0] for item in trace.kernels if item.names}
         self._first_ns = int(trace.calls["start_ns"].min()) if len(trace.calls) else 0
 
-    def steps(self) -> Iterator[Step]:
-        yield Step(Node(ROOT, PROCESS, ROOT, EMPTY, EMPTY, scope=USER_SCOPE))
+    def steps(self) -> Iterator[NodeStep]:
+        yield NodeStep(Node(ROOT, PROCESS, ROOT, EMPTY, EMPTY, scope=USER_SCOPE))
         columns = (
             *("signature", "scope", "module", "phase", "process", "thread", "start_ns", "duration_ns"),
             *("device_ns", "stream", "tensors", "first_storage"),
@@ -130,18 +136,18 @@ class _Writer:
             signature = self._signatures[int(row.signature)]
             yield from self._call(row, signature)
 
-    def _call(self, row: _Row, signature: Signature) -> Iterator[Step]:
+    def _call(self, row: _Row, signature: Signature) -> Iterator[NodeStep]:
         key = (row.process, str(row.thread))
         if key not in self._places:
             self._places[key] = _Place(len(self._places) + 1, self._numbers.new())
             root = self._places[key].root
-            yield Step(Node(root, THREAD, ROOT, EMPTY, EMPTY, scope=USER_SCOPE, thread=self._places[key].thread))
+            yield NodeStep(Node(root, THREAD, ROOT, EMPTY, EMPTY, scope=USER_SCOPE, thread=self._places[key].thread))
         place = self._places[key]
         if is_mark(signature.op):
             yield from self._mark(place, signature)
             return
         if signature.kind != OPERATOR:
-            self._losses.skip(signature.op, "it is no operator of torch's dispatcher")
+            self._losses.skip(signature.op, "not an operator of torch's dispatcher")
             return
         try:
             parts = self._parts(row, signature)
@@ -151,7 +157,7 @@ class _Writer:
         yield from self._labels(place, row)
         yield from self._operator(place, row, signature, parts)
 
-    def _operator(self, place: _Place, row: _Row, signature: Signature, parts: _Parts) -> Iterator[Step]:
+    def _operator(self, place: _Place, row: _Row, signature: Signature, parts: _Parts) -> Iterator[NodeStep]:
         start_us = (int(row.start_ns) - self._first_ns) / 1e3 if self._is_timed else None
         own_us = int(row.duration_ns) / 1e3 if self._is_timed else None
         name = parts.schema.partition("(")[0].partition(".")[0]
@@ -162,27 +168,27 @@ class _Writer:
             own_us=own_us,
             ranges=parts.ranges,
         )
-        yield Step(node, row.number)
+        yield NodeStep(node, row.number)
         if self._is_timed and row.device_ns == row.device_ns:
             kernel = self._kernels.get(signature.number, f"kernels of {signature.op}")
             stream = int(row.stream) if isinstance(row.stream, int) else 0
             number = self._numbers.new()
             on_device = Node(number, kernel, node.number, EMPTY, EMPTY, thread=place.thread, stream=stream)
-            yield Step(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
+            yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
-    def _mark(self, place: _Place, signature: Signature) -> Iterator[Step]:
-        """A label of the program begins, or ends."""
+    def _mark(self, place: _Place, signature: Signature) -> Iterator[NodeStep]:
+        """Open or close a label of the program."""
         if signature.op.startswith(ENTER):
             number = self._numbers.new()
             name = label_of(signature) or "label"
-            yield Step(Node(number, name, place.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=place.thread))
+            yield NodeStep(Node(number, name, place.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=place.thread))
             place.labels.append((number, name))
         elif signature.op.startswith(EXIT) and place.labels:
             place.labels.pop()
         place.inside, place.around = ("forward", "", ""), place.innermost
 
-    def _labels(self, place: _Place, row: _Row) -> Iterator[Step]:
-        """The labels that tell of a call's phase and module, where they are others than those of the call before."""
+    def _labels(self, place: _Place, row: _Row) -> Iterator[NodeStep]:
+        """Yield labels of a call's phase and module if they differ from those of the previous call."""
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
         if inside == place.inside and place.around:
             return
@@ -196,13 +202,13 @@ class _Writer:
             labels.append((f"{MODULE_LABEL}{module} ({module_type})", FUNCTION_SCOPE))
         for name, scope in labels:
             number = self._numbers.new()
-            yield Step(Node(number, name, place.around, EMPTY, EMPTY, scope=scope, thread=place.thread))
+            yield NodeStep(Node(number, name, place.around, EMPTY, EMPTY, scope=scope, thread=place.thread))
             place.around = number
 
     def _parts(self, row: _Row, signature: Signature) -> _Parts:
-        """What a call's node is made of."""
+        """Return the parts of a call's node, or raise `NotWritten`."""
         if signature.raised is not None:
-            raise NotWritten("it ended in an error")
+            raise NotWritten("the call raised an error")
         text, schema, values = arguments_in_order(signature)
         storages = [int(item) for item in self._trace.storages[row.first_storage : row.first_storage + row.tensors]]
         results = list(_results(signature.outputs))
@@ -223,14 +229,14 @@ class _Writer:
     def _count_losses(self, row: _Row, signature: Signature) -> None:
         specs = list(tensors([signature.args, signature.kwargs]))
         if any(spec.values is not None for spec in specs):
-            self._losses.lose(row.number, signature.op, "what values its tensors had")
+            self._losses.lose(row.number, signature.op, "values of its tensors")
         if any(spec.requires_grad for spec in specs):
-            self._losses.lose(row.number, signature.op, "which of its tensors need gradients")
+            self._losses.lose(row.number, signature.op, "requires_grad of its tensors")
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An operator's schema, what goes in and comes out, and the ranges of its tensors' values."""
+    """Schema, inputs, outputs and value ranges of an operator's node."""
 
     schema: str
     inputs: Port
@@ -240,8 +246,6 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A call of the trace's table."""
-
     number: int
     signature: int
     scope: int
@@ -258,7 +262,7 @@ class _Row:
 
 
 class _Identities:
-    """Numbers of a call's tensors, by the storages that the trace has of it."""
+    """Numbers of a call's tensors, by their storages in the trace."""
 
     def __init__(self, numbers: _Numbers, storages: Iterator[int]) -> None:
         self._numbers = numbers
@@ -266,7 +270,7 @@ class _Identities:
         self._shared: dict[int, int] = {}
 
     def of(self, spec: TensorSpec) -> tuple[int, int]:
-        """Those of the next tensor."""
+        """Return the numbers of the next tensor."""
         tensor, storage = self._numbers.of(spec, next(self._storages, NO_STORAGE))
         if spec.storage is not None:
             # of a trace that has no storages of calls
@@ -274,25 +278,23 @@ class _Identities:
         return tensor, storage
 
     def new(self) -> int:
-        """One that nothing has."""
+        """Return an unused number."""
         return self._numbers.new()
 
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
-    """An operator's schema as text and parsed, and a value for each of its parameters.
+    """Return an operator's schema as text and parsed, and a value for each parameter.
 
-    Raises
-    ------
-    NotWritten : where torch knows no such operator, or it takes no such arguments
+    Raise `NotWritten` if torch knows no such operator, or it takes no such arguments.
     """
     text, schema, defaults = _schema(signature.op)
     names = [parameter.name for parameter in schema.parameters]
     if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):
-        raise NotWritten("its schema does not take its arguments")
+        raise NotWritten("its arguments do not match its schema")
     given = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
     missing = [name for name in names if name not in given and name not in defaults]
     if missing:
-        raise NotWritten(f"its argument {missing[0]} is not there")
+        raise NotWritten(f"its argument {missing[0]} is missing")
     return text, schema, [given[name] if name in given else defaults[name] for name in names]
 
 
@@ -302,14 +304,35 @@ def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
     text = "" if schema is None else str(schema)
     parsed = parse_schema(text)
     if parsed is None:
-        raise NotWritten("torch has no such operator here, and so no schema of it")
+        raise NotWritten("not registered in this torch, so its schema is unknown")
     defaults = {item.name: item.default_value for item in schema.arguments if item.has_default_value()}
     return text, parsed, defaults
 
 
 def _results(outputs: Any) -> Iterator[Any]:
-    """The results of a call, one for each that its schema returns."""
     if isinstance(outputs, tuple):
         yield from outputs
     elif outputs is not None:
         yield outputs
+
+
+def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:
+    """Return the range of a model of integers, None for other models."""
+    if model is None or spec.dtype.is_floating_point or spec.dtype.is_complex:
+        return None
+    bounds: list[Any] = []
+    match model:
+        case Exact(data=data):
+            bounds = data
+        case Constant(value=value):
+            bounds = [value]
+        case Integers(frequent=frequent, low=low, high=high):
+            bounds = [value for value, _ in frequent] + [bound for bound in (low, high) if bound is not None]
+        case Permutation(low=low, high=high):
+            bounds = [low, high]
+        case Offsets(first=first, last=last):
+            bounds = [first, last]
+        case Progression(start=start, step=step, period=period):
+            bounds = [start, start + step * (period - 1)]
+    numbers = [int(item) for item in bounds if isinstance(item, int)]
+    return (min(numbers), max(numbers)) if numbers and len(numbers) == len(bounds) else None

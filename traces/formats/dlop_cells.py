@@ -1,37 +1,39 @@
-"""What a cell of a table means as an argument of an operator, by the argument's type in the operator's schema."""
+"""Values in the cells of DLOP-Bench's tables, by the argument's type in the operator's schema."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opgrip.traces.formats.building import fit_values
+from opgrip.traces.formats.configurations.generators import Arguments
+from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel
 
 MOST_DIMENSIONS = 64
 LARGEST = 1 << 62
-"""Bound of sizes and whole numbers."""
+"""Limit of sizes and integers."""
 WORDS: dict[str, dict[str, int]] = {
     "reduction": {"none": 0, "mean": 1, "sum": 2},
     "interpolation_mode": {"bilinear": 0, "nearest": 1, "bicubic": 2},
     "padding_mode": {"zeros": 0, "border": 1, "reflection": 2},
 }
-"""Words of Python functions for what their operators take as numbers, by the operators' argument."""
+"""Words of Python functions for numbers of operators, by the operators' argument."""
 DTYPE_OF_NAME = {"mask": torch.bool, "condition": torch.bool, "index": torch.int64, "indices": torch.int64}
-"""Dtypes that operators' arguments of these names have."""
+"""Dtypes by the names of operators' arguments."""
 SYNONYMS = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
 SYNONYMS |= {"short": "int16"}
 
 
 class Unfit(ValueError):
-    """That a cell is no value of an argument's type."""
+    """A cell does not fit the type of an argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,13 @@ class CellTensor:
 
     @property
     def model(self) -> ValueModel | None:
-        """What draws its values; None where nothing is known of them."""
+        """Return the model of its values, None if they are unknown."""
         if self.data is None:
             return None
         return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
 
     def spec(self, values: int | None = None) -> TensorSpec:
-        """Its metadata, with the number of a value model."""
+        """Return its metadata, with the number of a value model."""
         return TensorSpec(self.shape, contiguous(self.shape), self.dtype, "cpu", values=values)
 
 
@@ -79,12 +81,12 @@ class Reading:
     numbers_are_tensors: bool = False
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Of the tensor that an argument of this name takes."""
+        """Return the dtype of a tensor by the name of its argument."""
         return {**DTYPE_OF_NAME, **(self.dtypes or {})}.get(name, self.dtype)
 
 
 def is_missing(cell: Any, kind: Any = None) -> bool:
-    """Whether a cell says that an argument was not given: null, "", "None", [], false, and lists of one of these.
+    """Return True if a cell means a missing argument: null, "", "None", [], false, and lists of one of these.
 
     Parameters
     ----------
@@ -97,12 +99,12 @@ def is_missing(cell: Any, kind: Any = None) -> bool:
 
 
 def innermost(kind: Any) -> Any:
-    """The type inside of an optional one."""
+    """Return the type inside an optional one."""
     return kind.getElementType() if kind.kind() == "OptionalType" else kind
 
 
 def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...] = ()) -> Any:
-    """The argument that a cell stands for: a plain value, a `CellTensor`, or a list of these.
+    """Return the argument of a cell: a plain value, a `CellTensor`, or a list of these.
 
     Parameters
     ----------
@@ -120,13 +122,13 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
     if name == "ListType":
         return _list(cell, kind.getElementType(), parameter, reading, first)
     if reading.lists_are_shapes and isinstance(cell, list):
-        raise Unfit("a shape where no tensor is taken")
+        raise Unfit("a shape was given for an argument that is not a tensor")
     single = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
     return _scalar(single, name, parameter.name)
 
 
 def shape_of(cell: Any) -> tuple[int, ...] | None:
-    """The sizes that a cell lists; None where it does not."""
+    """Return the sizes that a cell lists, None if it is not a shape."""
     if not isinstance(cell, list) or len(cell) > MOST_DIMENSIONS:
         return None
     sizes = [_whole(item) for item in cell]
@@ -138,7 +140,7 @@ def _is_size(size: int | None) -> bool:
 
 
 def _whole(item: Any) -> int | None:
-    """A whole number, which may be written as a fraction or as text."""
+    """Return an integer, which may be written as a fraction or as text."""
     if isinstance(item, str):
         return int(item) if re.fullmatch(r" ?-?[0-9]{1,18}", item) else None
     if isinstance(item, float) and math.isfinite(item) and item == int(item) and abs(item) < 1 << 53:
@@ -170,13 +172,13 @@ def _list(cell: Any, element: Any, parameter: Any, reading: Reading, first: tupl
     kind = innermost(element).kind()
     if kind == "TensorType":
         if not isinstance(cell, list) or not all(isinstance(item, list) for item in cell):
-            raise Unfit("no list of shapes")
+            raise Unfit("not a list of shapes")
         return [_tensor(item, parameter.name, reading) for item in cell]
     if reading.lists_are_shapes and isinstance(cell, list):
-        raise Unfit("a shape where no tensor is taken")
+        raise Unfit("a shape was given for an argument that is not a tensor")
     items = cell if isinstance(cell, list) else [cell]
     if len(items) > MOST_DIMENSIONS:
-        raise Unfit("a list of too many numbers")
+        raise Unfit("a list has too many numbers")
     if len(items) == 1 and (parameter.N or 0) > 1:
         items = items * parameter.N
     last = first[-len(items) :] if items else ()
@@ -200,7 +202,7 @@ def _scalar(item: Any, kind: str, name: str) -> Any:
         case "StringType":
             value = item if isinstance(item, str) else None
     if value is None:
-        raise Unfit(f"{str(item)[:40]!r} is no {name}")
+        raise Unfit(f"{str(item)[:40]!r} is not a {name}")
     return value
 
 
@@ -218,5 +220,76 @@ def _is_number(item: Any) -> bool:
 
 
 def dtype_named(item: Any) -> torch.dtype | None:
-    """The dtype of a name as torch's or as Python's; None for others."""
+    """Return the dtype of a name of torch or Python, None for other names."""
     return DTYPES.get(SYNONYMS.get(item, item)) if isinstance(item, str) else None
+
+
+SUFFIX = "_size"
+"""Suffix that names of shape columns may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFunction:
+    """A function that a file describes.
+
+    Attributes
+    ----------
+    name : of torch's
+    tensors : its arguments that are tensors, of which cells have the shapes
+    plain : its arguments that are numbers, or true or false
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    plain: tuple[str, ...]
+
+
+FUNCTIONS = {
+    "mhaf": TableFunction(
+        "torch.nn.functional.multi_head_attention_forward",
+        (
+            *("query", "key", "value", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+            *("out_proj_weight", "out_proj_bias", "key_padding_mask", "attn_mask"),
+        ),
+        ("embed_dim_to_check", "num_heads", "add_zero_attn", "dropout_p", "training", "need_weights"),
+    ),
+    "normalize": TableFunction("torch.nn.functional.normalize", ("input",), ("p", "dim", "eps")),
+}
+"""By the files' names."""
+
+
+def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
+    """Yield the operators that a row's call runs, recorded on tensors without memory.
+
+    Raise `Unfit` if a column is not an argument, a cell does not fit, or the function refuses them.
+    """
+    arguments: dict[str, Any] = {}
+    for column, cell in row.items():
+        name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)
+        if name in function.tensors:
+            arguments[name] = _table_tensor(cell, name)
+        elif name in function.plain:
+            if not is_missing(cell):
+                arguments[name] = _plain(cell, name)
+        elif not is_missing(cell):
+            raise Unfit(f"{function.name} has no argument {column[:60]}")
+    try:
+        yield from recording.function(function.name, Arguments((), arguments))
+    except ValueError as error:
+        raise Unfit(str(error)[:200]) from error
+
+
+def _table_tensor(cell: Any, name: str) -> TensorSpec | None:
+    if is_missing(cell):
+        return None
+    shape = shape_of(cell)
+    if shape is None:
+        raise Unfit(f"{name} is not a shape")
+    return TensorSpec(shape, contiguous(shape), torch.float32, "cpu")
+
+
+def _plain(cell: Any, name: str) -> bool | int | float:
+    value = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+    if not isinstance(value, bool | int | float):
+        raise Unfit(f"{name} is not a number")
+    return value

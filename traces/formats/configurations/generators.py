@@ -1,21 +1,19 @@
-"""The generator of PyTorch's types: numbers, strings, lists, and tensors of random values.
-
-Floats are drawn evenly from 0 to 1, whole numbers from -10 to 9, half of booleans are true; a tensor without dimensions
-is drawn from -10 to 10.
-"""
+"""Generators, which make arguments of an entry, and the one of PyTorch's types."""
 
 from __future__ import annotations
 
 import math
+import random
 import reprlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from opgrip.cli.plugins import Registry
 from opgrip.errors import FormatError
-from opgrip.traces.formats.configurations.generators.generator import Arguments, Draw, generators
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import device_name
 from opgrip.traces.schema.limits import NAME_LENGTH
@@ -24,6 +22,40 @@ from opgrip.traces.values import ValueModel
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of a call: trees of values and `TensorSpec`."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentDraw:
+    """Means by which a generator makes arguments.
+
+    Attributes
+    ----------
+    chance : random numbers, the same ones for a case whichever others are made
+    device : of tensors
+    number_of : makes a value model known, and gives the number that a `TensorSpec` refers to it by
+    """
+
+    chance: random.Random
+    device: str
+    number_of: Callable[[ValueModel], int]
+
+
+Generate = Callable[[dict[str, Any], ArgumentDraw], Arguments]
+"""Returns the arguments that an entry without macros describes, or raises `ValueError`."""
+
+GENERATOR = "PyTorch:DefaultDataGenerator"
+"""The generator of entries that name none."""
+generators: Registry[Generate] = Registry("opgrip.traces.formats.configurations", "opgrip.generators")
+"""Generators by their names in files."""
+
 
 DTYPE_OF = {
     "uint8": torch.uint8,
@@ -37,47 +69,47 @@ DTYPE_OF = {
     "bfloat16": torch.bfloat16,
     "bool": torch.bool,
 }
-"""dtypes by the names that the format has for them; torch's own names are taken too."""
+"""Dtypes by the format's names; torch's own names are accepted too."""
 DIMENSIONS = 64
 ELEMENTS = 1 << 58
 WHOLE = 1 << 63
 UNEXPANDED = "ranges are expanded by RangeConfigIterator"
 
 
-@generators.register("PyTorch:DefaultDataGenerator")
-def generate(entry: dict[str, Any], draw: Draw) -> Arguments:
-    """Each argument by its type."""
+@generators.register(GENERATOR)
+def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
+    """Return arguments by their types."""
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise ValueError("arguments that are no list and no object")
+        raise ValueError("args must be a list and kwargs an object")
     return Arguments(
         tuple(argument(item, draw) for item in args), {name: argument(item, draw) for name, item in kwargs.items()}
     )
 
 
-def argument(form: Any, draw: Draw) -> Any:
-    """The argument that an object with a `type` describes; raises `ValueError` where it describes none."""
+def argument(form: Any, draw: ArgumentDraw) -> Any:
+    """Return the argument that an object with a `type` describes, or raise `ValueError`."""
     if not isinstance(form, dict):
-        raise ValueError("an argument that is no object")
+        raise ValueError("an argument is not an object")
     kind = form.get("type")
     make = _MAKERS.get(kind) if isinstance(kind, str) else None
     if make is None:
-        raise ValueError(f"an argument of type {reprlib.repr(kind)}, which there is not")
+        raise ValueError(f"unknown argument type: {reprlib.repr(kind)}")
     return make(form, draw)
 
 
-def _tensor(form: dict[str, Any], draw: Draw) -> TensorSpec:
+def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
     shape, dtype = form.get("shape"), _dtype_of(form.get("dtype"))
     if not isinstance(shape, list) or len(shape) > DIMENSIONS:
-        raise ValueError("a tensor whose shape is no list of sizes")
+        raise ValueError("the shape of a tensor is not a list of sizes")
     if any(type(size) is not int or not 0 <= size <= ELEMENTS for size in shape):
-        raise ValueError(f"{reprlib.repr(shape)} is no shape: {UNEXPANDED}")
+        raise ValueError(f"{reprlib.repr(shape)} is not a shape: {UNEXPANDED}")
     if math.prod(max(size, 1) for size in shape) > ELEMENTS:
-        raise ValueError("a tensor larger than memory that can be addressed")
+        raise ValueError("a tensor is larger than the address space")
     count = math.prod(shape)
     with_grad = form.get("requires_grad", True)
     if type(with_grad) is not bool:
-        raise ValueError("a requires_grad that is not true or false")
+        raise ValueError("requires_grad is not true or false")
     model = value_model(dtype, count, bool(shape))
     return TensorSpec(
         tuple(shape),
@@ -91,7 +123,7 @@ def _tensor(form: dict[str, Any], draw: Draw) -> TensorSpec:
 
 @lru_cache(maxsize=1024)
 def value_model(dtype: torch.dtype, count: int, is_array: bool) -> ValueModel | None:
-    """What the elements of a tensor are drawn from; None where it has none, or its dtype no numbers."""
+    """Return the model that draws the elements of a tensor; None for an empty one and for other dtypes."""
     if not count:
         return None
     if dtype == torch.bool:
@@ -112,75 +144,75 @@ def _dtype_of(name: Any) -> torch.dtype:
     plain = name.removeprefix("torch.") if isinstance(name, str) else ""
     dtype = DTYPE_OF.get(plain, DTYPES.get(plain))
     if dtype is None:
-        raise ValueError(f"a dtype {reprlib.repr(name)}, which there is not")
+        raise ValueError(f"unknown dtype: {reprlib.repr(name)}")
     return dtype
 
 
-def _number(form: dict[str, Any], draw: Draw) -> Any:
-    """A number that stands there, or one of a range."""
+def _number(form: dict[str, Any], draw: ArgumentDraw) -> Any:
+    """Return the number of a `value`, or one drawn from a `value_range`."""
     if "value" in form:
         return _plain_number(form["value"])
     bounds = form.get("value_range")
     if not isinstance(bounds, list) or len(bounds) != 2:
-        raise ValueError("a number without a value and a range of two")
+        raise ValueError("a number has neither a value nor a value_range of two numbers")
     low, high = map(_plain_number, bounds)
     if form["type"] in ("int", "long"):
         if not all(type(bound) is int for bound in (low, high)) or low > high:
-            raise ValueError(f"{reprlib.repr(bounds)} is no range of whole numbers")
+            raise ValueError(f"{reprlib.repr(bounds)} is not a range of integers")
         return draw.chance.randint(low, high)
     if not low <= high or not math.isfinite(high - low):
-        raise ValueError(f"{reprlib.repr(bounds)} is no range of numbers")
+        raise ValueError(f"{reprlib.repr(bounds)} is not a range of numbers")
     return draw.chance.uniform(low, high)
 
 
 def _plain_number(value: Any) -> Any:
     if not isinstance(value, int | float):
-        raise ValueError(f"{reprlib.repr(value)} is no number: {UNEXPANDED}")
+        raise ValueError(f"{reprlib.repr(value)} is not a number: {UNEXPANDED}")
     if isinstance(value, int) and not -WHOLE <= value < WHOLE:
-        raise ValueError("a whole number of more than 64 bits")
+        raise ValueError("an integer has more than 64 bits")
     return value
 
 
-def _bool(form: dict[str, Any], draw: Draw) -> bool:
+def _bool(form: dict[str, Any], draw: ArgumentDraw) -> bool:
     value = form.get("value")
     if not isinstance(value, int) or value not in (True, False):
         raise ValueError(f"{reprlib.repr(value)} is not true or false")
     return bool(value)
 
 
-def _str(form: dict[str, Any], draw: Draw) -> str:
+def _str(form: dict[str, Any], draw: ArgumentDraw) -> str:
     value = form.get("value", "")
     if not isinstance(value, str) or len(value) > NAME_LENGTH:
-        raise ValueError("a string that is none, or a very long one")
+        raise ValueError("a string is too long or has another type")
     return value
 
 
-def _device(form: dict[str, Any], draw: Draw) -> torch.device:
+def _device(form: dict[str, Any], draw: ArgumentDraw) -> torch.device:
     try:
         return torch.device(device_name(form.get("value")))
     except (RuntimeError, FormatError) as error:
-        raise ValueError(f"{reprlib.repr(form.get('value'))} is no device") from error
+        raise ValueError(f"unknown device: {reprlib.repr(form.get('value'))}") from error
 
 
-def _list(form: dict[str, Any], draw: Draw) -> list[Any]:
+def _list(form: dict[str, Any], draw: ArgumentDraw) -> list[Any]:
     items = form.get("value")
     if not isinstance(items, list):
-        raise ValueError("a list without its items")
+        raise ValueError("a list has no items")
     return [argument(item, draw) for item in items]
 
 
-def _named(names: dict[str, Any]) -> Callable[[dict[str, Any], Draw], Any]:
-    def find(form: dict[str, Any], draw: Draw) -> Any:
+def _named(names: dict[str, Any]) -> Callable[[dict[str, Any], ArgumentDraw], Any]:
+    def find(form: dict[str, Any], draw: ArgumentDraw) -> Any:
         name = form.get("value")
         value = names.get(name.removeprefix("torch.")) if isinstance(name, str) else None
         if value is None:
-            raise ValueError(f"a {form['type']} {reprlib.repr(name)}, which there is not")
+            raise ValueError(f"unknown {form['type']}: {reprlib.repr(name)}")
         return value
 
     return find
 
 
-_MAKERS: dict[str, Callable[[dict[str, Any], Draw], Any]] = {
+_MAKERS: dict[str, Callable[[dict[str, Any], ArgumentDraw], Any]] = {
     "tensor": _tensor,
     "float": _number,
     "double": _number,

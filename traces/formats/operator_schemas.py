@@ -1,0 +1,361 @@
+"""Schemas of operators: parsed from text, and which overload a call was of.
+
+The text of a third party's file is parsed here and never handed to torch's parser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
+
+MOST_CHARACTERS = 1 << 14
+"""Most characters of a schema; the longest of torch's has less than two thousand."""
+NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of an operator.
+
+    Attributes
+    ----------
+    type : without its alias and length, `Tensor?`, `ScalarType`, `SymInt[]`
+    declared_type : as the text has it, `Tensor(a!)`, `int[2]`
+    is_named : whether it is given by its name only
+    """
+
+    name: str
+    type: str
+    declared_type: str
+    is_named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaText:
+    """A parsed schema.
+
+    Attributes
+    ----------
+    name : with its overload, `aten::add.Tensor`
+    returns : the text after the arrow
+    are_aliases : for each result, whether it is memory of an argument
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    returns: str
+    are_aliases: tuple[bool, ...]
+
+    @property
+    def op(self) -> str:
+        """Return the name of the operator in a trace, `aten.add.Tensor`."""
+        namespace, _, rest = self.name.partition("::")
+        packet, _, overload = rest.partition(".")
+        return f"{namespace}.{packet}.{overload or 'default'}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the parameters."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    def text(self, plain_type: Callable[[str], str]) -> str:
+        """Return the schema without defaults and without the mark of parameters given by name only.
+
+        Parameters
+        ----------
+        plain_type : returns the text of a type
+        """
+        parameters = [f"{plain_type(parameter.declared_type)} {parameter.name}" for parameter in self.parameters]
+        return f"{self.name}({', '.join(parameters)}) -> {plain_type(self.returns)}"
+
+
+def parse_schema(text: str) -> SchemaText | None:
+    """Return the parsed schema, or None if the text is not a schema."""
+    return _parse(text) if len(text) <= MOST_CHARACTERS else None
+
+
+@lru_cache(maxsize=2048)
+def _parse(text: str) -> SchemaText | None:
+    head, _, rest = text.partition("(")
+    name = NAME.fullmatch(head.strip())
+    end = _closing(rest)
+    if name is None or end is None:
+        return None
+    parameters: list[Parameter] = []
+    is_named = False
+    for piece in pieces(rest[:end]):
+        if piece == "*":
+            is_named = True
+            continue
+        kind, _, word = " ".join(piece.partition("=")[0].split()).rpartition(" ")
+        if not word.isidentifier() or not kind:
+            return None
+        parameters.append(Parameter(word, _without_alias(kind), kind, is_named))
+    returns = rest[end + 1 :].strip().removeprefix("->").strip()
+    results = returns
+    if results.startswith("(") and _closing(results[1:]) == len(results) - 2:
+        results = results[1:-1]
+    return SchemaText(head.strip(), tuple(parameters), returns, tuple("(" in kind for kind in pieces(results)))
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield the parts between commas that are in no brackets and no quotes, without surrounding spaces."""
+    depth, start, quote = 0, 0, ""
+    for place, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "([<":
+            depth += 1
+        elif character in ")]>" and text[place - 1] != "-":
+            depth -= 1
+        elif character == "," and not depth:
+            yield text[start:place].strip()
+            start = place + 1
+    if last := text[start:].strip():
+        yield last
+
+
+def _closing(text: str) -> int | None:
+    """Return the position of the bracket that closes one opened before the text; None if there is none."""
+    depth, quote = 0, ""
+    for place, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        else:
+            depth += (character == "(") - (character == ")")
+            if depth < 0:
+                return place
+    return None
+
+
+def _without_alias(kind: str) -> str:
+    # Tensor(a!), Tensor(a -> *)[], Tensor(a|b)
+    return re.sub(r"\([^()]*\)", "", re.sub(r"\[\d+\]", "[]", kind)).strip()
+
+
+OPERATOR_NAME = re.compile(r"([A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
+"""`aten::add`, `aten::add.Tensor`, `aten.add.default`."""
+MOST_NOTES = 50
+"""Replaced overloads that are reported."""
+NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
+
+
+class NoOverload(ValueError):
+    """No registered operator accepts a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A call of an overload.
+
+    Attributes
+    ----------
+    op : its name in a trace, `aten.add.Tensor`
+    args : positional arguments
+    kwargs : those that are given by name alone
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Bound:
+    """Return the overload of a call.
+
+    Parameters
+    ----------
+    name : with or without its overload; a name without a namespace is of aten
+    args, kwargs : values and `TensorSpec`; what the schema takes by name alone may stand among `args`
+
+    Raises
+    ------
+    NoOverload : where no operator of that name is registered, or none of its overloads takes these
+    """
+    schemas = schemas_of(name)
+    if not schemas:
+        raise NoOverload(f"not registered in torch {torch.__version__.partition('+')[0]}")
+    reasons = []
+    for schema in schemas:
+        result = _bind(schema, args, dict(kwargs or {}), NAME_OF_OVERLOAD.search(name) is not None)
+        if isinstance(result, Bound):
+            return result
+        reasons.append(result)
+    raise NoOverload(reasons[0] if len(reasons) == 1 else "no overload takes these arguments")
+
+
+def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
+    """Return a call as a file names it, or of an overload that accepts its arguments if torch lacks the named one.
+
+    Older torch had overloads that later ones replaced, `aten.sum.SymInt`. Unknown names stay as they are.
+    A device may be its name.
+
+    Parameters
+    ----------
+    losses : has, among the defaults, which overloads were replaced
+    """
+    as_named = Bound(name, tuple(args), _with_device(kwargs))
+    packet, _, overload = name.rpartition(".")
+    if _is_registered(name) or "." not in packet:
+        return as_named
+    try:
+        call = bind(packet, args, as_named.kwargs)
+    except NoOverload:
+        return as_named
+    note = f"{name}: torch has no overload {overload} of it, so it is {call.op}"
+    if note not in losses.defaults and len(losses.defaults) < MOST_NOTES:
+        losses.defaults.append(note)
+    return call
+
+
+def _with_device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with a device instead of its name, so that a replay can move it."""
+    device = kwargs.get("device")
+    if isinstance(device, str):
+        try:
+            return {**kwargs, "device": torch.device(device)}
+        except RuntimeError:
+            pass
+    return dict(kwargs)
+
+
+@lru_cache(maxsize=4096)
+def _is_registered(name: str) -> bool:
+    return bool(schemas_of(name))
+
+
+def schemas_of(name: str) -> list[Any]:
+    """Return torch's schemas of an operator's overloads, those of the dispatcher before those only in TorchScript."""
+    match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
+    if match is None:
+        return []
+    namespace, packet, overload = match.groups()
+    schemas = torch._C._jit_get_schemas_for_operator(f"{namespace}::{packet}")
+    if overload is not None:
+        schemas = [item for item in schemas if (item.overload_name or "default") == overload]
+    return sorted(schemas, key=lambda schema: not _is_dispatched(schema))
+
+
+def op_of(schema: Any) -> str:
+    """Return an overload's name in a trace."""
+    return f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
+
+
+def _is_dispatched(schema: Any) -> bool:
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    try:
+        return bool(torch._C._dispatch_has_kernel(name))
+    except RuntimeError:
+        return False
+
+
+def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:
+    """Return the call of an overload, or the reason why it does not accept it.
+
+    Parameters
+    ----------
+    is_named : whether the file names the overload: then a number may take the place of a tensor, as in torch
+    """
+    parameters = schema.arguments
+    if len(args) > len(parameters):
+        return f"{op_of(schema)} takes {len(parameters)} arguments, not {len(args)}"
+    values = dict(zip((parameter.name for parameter in parameters), args, strict=False))
+    for name, value in kwargs.items():
+        if name in values:
+            return f"{name} is given twice"
+        values[name] = value
+    names = {parameter.name for parameter in parameters}
+    if unknown := [name for name in values if name not in names]:
+        return f"{op_of(schema)} has no argument {unknown[0]}"
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.name not in values:
+            if not parameter.has_default_value():
+                return f"{op_of(schema)} lacks its argument {parameter.name}"
+            continue
+        value = values[parameter.name]
+        is_number = is_named and type(value) in (bool, int, float, complex) and parameter.type.kind() == "TensorType"
+        if not is_number and not _fits(value, parameter.type, parameter.N):
+            return f"{op_of(schema)} does not accept its argument {parameter.name}"
+        if parameter.kwarg_only or len(positional) < parameters.index(parameter):
+            named[parameter.name] = value
+        else:
+            positional.append(value)
+    return Bound(op_of(schema), tuple(positional), named)
+
+
+def without_defaults(bound: Bound, schema: Any = None) -> Bound:
+    """Return the call as the dispatcher passes it on: without arguments that are their parameters' defaults.
+
+    Parameters
+    ----------
+    schema : of the overload, None to look it up
+    """
+    schema = schema or schemas_of(bound.op.replace(".", "::", 1))[0]
+    parameters = {item.name: item for item in schema.arguments}
+    kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}
+    args = list(bound.args)
+    while args and _is_default(schema.arguments[len(args) - 1], args[-1]):
+        args.pop()
+    return Bound(bound.op, tuple(args), kwargs)
+
+
+def _is_default(parameter: Any, value: Any) -> bool:
+    if not parameter.has_default_value() or isinstance(value, TensorSpec):
+        return False
+    default = parameter.default_value
+    if isinstance(default, list) and isinstance(value, list) and parameter.N and len(default) == 1:
+        default = default * parameter.N
+    return bool(_with_type(default) == _with_type(value))
+
+
+def _with_type(value: Any) -> Any:
+    # 1 is not True
+    return [_with_type(item) for item in value] if isinstance(value, list | tuple) else (type(value), value)
+
+
+def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
+    """Return True if a parameter accepts a value.
+
+    Parameters
+    ----------
+    length : of a list that may be given as one number, else None
+    """
+    name = kind.kind()
+    if name == "OptionalType":
+        return value is None or _fits(value, kind.getElementType(), length)
+    if name == "ListType":
+        inner = kind.getElementType()
+        if isinstance(value, list | tuple):
+            return all(_fits(item, inner) for item in value)
+        return length is not None and _fits(value, inner)
+    types = _TYPES.get(name)
+    return types is None or (isinstance(value, types) and (type(value) is not bool or bool in types))
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "TensorType": (TensorSpec,),
+    # dtypes, layouts and memory formats are numbers there
+    "IntType": (int, torch.dtype, torch.layout, torch.memory_format),
+    "SymIntType": (int,),
+    "FloatType": (float, int),
+    "ComplexType": (complex, float, int),
+    "NumberType": (int, float, complex, bool),
+    "BoolType": (bool,),
+    "StringType": (str,),
+    "DeviceObjType": (torch.device,),
+    "GeneratorType": (GeneratorSpec,),
+}
