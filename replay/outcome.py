@@ -12,7 +12,7 @@ import pandas as pd
 
 from opgrip.cli.command import counted
 from opgrip.cli.output_files import cannot_be_written, whole_file
-from opgrip.display.html_fragments import as_html
+from opgrip.display.figures import as_html
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.plots.plot import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
@@ -124,7 +124,7 @@ class Results:
         ------
         UserError : where matplotlib is not installed, the kind does not take what is asked, or nothing can be drawn
         """
-        from opgrip.display.figure_style import in_style
+        from opgrip.display.figures import in_style
 
         runs = {**(beside or {}), "this": self}
         choices = PlotChoices(op, case, by, over, title)

@@ -1,24 +1,28 @@
-"""Pictures by matplotlib: one style for all of them, and files that are the same for the same data.
+"""Plots by matplotlib in one style, the same bytes for the same data, and the HTML that notebooks show.
 
 Text of traces and results is never read as mathematics, and stays text in .svg and .pdf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
 from math import inf, log10
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from opgrip.cli.command import printable
 from opgrip.cli.plugins import needed
-from opgrip.display.figure_style import in_style
 from opgrip.errors import UserError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Told apart by colour-blind readers: M. Okabe and K. Ito, Color Universal Design, 2008."""
@@ -116,3 +120,80 @@ def add_legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+STYLE = {
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "opgrip",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "text.usetex": False,
+}
+
+
+@contextmanager
+def in_style() -> Iterator[None]:
+    """What is drawn in this block has the style of all pictures, whatever that of the program is."""
+    matplotlib = needed("matplotlib", "plot")
+    # a user's own matplotlibrc would make other pictures of the same data
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+MOST_ROWS = 40
+"""That a table shows; of more, the first and the last of them."""
+PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"
+"""Classes of elements in which notebooks take no text for mathematics."""
+
+
+def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure] | None = None) -> str:
+    """Lines, a picture where matplotlib is installed and there is something to be drawn, and a table.
+
+    Parameters
+    ----------
+    draw : makes the figure, in the style that is set meanwhile
+    """
+    shown = table.copy()
+    for name in table.select_dtypes(exclude="number"):
+        shown[name] = [printable(cell) if isinstance(cell, str) else cell for cell in table[name]]
+    forms = {"share": lambda share: f"{share:.1%}"} if "share" in shown else {}
+    cells = shown.to_html(
+        index=False, max_rows=MOST_ROWS, float_format=_number, formatters=forms, na_rep="", border=0, justify="left"
+    )
+    image = "" if draw is None else _image(draw, lines[0])
+    paragraphs = "".join(f"<p>{escape(printable(line))}</p>" for line in lines)
+    return f'<div class="{PLAIN_TEXT}">{paragraphs}{image}{cells}</div>'
+
+
+def _number(value: float) -> str:
+    """Four digits, without powers of ten."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _image(draw: Callable[[], Figure], description: str) -> str:
+    try:
+        with in_style():
+            figure = draw()
+            from opgrip.display.styled_figure import png_of
+
+            png, width = png_of(figure)
+    except UserError:
+        return ""
+    alternative = escape(printable(description))
+    return f'<p><img width="{width}" alt="{alternative}" src="data:image/png;base64,{png}"></p>'

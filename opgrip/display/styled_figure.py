@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from opgrip.display.figure_style import in_style
+from opgrip.display.figures import in_style
 
 DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
 """Of an image on a page, and of the page: screens have more dots than pages have pixels."""

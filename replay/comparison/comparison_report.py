@@ -11,7 +11,7 @@ import pandas as pd
 
 from opgrip.cli.command import counted, printable
 from opgrip.cli.terminal import print_line, shorten
-from opgrip.display.html_fragments import as_html
+from opgrip.display.figures import as_html
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.comparison.comparison import UNREADABLE, Comparison, Pair, Total
 from opgrip.replay.comparison.differences import CONFIDENCE, Verdict, interval_text

@@ -119,10 +119,6 @@ def _passes(result: SequenceResult) -> str:
     return f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(len(result.replayed_ms), 'pass', 'passes')})"
 
 
-ROWS = 20
-"""Collectives that are printed, where their number is not given."""
-
-
 def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
     """Print what each rank's step took, the collectives that take most, and what did not run."""
     print_table(RANK_COLUMNS, outcome.ranks, file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")

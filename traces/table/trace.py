@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.cli.command import counted
-from opgrip.display.figure_style import in_style
-from opgrip.display.html_fragments import as_html
+from opgrip.display.figures import as_html, in_style
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, Integers
 from opgrip.traces.io.reader import TraceReader
