@@ -21,7 +21,7 @@ from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilde
 from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.node import DTYPE_OF_ELEMENT, VALUE_OF_CODE
 from opgrip.traces.formats.operator_schemas import Bound, NoOverload, bind, op_of, schemas_of, without_defaults
-from opgrip.traces.formats.profiler_events import DeviceWork, EventInputs, EventTable, OperatorCall, Slice, calls_of
+from opgrip.traces.formats.profiler_events import EventInputs, EventTable, KernelTimes, ProfiledCall, Slice, calls_of
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
@@ -206,12 +206,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
     device = f"cuda:{table.devices.most_common(1)[0][0]}" if table.devices else "cpu"
     builder = RecordBuilder("chrome", file.losses, facts, is_timed=True)
     adder = _Adder(builder, device, file.losses)
-    kernels: dict[int, DeviceWork] = {}
+    kernels: dict[int, KernelTimes] = {}
     for thread, events in table.threads():
         for call in calls_of(events, table.work, file.losses.skip):
             signature = adder.add(call, thread)
             if signature is not None and call.work is not None:
-                kernels.setdefault(signature, DeviceWork(Counter(), Counter())).add(call.work)
+                kernels.setdefault(signature, KernelTimes(Counter(), Counter())).add(call.work)
             yield from builder.ready()
     for signature, work in kernels.items():
         names = list(work.launches)
@@ -259,7 +259,7 @@ class _Adder:
         self._bound: dict[Slice, Bound | str] = {}
         self._forward_scopes: dict[int, int] = {}
 
-    def add(self, call: OperatorCall, thread: str) -> int | None:
+    def add(self, call: ProfiledCall, thread: str) -> int | None:
         """Add a call; return the number of its signature, None if the file does not have its arguments."""
         event, scope, work = call.event, call.scope, call.work
         bound = self._bound.get(event.slice)
@@ -293,7 +293,7 @@ class _Adder:
             return str(error)
 
 
-def _with_copied_from(args: tuple[Any, ...], work: DeviceWork) -> tuple[Any, ...]:
+def _with_copied_from(args: tuple[Any, ...], work: KernelTimes) -> tuple[Any, ...]:
     """Return the arguments of a copy from or to the CPU, with the tensor on the CPU marked so."""
     places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)

@@ -81,13 +81,13 @@ class ProfilerEvent:
 
 
 @dataclass(slots=True)
-class DeviceWork:
+class KernelTimes:
     """Launches and times of the kernels of an operator."""
 
     launches: Counter[str]
     device_ns: Counter[str]
 
-    def add(self, other: DeviceWork) -> None:
+    def add(self, other: KernelTimes) -> None:
         """Add the kernels of another operator."""
         self.launches.update(other.launches)
         self.device_ns.update(other.device_ns)
@@ -97,7 +97,7 @@ class EventTable:
     """Table of events, which returns those of each thread in start order."""
 
     def __init__(self) -> None:
-        self.work: dict[int, DeviceWork] = {}
+        self.work: dict[int, KernelTimes] = {}
         self.devices: Counter[int] = Counter()
         self.operators = self.shapes = 0
         """Numbers of events of operators, and of those with shapes."""
@@ -187,7 +187,7 @@ class EventTable:
     def _add_work(self, event: dict[str, Any], name: str, facts: dict[str, Any]) -> None:
         external = _number(facts.get("External id", facts.get("external id")))
         self.devices[max(_number(facts.get("device")), 0)] += 1
-        work = self.work.setdefault(external, DeviceWork(Counter(), Counter()))
+        work = self.work.setdefault(external, KernelTimes(Counter(), Counter()))
         work.launches[name[:1000]] += 1
         work.device_ns[name[:1000]] += _ns(event.get("dur"))
 
@@ -230,7 +230,7 @@ NOT_REGISTERED = "not registered in this torch: counted by the operators that it
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorCall:
+class ProfiledCall:
     """A call that a capture would record.
 
     Attributes
@@ -242,7 +242,7 @@ class OperatorCall:
     event: ProfilerEvent
     scope: Scope
     forward: int
-    work: DeviceWork | None
+    work: KernelTimes | None
 
 
 @dataclass(slots=True)
@@ -266,12 +266,12 @@ class _Pending:
     event: ProfilerEvent
     scope: Scope
     forward: int
-    work: DeviceWork
+    work: KernelTimes
 
 
 def calls_of(
-    events: Iterable[ProfilerEvent], work: dict[int, DeviceWork], skip: Callable[[str, str], None]
-) -> Iterator[OperatorCall]:
+    events: Iterable[ProfilerEvent], work: dict[int, KernelTimes], skip: Callable[[str, str], None]
+) -> Iterator[ProfiledCall]:
     """Yield the calls of one thread, in the order of their ends.
 
     Parameters
@@ -292,10 +292,10 @@ def calls_of(
         yield from _ended(stack.pop())
 
 
-def _ended(item: _Open) -> Iterator[OperatorCall]:
+def _ended(item: _Open) -> Iterator[ProfiledCall]:
     if item.is_call and item.call is not None:
         call = item.call
-        yield OperatorCall(call.event, call.scope, call.forward, call.work if call.work.launches else None)
+        yield ProfiledCall(call.event, call.scope, call.forward, call.work if call.work.launches else None)
 
 
 def _entered(outer: _Open, event: ProfilerEvent, skip: Callable[[str, str], None]) -> _Open:
@@ -320,7 +320,7 @@ def _entered(outer: _Open, event: ProfilerEvent, skip: Callable[[str, str], None
         if not schemas_of(name):
             skip(name, NOT_REGISTERED)
             return inner
-        inner.call = _Pending(event, outer.scope, outer.forward, DeviceWork(Counter(), Counter()))
+        inner.call = _Pending(event, outer.scope, outer.forward, KernelTimes(Counter(), Counter()))
         inner.is_call = True
     elif name.startswith("triton_"):
         skip(name, "a kernel made by torch.compile")

@@ -54,7 +54,7 @@ MOST_LABEL = 1 << 16
 
 
 @dataclass(slots=True)
-class StorageNumbers:
+class NodeStorages:
     """Numbers of storages; a file reuses the numbers of freed storages."""
 
     _numbers: dict[int, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class _Reader:
     def __init__(self, name: str, facts: Mapping[str, Any], tree: Tree, losses: Losses) -> None:
         self._tree = tree
         self._losses = losses
-        self._memory = StorageNumbers()
+        self._memory = NodeStorages()
         self._strides = KnownStrides()
         defaults = [*DEFAULTS, *([] if tree.is_timed else [NO_TIMES]), *([] if tree.has_strides else [NO_STRIDES])]
         if tree.without_parent:
