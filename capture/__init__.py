@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from opgrip.cli.plugins import lazy_names
 
 if TYPE_CHECKING:
-    from opgrip.capture.command.call import capture as capture
+    from opgrip.capture.command.model_steps import capture as capture
     from opgrip.capture.on_demand.trigger import step as step
     from opgrip.capture.on_demand.trigger import trigger as trigger
     from opgrip.capture.session.capture import Capture as Capture
@@ -18,7 +18,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "Capture": "opgrip.capture.session.capture",
         "Schedule": "opgrip.capture.session.schedule",
-        "capture": "opgrip.capture.command.call",
+        "capture": "opgrip.capture.command.model_steps",
         "step": "opgrip.capture.on_demand.trigger",
         "trigger": "opgrip.capture.on_demand.trigger",
     },

@@ -6,8 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from opgrip.capture.command.capture_options import make_parser
-from opgrip.capture.command.on_demand_options import check_on_demand
+from opgrip.capture.command.capture_options import check_on_demand, make_parser
 from opgrip.capture.command.script import check_script
 from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
 from opgrip.cli.command import run_command
@@ -34,7 +33,7 @@ def _run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
         check_script(program)
     check_on_demand(args)
     if args.on_demand:
-        from opgrip.capture.on_demand.script import run_on_demand
+        from opgrip.capture.on_demand.verbs import run_on_demand
 
         return run_on_demand(args, program)
     with loading("opcapture"):

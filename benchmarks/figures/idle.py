@@ -13,7 +13,8 @@ from torch import nn
 
 from figures.figure import Experiment, Figure, Rounds, median_of_ratios
 from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.settings import Request, Settings
+from opgrip.capture.on_demand.protocol import RecordingRequest
+from opgrip.capture.on_demand.settings import AgentSettings
 
 OPERATORS = 2_500
 SETTLE_S = 0.01
@@ -57,7 +58,7 @@ def idle_pairs(pairs: int, operators: int, folder: Path) -> list[tuple[float, fl
         times = {}
         for with_agent in (True, False) if pair % 2 else (False, True):
             if with_agent:
-                agent = Agent(Settings("benchmark", str(folder / "idle-%n.jsonl")))
+                agent = Agent(AgentSettings("benchmark", str(folder / "idle-%n.jsonl")))
                 agent.start()
                 if pair % RECORDED_EVERY == 0:
                     _record(agent, net, x, folder / f"idle-{pair}.jsonl")
@@ -72,8 +73,8 @@ def idle_pairs(pairs: int, operators: int, folder: Path) -> list[tuple[float, fl
 def _record(agent: Agent, net: nn.Module, x: torch.Tensor, path: Path) -> None:
     """Let an agent record one step."""
     armed = threading.Event()
-    request = Request(str(path), steps=1, warmup=0)
-    thread = threading.Thread(target=agent.record, args=(request, lambda word, told: armed.set()))
+    request = RecordingRequest(str(path), steps=1, warmup=0)
+    thread = threading.Thread(target=agent.record, args=(request, lambda fields: armed.set()))
     thread.start()
     armed.wait()
     net(x)

@@ -1,4 +1,4 @@
-"""Holds a trace against what torch's own record functions saw of the same steps, to name what a capture misses."""
+"""Compare a trace with torch's own record functions for the same steps, to name what a capture misses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from opgrip.traces.schema.records import OPERATOR, Calls, Signature
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CountDifference:
     """An operator that torch and the trace count differently.
 
     Attributes
     ----------
-    explained : why the capture does not see it, where that is known; see docs/capture.md
+    explained : why the capture does not see it, if known; see docs/capture.md
     """
 
     op: str
@@ -33,13 +33,14 @@ class Difference:
     explained: str | None = None
 
 
-def audit(trace: str | Path, steps: Callable[[], object]) -> list[Difference]:
-    """What torch counts in some steps and a trace of the same steps does not, or the other way round.
+def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
+    """Return how torch's count of the operators in some steps differs from that of a trace of the same steps.
 
-    Torch tells of an operator and of those that it calls in turn. An operator that the trace has by name counts as one
-    call, and what is below it is its own affair; of another, those below it count. Forms of one operator, such as
-    `add` and `add_`, count together: torch picks another one under a dispatch mode here and there. What printing a
-    tensor runs does not count: torch turns all modes off for it.
+    Torch reports an operator and the operators that it calls. One that the trace has by name counts as one call, and
+    the
+    ones below it are ignored; of others, the ones below count. Variants such as `add` and `add_` count together, as
+    torch may pick another one under a dispatch mode. What printing a tensor runs is ignored: torch turns modes off for
+    it.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
@@ -54,17 +55,17 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[Difference]:
     return differences(torch_counts, trace_counts)
 
 
-def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[Difference]:
-    """What two counts of calls differ in, by falling difference."""
+def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[CountDifference]:
+    """Return the differences of two counts of calls, the largest first."""
     differing = []
     for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
         forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]
         by_torch, in_trace = (sum(counts.get(form, 0) for form in forms) for counts in (torch_counts, trace_counts))
         if by_torch != in_trace:
-            differing.append(Difference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
+            differing.append(CountDifference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
         else:
             differing += [
-                Difference(form, torch_counts.get(form, 0), trace_counts.get(form, 0), OTHER_FORM)
+                CountDifference(form, torch_counts.get(form, 0), trace_counts.get(form, 0), OTHER_FORM)
                 for form in forms
                 if torch_counts.get(form, 0) != trace_counts.get(form, 0)
             ]
@@ -72,14 +73,14 @@ def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]
 
 
 def form_of(name: str) -> str:
-    """The name that the forms of an operator count under: `aten::add` for `aten::add_`."""
+    """Return the name that the variants of an operator count under: `aten::add` for `aten::add_`."""
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return SAME.get(name, name)
 
 
 def count_calls(trace: str | Path) -> Counter[str]:
-    """Calls of each operator in a trace, all overloads together, by the dispatcher's names: `aten::add`."""
+    """Count the calls of each operator in a trace, all overloads together, by the dispatcher's names: `aten::add`."""
     names: dict[int, str] = {}
     calls: Counter[int] = Counter()
     for record in read(trace):
@@ -96,7 +97,7 @@ def count_calls(trace: str | Path) -> Counter[str]:
 
 
 def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
-    """Why a capture does not see an operator, or torch's record functions do not; None where that is not known."""
+    """Return why a capture does not see an operator, or torch's record functions do not; None if unknown."""
     if name.startswith("profiler::"):
         return "marks of the profiler, which itself makes others"
     if torch_calls < trace_calls:
@@ -155,7 +156,7 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
 
 @contextmanager
 def _printing_marked() -> Iterator[None]:
-    """Let what prints a tensor stand below a mark of its own in a profile."""
+    """Put what prints a tensor below a mark of its own in a profile."""
     patches = Patches()
     patches.replace(torch.Tensor, "__repr__", _marked)
     try:
@@ -173,7 +174,7 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Whether it is an overload that is made of others, or casts its arguments by autocast and calls itself again."""
+    """Return True for an overload made of other operators, or one that autocast calls again with cast arguments."""
     below = {child.name for child in event.cpu_children}
     return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below
 
@@ -183,7 +184,7 @@ def _is_operator(name: str) -> bool:
 
 
 def _is_composite(name: str) -> bool:
-    """Whether every overload of an operator is made of others."""
+    """Return True if every overload of an operator is made of other operators."""
     kernels = _composite_kernels(name)
     return True in kernels and False not in kernels
 

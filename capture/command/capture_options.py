@@ -1,4 +1,4 @@
-"""The options of `opcapture`."""
+"""The options of `opcapture`: declared once, for the command line, Python and the documentation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgrip.capture.command.on_demand_options import OnDemand
 from opgrip.capture.models import model_sources
 from opgrip.capture.models.program import ModelOptions, OperatorOptions
 from opgrip.capture.program.capture_choices import (
@@ -20,8 +19,8 @@ from opgrip.capture.program.capture_choices import (
     VALUES,
 )
 from opgrip.cli.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
-from opgrip.cli.option_types import byte_count, percent
-from opgrip.cli.options import add_all_options, option, refuse_options, titled
+from opgrip.cli.option_types import byte_count, interval, percent
+from opgrip.cli.options import add_all_options, flag_of, option, options_in, refuse_options, titled
 from opgrip.errors import UserError
 
 DEFAULT_MODEL = "builtin:faster_rcnn"
@@ -43,6 +42,9 @@ examples:
 SCRIPT = "put a script after --, as in opcapture -- train.py"
 
 
+_OF_MODELS = ("models", "modules")
+
+
 @titled("the model")
 @dataclass(frozen=True, slots=True)
 class ModelName:
@@ -59,12 +61,12 @@ class ModelName:
 
 @titled("the trace")
 @dataclass(frozen=True, slots=True)
-class Output:
+class TraceOutput:
     """Where the trace goes."""
 
     output: str | None = option(
         None,
-        "the trace; .gz and .zst compress it, - is stdout (default: MODEL.jsonl, with --private private.jsonl)",
+        "trace file; .gz and .zst compress it, - is stdout (default: MODEL.jsonl, with --private private.jsonl)",
         short="-o",
         metavar="FILE",
     )
@@ -76,128 +78,169 @@ class Output:
 class Steps:
     """Which steps of a model are captured."""
 
-    seed: int = option(0, "of weights, inputs and all else random (default: %(default)s)", parse=seed)
+    seed: int = option(0, "random seed for weights, inputs and everything else (default: %(default)s)", parse=seed)
     warmup: int = option(
         2,
-        "steps before those that are recorded; in the last two the capture learns (default: %(default)s)",
+        "steps to run before the recorded ones; during the last two the capture learns signatures "
+        "(default: %(default)s)",
         parse=not_negative,
         metavar="N",
-        only=("models", "modules"),
+        only=_OF_MODELS,
     )
     steps: int = option(
-        3, "steps that are recorded (default: %(default)s)", parse=positive, metavar="N", only=("models", "modules")
+        3, "number of steps to record (default: %(default)s)", parse=positive, metavar="N", only=_OF_MODELS
     )
 
 
 @titled("what is recorded")
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """What is recorded: keywords of `Capture`, of the same names."""
+class RecordingOptions:
+    """What is recorded: keywords of `Capture` of the same names."""
 
     extension: tuple[str, ...] = option(
         (),
-        f"an extension module to record too, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
+        f"extension module to record, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
         repeated=True,
         metavar="MODULE",
     )
     grip: tuple[str, ...] = option(
         (),
-        "functions whose calls are recorded too, such as 'mmdet.models.*:delta2bbox', each also written as a "
-        "sample; can be repeated",
+        "functions whose calls are recorded too, such as 'mmdet.models.*:delta2bbox', and each written as a sample; "
+        "can be repeated",
         repeated=True,
         metavar="PATTERN",
     )
     grip_to: Path | None = option(
-        None, "where the samples go that --grip writes (default: grips)", parse=Path, metavar="FOLDER"
+        None, "folder for the samples that --grip writes (default: grips)", parse=Path, metavar="FOLDER"
     )
     compiled: str = option(
         OPERATORS,
-        "record compiled regions as the operators they were made of, or each as one call (default: %(default)s)",
+        "record compiled regions as the operators that they were compiled from, or each as one call "
+        "(default: %(default)s)",
         choices=COMPILED,
     )
     values: str = option(
         SKETCH,
-        "full also keeps the values of each signature's first call, which can be private, in a file beside "
+        "full also keeps the tensor values of each signature's first call, in a second file; they can be private data "
         "(default: %(default)s)",
         choices=VALUES,
     )
     value_share: float = option(
         VALUE_SHARE,
-        "the most of the program's time that looks at values of later calls take, beside steps in which the capture "
-        "learns (default: %(default)s)",
+        "limit looking at values of later calls to this share of the program's time, warm-up steps aside "
+        "(default: %(default)s)",
         parse=part_of_one,
         metavar="SHARE",
     )
     device_time: str = option(
         EVENTS,
-        "time calls on an accelerator from an event before to one after, or by its own records of their kernels, whose "
-        "names the trace then has (default: %(default)s)",
+        "time calls on an accelerator between two events, or by the device's records of their kernels, whose names the "
+        "trace then has (default: %(default)s)",
         choices=DEVICE_TIMES,
     )
     private: bool = option(
-        False, "write no names, paths, texts and values of the program, as `opgrip trace redact` would, while recording"
+        False, "leave out names, paths, texts and values of the program, as `opgrip trace redact` does"
     )
     salt_file: Path | None = option(
         None,
-        "the salt of the names under --private, made where there is none: traces of one salt can be compared",
+        "with --private: file with the salt that names are hashed with, created if missing; traces with the same salt "
+        "can be compared",
         parse=Path,
         metavar="FILE",
     )
-    stack_depth: int = option(1, "source lines kept (default: %(default)s)", parse=positive, metavar="N")
-    max_calls: int | None = option(None, "end the recording, not the program, after N", parse=positive, metavar="N")
+    stack_depth: int = option(
+        1, "source lines to keep for each call (default: %(default)s)", parse=positive, metavar="N"
+    )
+    max_calls: int | None = option(
+        None, "end the recording, not the program, after N calls", parse=positive, metavar="N"
+    )
     max_bytes: int | None = option(
         None,
-        "the same, after N bytes of trace before compression, whole values included",
+        "end the recording after N bytes of trace before compression, including --values full",
         parse=positive,
         metavar="N",
     )
     max_memory: int | None = option(
         None,
-        "the same, once what is kept of the program takes about so much, such as 500MB",
+        "end the recording once what it keeps of the program takes about this much memory, such as 500MB",
         parse=byte_count,
         metavar="SIZE",
     )
     max_overhead: float | None = option(
         None,
-        "the most of the program's time that recording takes, such as 5%%: near it, values, scopes and then whole "
-        "steps are left out, which the trace says",
+        "limit recording to this share of the program's time, such as 5%%: near it, values, scopes and then whole "
+        "steps are left out, which the trace reports",
         parse=percent,
         metavar="SHARE",
     )
     last: int | None = option(
         None,
-        "keep the last N calls in memory, and write them only when the program raises, is stopped by a signal, or asks",
+        "keep the last N calls in memory, and write them only when the program raises, gets a signal, or asks",
         parse=positive,
         metavar="N",
     )
     write_ahead: bool = option(
         False,
-        "write each call before it runs, to find the one that crashes or hangs; slow. With --last, to a file that does "
+        "write each call before it runs, to find the one that crashes or hangs; slow; with --last, to a file that does "
         "not grow",
+    )
+
+
+@titled("recordings of a program that goes on")
+@dataclass(frozen=True, slots=True)
+class OnDemandOptions:
+    """How a program is recorded when somebody asks for it."""
+
+    on_demand: bool = option(
+        False, "run the script at full speed, and record steps when `opcapture trigger` or a signal asks for it"
+    )
+    step_module: str | None = option(
+        None,
+        "count outermost calls of modules whose class matches as steps (default: steps marked by "
+        "opgrip.capture.step(), else calls of any module, else steps of an optimizer)",
+        metavar="PATTERN",
+    )
+    seconds: float | None = option(
+        None, "record the steps that begin within this time, instead of --steps", parse=interval, metavar="TIME"
+    )
+    signal: str | None = option(None, "signal that starts a recording, such as USR1", metavar="NAME")
+    every: float | None = option(
+        None, "start a recording at this interval, such as 10min", parse=interval, metavar="TIME"
+    )
+    new_only: bool = option(
+        False,
+        "keep those recordings of --every that have calls new to the service, and write a small file per day that "
+        "counts all: NAME-HOST-DATE.shapes.json, for `opgrip trace diff`",
+    )
+    max_disk: int | None = option(
+        None,
+        "limit the recordings of --every to this size, such as 2GB, by removing the oldest",
+        parse=byte_count,
+        metavar="SIZE",
     )
 
 
 @titled("what is told of it")
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is said of a capture when it is done."""
+    """What is printed about a finished capture."""
 
     find_longtail: bool = option(
         False, "rank the functions that break into many small operators, as `opgrip longtail` does"
     )
     audit: bool = option(
         False,
-        "build the model again, and compare with what torch counts of its steps",
-        only=("models", "modules"),
+        "build the model again, and compare the trace with torch's own count of the operators in its steps",
+        only=_OF_MODELS,
     )
 
 
-OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, Output, Recording, OnDemand, Findings)
+OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, TraceOutput, RecordingOptions, OnDemandOptions, Findings)
 """The classes of options, in the order of the help."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the parser of the command."""
     usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
     parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES, surplus=SCRIPT)
     add_all_options(parser, OPTIONS)
@@ -207,7 +250,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_grips(args: argparse.Namespace) -> None:
-    """Raise `UserError` where functions cannot be gripped as it is asked for."""
+    """Raise `UserError` if functions cannot be gripped as requested."""
+    from opgrip.traces.io.tensor_file import load_safetensors
+
     if args.private and args.grip:
         raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
     if args.grip_to is not None and not args.grip:
@@ -215,5 +260,14 @@ def check_grips(args: argparse.Namespace) -> None:
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options of models beside a script."""
+    """Raise `UserError` for options of models next to a script."""
     refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")
+
+
+def check_on_demand(args: argparse.Namespace) -> None:
+    """Raise `UserError` for options of recordings on demand without `--on-demand`."""
+    if args.on_demand:
+        return
+    for _, word, default, _ in options_in(OnDemandOptions):
+        if getattr(args, word) != default:
+            raise UserError(f"{flag_of(word)} is for programs that go on", "add --on-demand")

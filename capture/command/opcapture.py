@@ -10,11 +10,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO
 
-from opgrip.capture.command.audit import Difference, audit
+from opgrip.capture.command.audit import CountDifference, audit
 from opgrip.capture.command.capture_options import SCRIPT, check_not_for_models
-from opgrip.capture.command.own_cost import own_cost
-from opgrip.capture.command.script import run_script, script_name
-from opgrip.capture.command.steps import (
+from opgrip.capture.command.model_steps import (
     build,
     capture_of,
     capture_steps,
@@ -27,6 +25,8 @@ from opgrip.capture.command.steps import (
     values_problem,
     warm_up,
 )
+from opgrip.capture.command.own_cost import own_cost
+from opgrip.capture.command.script import run_script, script_name
 from opgrip.capture.models.program import Program
 from opgrip.capture.session.capture import Capture
 from opgrip.cli.command import INTERRUPTED, USAGE_ERROR, counted
@@ -41,11 +41,11 @@ MOST_NAMES = 4
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
-    """Lines on what was recorded, where it is, what is missing, and what to do with it.
+    """Yield lines on what was recorded, where it is, what is missing, and what to do with it.
 
     Parameters
     ----------
-    interrupted : whether the user ended the program
+    interrupted : the user ended the program
     """
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
@@ -85,7 +85,7 @@ def _dump_lines(capture: Capture) -> Iterator[str]:
 
 
 def _shown(capture: Capture, path: Path) -> Path:
-    """The name of a file beside the capture's path, as that was given."""
+    """Return the name of a file next to the capture's path, as the user wrote that."""
     return Path(capture.path).with_name(path.name)
 
 
@@ -125,7 +125,7 @@ LONGTAIL_TOP = 30
 
 
 def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
-    """Capture a script, or load a model, warm it up and capture it."""
+    """Capture a script, or build, warm up and capture a model; return the exit status."""
     reporter = Reporter("opcapture")
     return _run_script(args, program, reporter) if program is not None else _run_model(args, reporter)
 
@@ -153,7 +153,7 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
 
 
 def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
-    """Run a script under a capture; its exit status, and whether the user ended it."""
+    """Run a script under a capture; return its exit status, and whether the user ended it."""
     with capture:
         capture.discard(if_empty=True)
         try:
@@ -196,7 +196,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     return 0
 
 
-def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporter: Reporter) -> list[Difference]:
+def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporter: Reporter) -> list[CountDifference]:
     with reporter.doing("auditing"):
         inputs = warm_up(program, args)
 
@@ -207,7 +207,7 @@ def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporte
         return audit(capture.path, steps)
 
 
-def _tell_audit(differences: list[Difference], reporter: Reporter) -> None:
+def _tell_audit(differences: list[CountDifference], reporter: Reporter) -> None:
     unexplained = [item for item in differences if item.explained is None]
     for item in differences:
         reporter.say(

@@ -1,4 +1,4 @@
-"""What recording a call costs on this machine: the difference that a capture makes to a loop of small operators."""
+"""The cost of recording a call on this machine: what a capture adds to a loop of small operators."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ LOW = 0.25
 
 
 def own_cost() -> CaptureCost:
-    """The cost of recording a call that was met before, as measured now or at an earlier time."""
+    """Return the cost of recording a repeated call, as measured now or earlier."""
     operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 
 
 @torch.no_grad()
 def _measure() -> tuple[float, float]:
-    """What a capture adds to a small operator's time, and to the time between two.
+    """Return what a capture adds to a small operator's time, and to the time between two, in ns.
 
-    Without a capture only the sum of both can be told. What its operators take longer than that sum is sure to be
-    added to them; the rest counts to the time between them.
+    Without a capture only the sum of both is known. Time that its operators take beyond that sum must have been added
+    to
+    them; the rest counts to the time between them.
     """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):
@@ -60,7 +61,7 @@ def _time(boxes: torch.Tensor) -> int:
 
 
 def _small_operators(boxes: torch.Tensor) -> torch.Tensor:
-    """Views and arithmetic on a few boxes, as in a box coder."""
+    """Run views and arithmetic on a few boxes, as a box coder does."""
     corners, sizes = boxes[:, :2], boxes[:, 2:]
     centers = (corners + sizes) * 0.5
     sizes = (sizes - corners).abs().clamp(min=0.1)

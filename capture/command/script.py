@@ -1,4 +1,4 @@
-"""Runs a user's script or module in this process, as `python` would."""
+"""Run a user's script or module in this process, as `python` would."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ interpreter while it ends these threads, so they must have had their turn before
 
 
 def check_script(arguments: Sequence[str]) -> None:
-    """Raise `UserError` where nothing that can be run is named.
+    """Raise `UserError` if no script or module is named that can be run.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def check_script(arguments: Sequence[str]) -> None:
 
 
 def script_name(arguments: Sequence[str]) -> str:
-    """The name of what is run, fit for a file's; `arguments` as in `check_script`."""
+    """Return the name of a script or module, fit for a file name; `arguments` as in `check_script`."""
     return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 
@@ -53,16 +53,16 @@ def run_script(
     compiled: Callable[[bytes, str], CodeType] | None = None,
     ended_in: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
-    """Run it, and give the exit status that `python` would have ended with; an error's traceback goes to stderr.
+    """Run a script or module, and return the exit status of `python`; a traceback goes to stderr.
 
     Parameters
     ----------
-    compiled : makes the code of a script of its source and its file's name; None for Python's own way
-    ended_in : is told the exception that the script ends in, `SystemExit` included
+    compiled : compiles a script from its source and file name; None for Python's own way
+    ended_in : called with the exception that the script ends in, `SystemExit` included
 
     Raises
     ------
-    UserError : where it cannot start: none of its lines ran
+    UserError : if none of its lines can run
     """
     before = list(sys.argv), list(sys.path)
     # of what the script has made, or the error whose frames hold it: it is there as long as the script's threads
@@ -98,7 +98,7 @@ def run_script(
 
 
 def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> dict[str, Any]:
-    """Run it; gives the names that it has defined."""
+    """Run a file; return the names that it has defined."""
     if compiled is None or not Path(file).is_file():
         return runpy.run_path(file, run_name="__main__")
     try:
@@ -117,7 +117,7 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> d
 
 
 def _wait_for_threads() -> None:
-    """As `python` does at its end, which first tells pools of threads, whose threads else wait for work for ever."""
+    """Wait as `python` does at its end; thread pools must be told to end, or their threads wait for ever."""
     hooks: list[Callable[[], None]] = getattr(threading, "_threading_atexits", [])
     while hooks:
         with suppress(Exception):
@@ -139,7 +139,7 @@ def _status(code: object) -> int:
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames that ran the script; None where it has no others."""
+    """Return the traceback without the frames that ran the script; None if there are no others."""
     frames, runners = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename, "<frozen importlib")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
         frames = frames.tb_next
@@ -147,7 +147,7 @@ def _own_frames(error: BaseException) -> TracebackType | None:
 
 
 def _cannot_start(arguments: Sequence[str], error: BaseException) -> UserError:
-    """Why none of a script's lines ran."""
+    """Return the error for a script of which no line ran."""
     name = " ".join(arguments[:2]) if arguments[0] == "-m" else arguments[0]
     reason = str(error) if isinstance(error, ImportError) else one_line(error)
     return UserError(f"{name} cannot start", reason)

@@ -61,6 +61,10 @@ DEFAULT, LARGE, RANDOM = SHAPES = ("default", "large", "random")
 """Which shapes operators are run with: those of torch's table, larger ones, or ones that are drawn."""
 
 
+_OF_MODULES = ("models", "modules")
+_OF_OPERATORS = ("models", "operators")
+
+
 @titled("operators, with --model opinfo:NAME")
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
@@ -68,38 +72,38 @@ class OperatorOptions:
 
     shapes: str = option(
         DEFAULT,
-        "those of torch's own samples, about a million elements, or drawn with --seed (default: %(default)s)",
+        "tensor shapes: of torch's own samples, about a million elements, or random by --seed (default: %(default)s)",
         choices=SHAPES,
-        only=("models", "operators"),
+        only=_OF_OPERATORS,
     )
     shapes_from: Path | None = option(
         None,
-        "run the operators as this trace calls them: its shapes, dtypes and scalars",
+        "trace whose calls of the operators are run: its shapes, dtypes and scalars",
         parse=Path,
         metavar="TRACE",
-        only=("models", "operators"),
+        only=_OF_OPERATORS,
     )
     per_dtype: int = option(
         2,
-        "samples of an operator with each dtype, those first that differ most; 0 for all (default: %(default)s)",
+        "samples to run per operator and dtype, the most different first; 0 for all (default: %(default)s)",
         parse=not_negative,
         metavar="N",
-        only=("models", "operators"),
+        only=_OF_OPERATORS,
     )
     uncovered: Path | None = option(
         None,
-        "write what failed, and which registered operators no sample covers, to a JSON file",
+        "JSON file for failed samples, and registered operators that no sample covers",
         parse=Path,
         metavar="FILE",
-        only=("models", "operators"),
+        only=_OF_OPERATORS,
     )
     import_: tuple[str, ...] = option(
         (),
-        "a module that registers operators, to be imported first; can be repeated",
+        "module to import first because it registers operators; can be repeated",
         word="import",
         repeated=True,
         metavar="MODULE",
-        only=("models", "operators"),
+        only=_OF_OPERATORS,
     )
 
 
@@ -110,47 +114,51 @@ class ModelOptions:
 
     run: str = option(
         "predict",
-        "loss is its forward alone, train is loss, backward and optimizer step, generate is a text token by token, for "
-        "models that write (default: %(default)s)",
+        "what a step is: predict; loss, the forward pass of training; train, with backward and optimizer; generate, "
+        "a text token by token (default: %(default)s)",
         choices=RUNS,
-        only=("models", "modules"),
+        only=_OF_MODULES,
     )
     batch_size: int | None = option(
-        None, "default: the model's own", parse=positive, metavar="N", only=("models", "modules")
+        None, "batch size of the inputs (default: the model's own)", parse=positive, metavar="N", only=_OF_MODULES
     )
     input_size: tuple[int, int] | None = option(
         None,
-        "of images, in pixels, such as 800x1333 (default: the model's own)",
+        "size of input images in pixels, such as 800x1333 (default: the model's own)",
         parse=image_size,
         metavar="HxW",
-        only=("models", "modules"),
+        only=_OF_MODULES,
     )
     sequence_length: int | None = option(
-        None, "of texts, in tokens (default: the model's own)", parse=positive, metavar="N", only=("models", "modules")
+        None,
+        "tokens of an input text (default: the model's own)",
+        parse=positive,
+        metavar="N",
+        only=_OF_MODULES,
     )
     new_tokens: int | None = option(
         None,
-        f"tokens that a step of --run generate adds to its texts (default: {NEW_TOKENS})",
+        f"tokens that --run generate adds to each text (default: {NEW_TOKENS})",
         parse=positive,
         metavar="N",
-        only=("models", "modules"),
+        only=_OF_MODULES,
     )
     autocast: str | None = option(
         None,
-        "run the model under torch.autocast with this dtype (default: no autocast)",
+        "dtype of torch.autocast to run the model under (default: no autocast)",
         choices=AUTOCASTS,
-        only=("models", "modules"),
+        only=_OF_MODULES,
     )
-    device: str = option("cpu", "where the model runs, such as cuda:0 (default: %(default)s)", only=("models",))
+    device: str = option("cpu", "device to run the model on, such as cuda:0 (default: %(default)s)", only=("models",))
     checkpoint: Path | None = option(
-        None, "weights to load (default: random ones)", parse=Path, metavar="FILE", only=("models", "modules")
+        None, "file of weights to load (default: random weights)", parse=Path, metavar="FILE", only=_OF_MODULES
     )
     cfg_options: tuple[str, ...] = option(
         (),
         "settings that override those of an OpenMMLab or transformers config",
         several=True,
         metavar="KEY=VALUE",
-        only=("models", "modules"),
+        only=_OF_MODULES,
     )
     operators: OperatorOptions = field(default_factory=OperatorOptions)
 

@@ -1,10 +1,11 @@
-"""The agent: listens in a process for who asks it to record. It is a thread that sleeps until then."""
+"""The agent: a thread that listens in a process for requests to record, and sleeps until one comes."""
 
 from __future__ import annotations
 
 import atexit
 import errno
 import os
+import platform
 import socket
 import sys
 import threading
@@ -12,63 +13,65 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.on_demand.folder import make_folder, socket_path
-from opgrip.capture.on_demand.settings import Request, Settings
-from opgrip.capture.on_demand.words import (
+from opgrip.capture.on_demand.protocol import (
     ABOUT,
     ARMED,
     DONE,
-    PROTOCOL,
     RECORD,
     REFUSED,
-    REQUESTS,
     STOP,
     TELL,
-    Connection,
+    MessageSocket,
+    RecordingRequest,
+    check_request,
+    make_folder,
     may_ask,
+    request_of,
+    socket_path,
 )
+from opgrip.capture.on_demand.settings import AgentSettings
+from opgrip.capture.program.ranks import rank
 
 if TYPE_CHECKING:
-    from opgrip.capture.on_demand.session import Session
+    from opgrip.capture.on_demand.session import RecordingSession
 
 MOST_CONNECTIONS = 8
-"""Conversations at once; another one is closed."""
+"""Clients at once; another one is disconnected."""
 REQUEST_S = 2.0
-"""For a request to come whole."""
+"""Time for a request to arrive whole."""
 MOST_FAILURES = 100
-"""Kinds of them that are counted."""
+"""Kinds of failures that are counted."""
 END_S = 10.0
-"""For a recording to be written when the program ends."""
+"""Time for a recording to be written when the program ends."""
 PAUSE_S = 0.1
-"""Between two tries, as after the system had no room for a conversation."""
+"""Pause before another try, for example after the system had no room for a connection."""
 
 
 class Agent:
-    """Answers requests over a socket of this process's own.
+    """Answers requests over a socket of this process.
 
     Attributes
     ----------
-    path : of the socket
-    failures : what went wrong here, and how often: nothing of it reaches the program
+    path : path of the socket
+    failures : errors in the agent and how often they occurred; none of them reaches the program
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.failures: Counter[str] = Counter()
         self.recordings = 0
         self._pid = os.getpid()
         self._started_s = time.time()
-        self._session: Session | None = None
+        self._session: RecordingSession | None = None
         self._free = threading.Lock()
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._is_closed = False
         self.path = socket_path(make_folder())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # a socket at which nobody listens yet is taken for one that was left behind
+            # clients remove a socket at which nobody listens: give it its name when it listens
             hidden = self.path.with_suffix(".new")
             self._listener.bind(str(hidden))
             hidden.chmod(0o600)
@@ -84,23 +87,25 @@ class Agent:
         return self._session is not None
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Start listening."""
         threading.Thread(target=self._serve, name="opgrip-agent", daemon=True).start()
 
-    def record(self, request: Request, answer: Any = lambda word, fields: None) -> dict[str, Any]:
-        """Record, and tell what was recorded.
+    def record(
+        self, request: RecordingRequest, armed: Callable[[Mapping[str, Any]], None] = lambda fields: None
+    ) -> dict[str, Any]:
+        """Record, and return what was recorded.
 
         Parameters
         ----------
-        answer : is told once the next step will be noticed
+        armed : called once the next step will be noticed
 
         Raises
         ------
-        UserError : where it cannot be done
+        UserError : if it cannot be done
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
-        from opgrip.capture.on_demand.session import Session
+        from opgrip.capture.on_demand.session import RecordingSession
         from opgrip.errors import UserError
 
         waiting = self._session
@@ -108,8 +113,8 @@ class Agent:
         if not self._free.acquire(timeout=END_S if gives_way else 0):
             raise UserError(f"process {self._pid} is recording already", f"end that with opcapture stop {self._pid}")
         try:
-            self._session = Session(self.settings, request, self.recordings + 1, asked_ns)
-            result = self._session.run(lambda told: answer(ARMED, told))
+            self._session = RecordingSession(self.settings, request, self.recordings + 1, asked_ns)
+            result = self._session.run(armed)
             self.recordings += bool(result["file"])
             return result
         finally:
@@ -117,28 +122,42 @@ class Agent:
             self._free.release()
 
     def stop(self, discard: bool = False) -> bool:
-        """End the recording that runs, and leave no file of it where it is discarded; False where none runs."""
+        """End the current recording, without a file if `discard`; False if there is none."""
         session = self._session
         if session is not None:
             session.stop(discard)
         return session is not None
 
     def about(self) -> dict[str, Any]:
-        """What this process is."""
-        from opgrip.capture.on_demand.about import describe
-
-        own = {"name": self.settings.name, "recordings": self.recordings, "recording": self.is_recording}
-        return describe() | own | {"agent_started_unix": self._started_s, "failures": dict(self.failures)}
+        """Describe this process: its program, its job and rank, its state."""
+        torch = sys.modules.get("torch")
+        return {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "host": socket.gethostname(),
+            "command": " ".join(sys.orig_argv)[:1000],
+            "python": platform.python_version(),
+            "torch": None if torch is None else str(torch.__version__),
+            "rank": rank(),
+            "world_size": _world_size(),
+            "job": _job(),
+            "position": _position(),
+            "name": self.settings.name,
+            "recordings": self.recordings,
+            "recording": self.is_recording,
+            "agent_started_unix": self._started_s,
+            "failures": dict(self.failures),
+        }
 
     def close(self) -> None:
-        """Listen no more, end what is recorded, and take the socket away, where it is this process's own."""
+        """Stop listening, end the recording, and remove the socket; does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         self._is_closed = True
         with suppress(OSError):
             self.path.unlink()
         with suppress(OSError):
-            # wakes the thread that waits
+            # wakes the listening thread
             self._listener.shutdown(socket.SHUT_RDWR)
         session = self._session
         if session is not None:
@@ -147,7 +166,7 @@ class Agent:
                 self._free.release()
 
     def abandon(self) -> None:
-        """Forget the parent's agent in a process that it has forked."""
+        """Release the parent's agent in a forked process."""
         if self._session is not None:
             self._session.abandon()
         self._listener.close()
@@ -160,7 +179,7 @@ class Agent:
                 if self._is_closed or error.errno in (errno.EBADF, errno.EINVAL):
                     self._listener.close()
                     return
-                # such as too many open files, of which the program may close some
+                # for example too many open files, of which the program may close some
                 self._fail(error)
                 time.sleep(PAUSE_S)
                 continue
@@ -175,48 +194,49 @@ class Agent:
                 link.close()
 
     def _answer(self, link: socket.socket) -> None:
-        connection = Connection(link)
+        client = MessageSocket(link)
         try:
             if may_ask(link):
-                self._do(connection, link)
+                self._do(client, link)
         except Exception as error:
             self._fail(error)
             with suppress(OSError):
-                connection.send({"answer": REFUSED, "why": _in_a_line(error)})
+                client.send({"answer": REFUSED, "why": _in_a_line(error)})
         finally:
             with suppress(OSError):
-                # a process that was forked meanwhile holds the link open
+                # a process that was forked meanwhile keeps the link open
                 link.shutdown(socket.SHUT_RDWR)
-            connection.close()
+            client.close()
             self._room.release()
 
-    def _do(self, connection: Connection, link: socket.socket) -> None:
-        request = connection.receive(REQUEST_S)
-        if request is None:
+    def _do(self, client: MessageSocket, link: socket.socket) -> None:
+        message = client.receive(REQUEST_S)
+        if message is None:
             return
-        word = check_request(request)
+        word = check_request(message)
 
-        def answer(word: str, told: Mapping[str, Any]) -> None:
-            # whoever asked may have gone meanwhile
+        def answer(answer: str, fields: Mapping[str, Any]) -> None:
+            # the client may have gone meanwhile
             with suppress(OSError):
-                connection.send({"answer": word, **told})
+                client.send({"answer": answer, **fields})
 
         if word == TELL:
             answer(ABOUT, self.about())
         elif word == STOP:
-            answer(DONE, {"stopped": self.stop(request.get("discard") is True)})
+            answer(DONE, {"stopped": self.stop(message.get("discard") is True)})
         elif word == RECORD:
-            answer(DONE, self._record_for(link, request_of(request), answer))
+            request = request_of(message)
+            answer(DONE, self._record_for(link, request, lambda fields: answer(ARMED, fields)))
 
     def _record_for(
-        self, link: socket.socket, request: Request, answer: Callable[[str, Mapping[str, Any]], None]
+        self, link: socket.socket, request: RecordingRequest, answer: Callable[[Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Record for as long as who asked is there."""
+        """Record for as long as the client stays."""
         over = threading.Event()
 
-        def armed(word: str, told: Mapping[str, Any]) -> None:
+        def armed(fields: Mapping[str, Any]) -> None:
             arguments = (self._session, link, over)
-            answer(word, told)
+            answer(fields)
             watch = threading.Thread(target=_stop_when_left, args=arguments, name="opgrip-link", daemon=True)
             # without a thread for it, the recording goes on to its own end
             with suppress(RuntimeError):
@@ -227,23 +247,45 @@ class Agent:
         finally:
             over.set()
             with suppress(OSError):
-                # wakes the thread that watches
+                # wakes the watching thread
                 link.shutdown(socket.SHUT_RD)
 
     def _fail(self, error: Exception) -> None:
         from opgrip.errors import UserError
 
-        # a mistake of who asks is no failure
+        # a client's mistake is not a failure
         if not isinstance(error, UserError) and len(self.failures) < MOST_FAILURES:
             self.failures[_in_a_line(error)] += 1
 
 
+def _job() -> str | None:
+    """Return what all ranks of a launcher's job share; None outside of one."""
+    if rank() is None:
+        return None
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(os.environ.get(name, "") for name in names)
+
+
+def _world_size() -> int | None:
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() and rank() is not None else None
+
+
+def _position() -> int | None:
+    # the session module is loaded with the first recording
+    if "opgrip.capture.on_demand.session" not in sys.modules and rank() is None:
+        return None
+    from opgrip.capture.on_demand.session import position
+
+    return position()
+
+
 def _wait_for_torch(most_s: float) -> None:
-    """Return when the program has loaded torch: two threads that load it at once get modules that are half done.
+    """Return once the program has loaded torch: two threads that load it at once get incomplete modules.
 
     Raises
     ------
-    UserError : where it has not by then
+    UserError : if it has not within `most_s`
     """
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
@@ -254,8 +296,8 @@ def _wait_for_torch(most_s: float) -> None:
         time.sleep(PAUSE_S)
 
 
-def _stop_when_left(session: Session, link: socket.socket, over: threading.Event) -> None:
-    """Stop a recording that is not over when who asked for it goes away."""
+def _stop_when_left(session: RecordingSession, link: socket.socket, over: threading.Event) -> None:
+    """Stop an unfinished recording when its client goes away."""
     with suppress(OSError):
         link.settimeout(None)
         while link.recv(1 << 12):
@@ -264,80 +306,45 @@ def _stop_when_left(session: Session, link: socket.socket, over: threading.Event
         session.stop()
 
 
-def check_request(request: Mapping[str, Any]) -> str:
-    """What is asked for; `ValueError` for what is no request."""
-    if request.get("protocol") != PROTOCOL:
-        raise ValueError(f"this process speaks protocol {PROTOCOL}, and who asks another: use the opgrip of its own")
-    word = request.get("do")
-    if word not in REQUESTS:
-        raise ValueError(f"it can be asked to {', '.join(REQUESTS)}")
-    return str(word)
-
-
-def request_of(message: Mapping[str, Any]) -> Request:
-    """The recording that a message asks for; `ValueError` for one that has fields which are none."""
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "output": str,
-        "steps": int,
-        "seconds": (int, float),
-        "warmup": int,
-        "step_module": str,
-        "begins_at": int,
-        "wait_s": (int, float),
-        "options": dict,
-    }
-    values = {item.name: message[item.name] for item in fields(Request) if message.get(item.name) is not None}
-    for name, value in values.items():
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            raise ValueError(f"{name} cannot be {value!r:.40}")
-        if isinstance(value, int | float) and not value >= 0:
-            raise ValueError(f"{name} cannot be negative, or no number")
-    if values.get("steps") == 0:
-        raise ValueError("steps cannot be 0")
-    return Request(**values)
-
-
 _agent: Agent | None = None
 _starting = threading.Lock()
+_watches_forks = False
 
 
-def start_agent(settings: Settings) -> Agent:
-    """The agent of this process, started where there is none.
+def start_agent(settings: AgentSettings) -> Agent:
+    """Return the agent of this process, started if there is none.
 
     Raises
     ------
-    UserError : where it cannot have a socket or a thread
+    UserError : if it cannot have a socket or a thread
     """
-    global _agent
-    with _starting:
-        if _agent is None:
-            agent = _listening(settings)
-            _close_at_end(agent)
-            _watch_forks()
-            _agent = agent
-        return _agent
-
-
-def _listening(settings: Settings) -> Agent:
+    global _agent, _watches_forks
     from opgrip.errors import UserError
 
-    try:
-        agent = Agent(settings)
-        try:
-            agent.start()
-        except BaseException:
-            agent.close()
-            raise
-    except (OSError, RuntimeError) as error:
-        raise UserError("this process can have no agent", _in_a_line(error)) from error
-    return agent
+    with _starting:
+        if _agent is None:
+            try:
+                agent = Agent(settings)
+                try:
+                    agent.start()
+                except BaseException:
+                    agent.close()
+                    raise
+            except (OSError, RuntimeError) as error:
+                raise UserError("this process can have no agent", _in_a_line(error)) from error
+            _close_at_end(agent)
+            if not _watches_forks:
+                _watches_forks = True
+                os.register_at_fork(after_in_child=_renew)
+            _agent = agent
+        return _agent
 
 
 def _close_at_end(agent: Agent) -> None:
     atexit.register(agent.close)
     processes = sys.modules.get("multiprocessing.util")
     if processes is not None:
-        # children of multiprocessing end without atexit, and forget when they begin what was to be done at their end
+        # children of multiprocessing end without atexit, and drop inherited finalizers when they begin
         processes.register_after_fork(agent, _close_at_end_of_child)
         _close_at_end_of_child(agent)
 
@@ -349,7 +356,7 @@ def _close_at_end_of_child(agent: Agent) -> None:
 
 
 def agent_here() -> Agent | None:
-    """The agent of this process; None where there is none."""
+    """Return the agent of this process, if there is one."""
     return _agent
 
 
@@ -357,16 +364,6 @@ def _in_a_line(error: BaseException) -> str:
     from opgrip.errors import UserError, one_line
 
     return str(error) if isinstance(error, UserError | ValueError) else one_line(error)
-
-
-_watched = False
-
-
-def _watch_forks() -> None:
-    global _watched
-    if not _watched:
-        _watched = True
-        os.register_at_fork(after_in_child=_renew)
 
 
 def _renew() -> None:

@@ -1,6 +1,7 @@
-"""The agent of a program whose command line is not ours: a start-up file of this environment, and variables.
+"""Start the agent of a process: with all that its settings ask for, or from a start-up file of the environment.
 
-`opgrip autostart on` puts the file there; it does nothing while `OPGRIP_CAPTURE` is not set.
+`opgrip autostart on` writes that file, for programs whose command line is not ours. It does nothing unless the variable
+`OPGRIP_CAPTURE` is set. Python loads this module when each program starts, so it imports little.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from opgrip.capture.program.patches import LateModules
+
+if TYPE_CHECKING:
+    from opgrip.capture.on_demand.agent import Agent
+    from opgrip.capture.on_demand.settings import AgentSettings
 
 FILE = "opgrip_autostart.pth"
 VARIABLE = "OPGRIP_CAPTURE"
@@ -19,11 +25,11 @@ LINE = (
     f'import os; "{VARIABLE}" in os.environ and '
     "exec('try:\\n from opgrip.capture.on_demand.autostart import begin\\n begin()\\nexcept ImportError:\\n pass')\n"
 )
-"""What Python runs when it starts. It imports nothing where the variable is not set: `os` is there already."""
+"""What Python runs at its start. It imports nothing unless the variable is set: `os` is loaded already."""
 
 
 def startup_file() -> Path:
-    """Where the start-up file of this environment is, or would be."""
+    """Return the path of this environment's start-up file, which may not exist."""
     return Path(sysconfig.get_path("purelib")) / FILE
 
 
@@ -31,20 +37,20 @@ _has_begun = False
 
 
 def begin() -> None:
-    """Start the agent once the program has loaded torch; a program that does not is left alone. Never raises."""
+    """Start the agent once the program has loaded torch, if it does. Never raises."""
     global _has_begun
-    # Python comes by the file twice where an environment has two names for one folder
+    # Python reads the file twice if an environment has two names for one folder
     if _has_begun or not os.environ.get(VARIABLE):
         return
     _has_begun = True
     if "torch" in sys.modules:
         _start()
         return
-    finder = LateModules("torch".__eq__, lambda torch: _loaded(torch, finder))
+    finder = LateModules("torch".__eq__, lambda torch: _start_after(finder))
     finder.__enter__()
 
 
-def _loaded(torch: ModuleType, finder: LateModules) -> None:
+def _start_after(finder: LateModules) -> None:
     if finder in sys.meta_path:
         finder.__exit__()
     _start()
@@ -52,8 +58,7 @@ def _loaded(torch: ModuleType, finder: LateModules) -> None:
 
 def _start() -> None:
     try:
-        from opgrip.capture.on_demand.starting import start
-        from opgrip.capture.on_demand.variables import settings_of
+        from opgrip.capture.on_demand.settings import settings_of
 
         start(settings_of(os.environ))
         load_recording()
@@ -61,10 +66,36 @@ def _start() -> None:
         print(f"opgrip: this process cannot be asked to record: {' '.join(str(error).split())}", file=sys.stderr)
 
 
-def load_recording(torch: ModuleType | None = None) -> None:
-    """Load what a recording needs, in the thread that has loaded torch, rather than when somebody waits for it.
+def start(settings: AgentSettings) -> Agent:
+    """Start and return the agent of this process, with its signal and its recordings at intervals.
 
-    Not in processes that multiprocessing has started, such as those that load data: few of them are ever asked.
+    Raises
+    ------
+    UserError : if it cannot have a socket or a thread
+    """
+    from opgrip.capture.on_demand.agent import start_agent
+    from opgrip.errors import UserError
+
+    agent = start_agent(settings)
+    if settings.signal is not None:
+        from opgrip.capture.on_demand.settings import signal_of
+        from opgrip.capture.on_demand.trigger import listen_to
+
+        try:
+            listen_to(signal_of(settings.signal))
+        except UserError as error:
+            print(f"opgrip: {error}", file=sys.stderr)
+    if settings.every_s is not None:
+        from opgrip.capture.on_demand.sampling import Sampler
+
+        Sampler(agent).start()
+    return agent
+
+
+def load_recording(torch: ModuleType | None = None) -> None:
+    """Load what a recording needs, in the thread that has loaded torch, before somebody waits for it.
+
+    Not in processes that multiprocessing has started, such as data loaders: few of them are ever asked.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
@@ -74,5 +105,5 @@ def load_recording(torch: ModuleType | None = None) -> None:
 
         session.load()
     except Exception as error:
-        # a recording that is asked for will say it
+        # a recording will report it again
         print(f"opgrip: a recording cannot be prepared: {' '.join(str(error).split())}", file=sys.stderr)

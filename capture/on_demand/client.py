@@ -1,77 +1,54 @@
-"""Ask processes to record, and check what they answer."""
+"""Ask processes to record, and start agents in processes that run without one."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
+import signal
 import socket
-import struct
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
-from opgrip.capture.on_demand.folder import pid_of, sockets
-from opgrip.capture.on_demand.words import ABOUT, DONE, PROTOCOL, RECORD, REFUSED, TELL, Connection
-from opgrip.cli.command import listed, printable
-from opgrip.errors import UserError, shortened
-
-KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("answer", "why", "name", "command"), (str,)),
-    **dict.fromkeys(("torch", "job", "file", "limit", "problem"), (str, type(None))),
-    **dict.fromkeys(("parent", "recordings", "steps", "cut", "calls", "signatures", "dropped", "bytes"), (int,)),
-    **dict.fromkeys(("rank", "world_size", "position", "began_at"), (int, type(None))),
-    **dict.fromkeys(("recording", "stopped"), (bool,)),
-    "notes": (list,),
-}
-"""Of the fields that are looked at here."""
-OF_A_FILE = ("steps", "calls", "signatures", "dropped", "bytes")
-"""What is said of a recording beside its file."""
-MOST_NUMBER = 1 << 63
-MOST_TEXT = 40
-
-
-def check_answer(answer: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for an answer whose fields are not of their kinds, or that lacks some."""
-    for name, value in answer.items():
-        if name in KINDS and not _is_of_kind(value, KINDS[name]):
-            raise ValueError(f"{name} cannot be {printable(shortened(repr(value), MOST_TEXT))}")
-    if answer.get("answer") == DONE and answer.get("file"):
-        missing = next((name for name in OF_A_FILE if name not in answer), None)
-        if missing is not None:
-            raise ValueError(f"{missing} is missing")
-
-
-def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, bool):
-        return bool in kinds
-    if isinstance(value, int):
-        return int in kinds and 0 <= value < MOST_NUMBER
-    if isinstance(value, list):
-        return list in kinds and all(isinstance(item, str) for item in value)
-    return isinstance(value, kinds)
-
+from opgrip.capture.on_demand.protocol import (
+    ABOUT,
+    PROTOCOL,
+    RECORD,
+    REFUSED,
+    TELL,
+    MessageSocket,
+    check_answer,
+    peer_of,
+    pid_of,
+    sockets,
+)
+from opgrip.cli.command import printable
+from opgrip.cli.suggestions import listed
+from opgrip.errors import UserError
 
 CONNECT_S = 2.0
 TELL_S = 5.0
-"""For a process to say what it is: one whose lock is held for longer is busy."""
+"""Time for a process to describe itself; one whose interpreter lock is held for longer is busy."""
 MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A process that can be asked.
+class RecordableProcess:
+    """A process with an agent.
 
     Attributes
     ----------
-    socket : where
-    about : what it says of itself; empty where it did not answer in time
-    workers : the processes of its own, as those that load data, by their numbers
+    about : its own description, see `Agent.about`; empty if it did not answer in time
+    workers : pids of its own workers, for example data loaders
     """
 
     pid: int
@@ -81,30 +58,30 @@ class Process:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return str(self.about.get("name", "?"))
 
     @property
     def rank(self) -> int | None:
-        """Its rank in its job; None where it is of none."""
+        """Its rank in its job, if it has one."""
         number = self.about.get("rank")
         return number if isinstance(number, int) else None
 
     @property
     def job(self) -> str | None:
-        """What all ranks of its job have alike; None where it is of none."""
+        """The identity of its job, if it has one."""
         word = self.about.get("job")
         return word if isinstance(word, str) else None
 
-    def is_worker_of(self, other: Process) -> bool:
-        """Whether another one has started it as a part of itself: of its rank, or without a job of its name."""
+    def is_worker_of(self, other: RecordableProcess) -> bool:
+        """Return True if `other` started it as a part of itself: of its rank, or of its name without a job."""
         if self.about.get("parent") != other.pid or (self.job, self.rank) != (other.job, other.rank):
             return False
         return self.job is not None or self.name == other.name
 
 
-def processes() -> list[Process]:
-    """The processes that can be asked, by their numbers; what others have left behind is cleaned away."""
+def processes() -> list[RecordableProcess]:
+    """Return the processes with an agent, by pid; remove sockets that nobody listens at."""
     paths = list(sockets())
     if not paths:
         return []
@@ -113,19 +90,19 @@ def processes() -> list[Process]:
     return sorted(items, key=lambda item: item.pid)
 
 
-def without_workers(items: Sequence[Process]) -> list[Process]:
-    """The processes that no other of them started as a part of it; each knows its workers."""
+def without_workers(items: Sequence[RecordableProcess]) -> list[RecordableProcess]:
+    """Return the processes that are not workers of others, each with its workers' pids."""
     workers = {item.pid: [other.pid for other in items if other.is_worker_of(item)] for item in items}
     parts = {pid for pids in workers.values() for pid in pids}
     return [replace(item, workers=tuple(workers[item.pid])) for item in items if item.pid not in parts]
 
 
-def find_processes(word: str) -> list[Process]:
-    """The process of a number or a name; several where these are the ranks of one job. Workers have numbers alone.
+def find_processes(word: str) -> list[RecordableProcess]:
+    """Return the process of a pid or name, or all ranks of the job of that name. Workers are found by pid only.
 
     Raises
     ------
-    UserError : where there is none, or several that are no ranks of one job
+    UserError : if there is none, or there are several that are not ranks of one job
     """
     everyone = processes()
     items = [item for item in everyone if str(item.pid) == word] or [
@@ -140,12 +117,12 @@ def find_processes(word: str) -> list[Process]:
     return items
 
 
-def converse(process: Process, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
-    """What a process answers to a request, as it comes.
+def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
+    """Send a request and yield the answers as they arrive.
 
     Raises
     ------
-    UserError : for what it refuses, and where it ends before it is done
+    UserError : if it is refused, or the process ends before it is done
     """
     try:
         connection = _connect(process.socket)
@@ -165,7 +142,7 @@ def converse(process: Process, do: str, **fields: Any) -> Iterator[dict[str, Any
         connection.close()
 
 
-def _next_answer(process: Process, connection: Connection, until_s: float) -> dict[str, Any] | None:
+def _next_answer(process: RecordableProcess, connection: MessageSocket, until_s: float) -> dict[str, Any] | None:
     try:
         message = connection.receive(None if until_s == inf else until_s - monotonic())
         if message is not None:
@@ -180,25 +157,25 @@ def _reason(error: OSError) -> str:
 
 
 def listens(path: Path) -> bool:
-    """Whether the process that a socket's name says is there; what another one has left behind is cleaned away."""
+    """Return True if the process that a socket's name claims listens there; remove the socket if nobody does."""
     try:
         _connect(path).close()
     except OSError as error:
         _clean_up(path, error)
-        # too busy to say
+        # too busy to answer
         return isinstance(error, TimeoutError | BlockingIOError)
     return True
 
 
 def _clean_up(path: Path, error: OSError) -> None:
-    # elsewhere than on Linux a process that is busy refuses too; a number alone may be another process's by now
+    # outside of Linux a busy process refuses too, and the pid may belong to another process by now
     if error.errno == errno.ECONNREFUSED and (sys.platform == "linux" or not _runs(pid_of(path) or 0)):
         with suppress(OSError):
             path.unlink()
 
 
-def _process_at(path: Path) -> Process | None:
-    """The process at a socket; None where nobody listens there any more."""
+def _process_at(path: Path) -> RecordableProcess | None:
+    """Return the process at a socket, or None if nobody listens there."""
     pid = pid_of(path)
     if pid is None:
         return None
@@ -215,15 +192,15 @@ def _process_at(path: Path) -> Process | None:
         message = {}
     finally:
         connection.close()
-    return Process(pid, path, message if message.get("answer") == ABOUT else {})
+    return RecordableProcess(pid, path, message if message.get("answer") == ABOUT else {})
 
 
-def _connect(path: Path) -> Connection:
-    """A conversation with the process that a socket's name says.
+def _connect(path: Path) -> MessageSocket:
+    """Connect to the process that a socket's name claims.
 
     Raises
     ------
-    OSError : where nobody listens there, or another process does
+    OSError : if nobody listens there, or another process or user does
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
@@ -235,16 +212,7 @@ def _connect(path: Path) -> Connection:
     except OSError:
         link.close()
         raise
-    return Connection(link)
-
-
-def peer_of(link: socket.socket) -> tuple[int, int] | None:
-    """The process at the other end and its user, as they were when it began to listen; None where no system tells."""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return None
-    pid, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
-    return pid, user
+    return MessageSocket(link)
 
 
 def _runs(pid: int) -> bool:
@@ -263,7 +231,7 @@ def _user_of(pid: int) -> int | None:
     return None
 
 
-def _advice(word: str, everyone: Sequence[Process]) -> str:
+def _advice(word: str, everyone: Sequence[RecordableProcess]) -> str:
     if word.isdecimal() and _runs(int(word)):
         if _user_of(int(word)) not in (None, os.geteuid()):
             return "it is another user's: ask as its user, with the TMPDIR and XDG_RUNTIME_DIR that it has"
@@ -271,3 +239,135 @@ def _advice(word: str, everyone: Sequence[Process]) -> str:
     if everyone:
         return f"these can: {listed([f'{item.pid} ({printable(item.name)})' for item in everyone])}"
     return "no process can; start one with opcapture --on-demand -- SCRIPT"
+
+
+INJECTED = Path(__file__).with_name("injected.py")
+DEBUGGER_S = 60
+LEAVE_S = 10
+"""Time for gdb to leave the process after it has taken too long."""
+APPEAR_S = 20
+"""Time for the agent's socket to appear."""
+TRIES = 3
+"""A process may be busy in all of its threads when it is stopped."""
+
+
+def attach(pid: int) -> str:
+    """Start an agent in a process: by Python's own means if it has them, else by gdb; return how it was done.
+
+    Raises
+    ------
+    UserError : if the system does not allow it, or the process cannot have one
+    """
+    _check_process(pid)
+    if _has_agent(pid):
+        raise UserError(f"process {pid} has an agent already", f"ask it with opcapture trigger {pid}")
+    how = _inject(pid)
+    until = monotonic() + APPEAR_S
+    while not _has_agent(pid):
+        if monotonic() > until:
+            advice = "its Python needs opgrip installed; its stderr says more"
+            raise UserError(f"process {pid} started no agent", advice)
+        sleep(0.05)
+    return f"process {pid} has an agent now, {how}"
+
+
+def _inject(pid: int) -> str:
+    if not hasattr(sys, "remote_exec"):
+        return _inject_by_debugger(pid)
+    try:
+        # Python 3.14, which the type checker's Python is not; the process runs the file at its next safe point
+        vars(sys)["remote_exec"](pid, str(INJECTED))
+        return "by sys.remote_exec"
+    except (OSError, RuntimeError, ValueError) as error:
+        # the process may run an older Python
+        if shutil.which("gdb") is None:
+            raise UserError(f"process {pid} cannot be attached to", str(error)) from error
+    return _inject_by_debugger(pid)
+
+
+def _inject_by_debugger(pid: int) -> str:
+    problem = f"process {pid} cannot be attached to"
+    gdb = shutil.which("gdb")
+    if gdb is None:
+        raise UserError(problem, "this needs gdb, or Python 3.14 for both; else start it with an agent")
+    output = ""
+    for _ in range(TRIES):
+        output = _run_debugger(gdb, pid)
+        if "opgrip: done" in output:
+            return "by gdb"
+        if "opgrip: no thread waits" not in output:
+            break
+        sleep(0.2)
+    raise UserError(problem, _reason_of_debugger(output))
+
+
+def _run_debugger(gdb: str, pid: int) -> str:
+    """Return gdb's output. If it does not finish in time, it first removes from the process what it has put there."""
+    # the process stands still while gdb reads symbols, which takes many seconds for torch's libraries
+    quick = ["-iex", "set auto-solib-add off"]
+    command = [gdb, "-nx", "-batch", *quick, "-p", str(pid), "-x", str(INJECTED)]
+    env = os.environ | {"OPGRIP_ATTACHED_FILE": str(INJECTED), "DEBUGINFOD_URLS": ""}
+    # a session of its own: this process passes Ctrl-C on
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=env,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=DEBUGGER_S)
+        except subprocess.TimeoutExpired as error:
+            if _leaves(process):
+                reason = f"gdb did not come back within {DEBUGGER_S} s, and was told to leave it"
+            else:
+                reason = "gdb did not come back from it, and was killed: a breakpoint that stays may end the process"
+            raise UserError(f"process {pid} cannot be attached to", reason) from error
+        except BaseException:
+            _leaves(process)
+            raise
+    return output
+
+
+def _leaves(process: subprocess.Popen[str]) -> bool:
+    """Interrupt gdb, so that it removes the breakpoint of its call; kill it and return False if it does not end."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return False
+    return True
+
+
+def _reason_of_debugger(output: str) -> str:
+    if re.search(r"ptrace: Operation not permitted|Could not attach", output):
+        return "the system does not let gdb: as root, or with kernel.yama.ptrace_scope=0 and the capability SYS_PTRACE"
+    if "no thread waits" in output:
+        return "each of its threads is busy: try again"
+    if "No symbol" in output:
+        return "its Python hides the functions that are called"
+    lines = [line for line in output.splitlines() if line.strip()]
+    return lines[-1] if lines else "gdb says nothing"
+
+
+def _check_process(pid: int) -> None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError as error:
+        raise UserError(f"there is no process {pid}") from error
+    except PermissionError as error:
+        raise UserError(f"process {pid} is another user's", "ask as its user") from error
+    try:
+        libraries = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    if "python" not in libraries:
+        raise UserError(f"process {pid} runs no Python")
+
+
+def _has_agent(pid: int) -> bool:
+    return any(pid_of(path) == pid and listens(path) for path in sockets())

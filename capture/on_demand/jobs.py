@@ -1,4 +1,4 @@
-"""Recordings of all ranks of a job at once: each begins with the same step."""
+"""Record all ranks of a job at once, each from the same step on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from math import inf
 from time import monotonic, sleep
 from typing import Any
 
-from opgrip.capture.on_demand.client import Process, converse, processes, without_workers
-from opgrip.capture.on_demand.telling import lines_of
-from opgrip.capture.on_demand.words import ARMED, DONE, RECORD, STOP, TELL
+from opgrip.capture.on_demand.client import RecordableProcess, converse, processes, without_workers
+from opgrip.capture.on_demand.protocol import ARMED, DONE, RECORD, STOP, TELL, lines_of
 from opgrip.cli.command import printable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, one_line
@@ -29,14 +28,14 @@ MOST_WORKERS = 4
 """Whose numbers are told."""
 
 
-def choose_ranks(items: Sequence[Process], rank: int | None, reporter: Reporter) -> list[Process]:
-    """The processes of this machine that record together: all ranks of the job that a process is of, or one.
+def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter: Reporter) -> list[RecordableProcess]:
+    """Return the processes of this machine that record together: all ranks of the job of a process, or one rank.
 
-    Processes that ranks have started, as those that load data, are no ranks; one that was named by its number is alone.
+    Workers of ranks, such as data loaders, are not ranks; a worker that was named by its pid is recorded alone.
 
     Raises
     ------
-    UserError : where there is no such rank here
+    UserError : if there is no such rank here
     """
     job = items[0].job
     if job is None:
@@ -63,7 +62,7 @@ def choose_ranks(items: Sequence[Process], rank: int | None, reporter: Reporter)
     return members
 
 
-def _tell_workers(items: Sequence[Process], reporter: Reporter) -> None:
+def _tell_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> None:
     for item in items:
         if item.workers:
             numbers = [str(pid) for pid in item.workers[:MOST_WORKERS]] + ["..."] * (len(item.workers) > MOST_WORKERS)
@@ -73,8 +72,10 @@ def _tell_workers(items: Sequence[Process], reporter: Reporter) -> None:
             )
 
 
-def record_together(chosen: Sequence[Process], request: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
-    """Let processes record, from the same step on where they are ranks of a job; gives what each recorded.
+def record_together(
+    chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter
+) -> list[dict[str, Any]]:
+    """Record processes, from the same step on if they are ranks of a job; return what each recorded.
 
     Raises
     ------
@@ -95,8 +96,8 @@ def record_together(chosen: Sequence[Process], request: Mapping[str, Any], repor
     raise UserError("the ranks pass by each step before all have heard of it", "name a later one with --at")
 
 
-def _place_ahead(chosen: Sequence[Process], distance_s: float) -> int | None:
-    """A position of the job that no rank comes by within some time; None where the job has no positions."""
+def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int | None:
+    """Return a position of the job that no rank will pass within some time; None if the job has no positions."""
     first, since_s = _positions(chosen), monotonic()
     sleep(LOOK_S)
     last, elapsed_s = _positions(chosen), monotonic() - since_s
@@ -106,24 +107,24 @@ def _place_ahead(chosen: Sequence[Process], distance_s: float) -> int | None:
     return max(last) + 1 + int(pace * distance_s / elapsed_s)
 
 
-def _positions(chosen: Sequence[Process]) -> list[int] | None:
-    """Where each process is; None where one does not tell."""
+def _positions(chosen: Sequence[RecordableProcess]) -> list[int] | None:
+    """Return the position of each process; None if one does not have any."""
     positions = [next(iter(converse(item, TELL)), {}).get("position") for item in chosen]
     return None if None in positions else [int(position) for position in positions if position is not None]
 
 
 class _Round:
-    """One try to let processes record."""
+    """One attempt to record processes."""
 
-    def __init__(self, chosen: Sequence[Process], request: Mapping[str, Any], reporter: Reporter) -> None:
+    def __init__(self, chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter) -> None:
         self._chosen, self._request, self._reporter = chosen, request, reporter
-        self._answers: queue.SimpleQueue[tuple[Process, Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[RecordableProcess, Any]] = queue.SimpleQueue()
         self._results: dict[int, dict[str, Any]] = {}
         self._errors: list[UserError] = []
         self._is_late = False
 
     def run(self) -> list[dict[str, Any]]:
-        """What each recorded; nothing where a rank had come by the step before it heard of it."""
+        """Return what each recorded; nothing if a rank had passed the step before it heard of it."""
         for item in self._chosen:
             threading.Thread(target=self._ask, args=(item,), daemon=True).start()
         try:
@@ -139,7 +140,7 @@ class _Round:
         return [self._results[item.pid] for item in self._chosen]
 
     def _hear_all(self, until_s: float = inf) -> None:
-        """Hear what the processes answer until each is done, or the time has come."""
+        """Handle the answers of the processes until each is done, or the time has come."""
         while len(self._results) + len(self._errors) < len(self._chosen) and (left_s := until_s - monotonic()) > 0:
             try:
                 item, answer = self._answers.get(timeout=None if left_s == inf else left_s)
@@ -157,12 +158,12 @@ class _Round:
                     self._tell(item, answer)
 
     def _end_all(self) -> None:
-        """Let each process end its recording, and tell what it has until then."""
+        """Let each process end its recording, and report what it has recorded."""
         for item in self._chosen:
             _stop(item, discard=False)
         self._hear_all(monotonic() + END_S)
 
-    def _ask(self, item: Process) -> None:
+    def _ask(self, item: RecordableProcess) -> None:
         answer: Any = {}
         file = ""
         try:
@@ -179,8 +180,8 @@ class _Round:
             answer = UserError(f"process {item.pid} ended before its recording did", hint)
         self._answers.put((item, answer))
 
-    def _look_at(self, item: Process, answer: Mapping[str, Any]) -> None:
-        """See whether a process that will notice steps now is too late for the one that it is to begin with."""
+    def _look_at(self, item: RecordableProcess, answer: Mapping[str, Any]) -> None:
+        """Check whether a process that will notice steps now is too late for the step that it must begin with."""
         begins_at, position = self._request.get("begins_at"), answer.get("position")
         if self._is_late or self._errors:
             # it armed after the others were stopped
@@ -194,12 +195,12 @@ class _Round:
             rank = "" if item.rank is None else f" (rank {item.rank})"
             self._reporter.say(f"process {item.pid}{rank} waits for a step, --at {begins_at}")
 
-    def _stop_all(self, but: Process | None) -> None:
+    def _stop_all(self, but: RecordableProcess | None) -> None:
         for item in self._chosen:
             if item is not but:
                 _stop(item)
 
-    def _tell(self, item: Process, result: Mapping[str, Any]) -> None:
+    def _tell(self, item: RecordableProcess, result: Mapping[str, Any]) -> None:
         for line in lines_of(result):
             self._reporter.say(f"process {item.pid}: {printable(line)}")
 
@@ -211,7 +212,7 @@ class _Round:
             )
 
 
-def _stop(item: Process, discard: bool = True) -> None:
-    """End a process's recording; one that does not answer has none, or notices that nobody hears it any more."""
+def _stop(item: RecordableProcess, discard: bool = True) -> None:
+    """End a process's recording; one that does not answer has none, or notices that its client is gone."""
     with suppress(UserError):
         list(converse(item, STOP, discard=discard))

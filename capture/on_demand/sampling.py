@@ -1,4 +1,4 @@
-"""Recordings that a process makes by itself, and the room that they take."""
+"""Recordings that a process makes by itself, and the disk space they take."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.names import folder_of, is_of_pattern
-from opgrip.capture.on_demand.settings import Request
+from opgrip.capture.on_demand.protocol import RecordingRequest
+from opgrip.capture.on_demand.settings import folder_of, is_of_pattern
 from opgrip.errors import UserError, one_line
 
 if TYPE_CHECKING:
-    from opgrip.capture.on_demand.seen import Seen
+    from opgrip.capture.on_demand.seen import SeenSignatures
 
 MOST_HEADER = 1 << 20
 
 
 class Sampler:
-    """Records some steps every so often while the process runs."""
+    """Records some steps at intervals while the process runs."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._last_problem = ""
-        self._seen: Seen | None = None
+        self._seen: SeenSignatures | None = None
 
     def start(self) -> None:
-        """Record from now on."""
+        """Start recording."""
         threading.Thread(target=self._run, name="opgrip-sampler", daemon=True).start()
 
     def _run(self) -> None:
@@ -42,7 +42,7 @@ class Sampler:
                 continue
             try:
                 # a step that does not begin by the next time is not waited for any more
-                result = self._agent.record(Request(wait_s=settings.every_s or 1.0, sampled=True))
+                result = self._agent.record(RecordingRequest(wait_s=settings.every_s or 1.0, sampled=True))
                 problem = result["problem"]
                 if settings.new_only and result["file"] is not None:
                     self._keep_what_is_new(Path(result["file"]))
@@ -56,20 +56,20 @@ class Sampler:
             self._last_problem = problem or ""
 
     def _keep_what_is_new(self, recording: Path) -> None:
-        """Count a recording in, and remove it where the service has called all of it before."""
-        from opgrip.capture.on_demand.seen import Seen
+        """Count a recording, and remove it if the service has called all of it before."""
+        from opgrip.capture.on_demand.seen import SeenSignatures
         from opgrip.traces.io.tensor_file import values_path
 
         if self._seen is None:
             settings = self._agent.settings
-            self._seen = Seen(recording.parent, None if settings.options.get("private") else settings.name)
+            self._seen = SeenSignatures(recording.parent, None if settings.options.get("private") else settings.name)
         if not self._seen.add(recording):
             for file in (recording, values_path(recording)):
                 file.unlink(missing_ok=True)
 
 
 def make_room(pattern: str, most_bytes: int) -> list[Path]:
-    """Remove the oldest recordings that processes of this pattern made by themselves, but for the last; gives them."""
+    """Remove the oldest recordings that processes of this pattern made by themselves, but not the last; return them."""
     from opgrip.traces.io.tensor_file import values_path
 
     files = [
@@ -91,7 +91,7 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
 
 
 def is_own(path: Path) -> bool:
-    """Whether it is a file of this user, and no link: others may write to the folder too."""
+    """Return True for a regular file of this user; others may write to the folder and create links."""
     with suppress(OSError):
         about = path.lstat()
         return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
@@ -99,8 +99,8 @@ def is_own(path: Path) -> bool:
 
 
 def is_sampled(path: Path) -> bool:
-    """Whether a file is a recording that a process made by itself, as its first line says."""
-    from opgrip.cli.output_files import Damage, read_chunks
+    """Return True if the first line of a file says that a process made this recording by itself."""
+    from opgrip.cli.compressed_files import Damage, read_chunks
 
     line = b""
     with suppress(OSError, ValueError, RecursionError, UserError, Damage):

@@ -1,4 +1,4 @@
-"""What a service has called so far: of its recordings those stay that have something new, and a day's counts of all."""
+"""Count what a service has called so far: its recordings with something new are kept, and a file per day counts all."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LOCK_S = 10.0
 """For another process of the service to count its recording in."""
 
 
-class Seen:
-    """The signatures of a service on this machine, whichever of its processes called them.
+class SeenSignatures:
+    """The signatures of a service on this machine, in all of its processes.
 
     Parameters
     ----------
-    folder : of its recordings
-    name : of the service; None where its files are to tell neither that nor the host
+    folder : folder of its recordings
+    name : name of the service; None if its files must reveal neither that nor the host
     """
 
     def __init__(self, folder: Path, name: str | None) -> None:
@@ -43,11 +43,11 @@ class Seen:
         self._told: set[Path] = set()
 
     def day_file(self) -> Path:
-        """Where what is called today is counted, by UTC."""
+        """Return the file that counts today's calls, by UTC."""
         return self._folder / f"{self._stem}-{time.strftime('%Y-%m-%d', time.gmtime())}{SUFFIX}"
 
     def add(self, recording: Path) -> int:
-        """Count a recording in; gives how many of its signatures the service had not called before."""
+        """Count a recording, and return how many of its signatures are new to the service."""
         side = Side()
         side.add(load(recording))
         with self._locked():
@@ -64,7 +64,7 @@ class Seen:
         return len(new)
 
     def _look_at_others(self, today: Path) -> None:
-        """Learn what was called on other days, which another process of the service may still have written."""
+        """Read the files of other days that have changed, as other processes of the service may still write them."""
         for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):
             changed_ns = path.stat().st_mtime_ns
             if path != today and self._read.get(path) != changed_ns:
@@ -74,7 +74,7 @@ class Seen:
                     self._known |= other.cases.keys()
 
     def _day(self, path: Path) -> Side | None:
-        """What a day's file counts; None where there is none, or it cannot be read, which is said once."""
+        """Return what a day's file counts; None if it is missing or unreadable, which is reported once."""
         try:
             if path.is_symlink():
                 raise UserError(f"{path} is a link", "no service makes one")

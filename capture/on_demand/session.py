@@ -4,18 +4,176 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from opgrip.capture.on_demand.names import check_pattern, recording_path
-from opgrip.capture.on_demand.recording import Extent, Recording
-from opgrip.capture.on_demand.settings import Request, Settings
-from opgrip.capture.on_demand.step_capture import StepCapture
-from opgrip.capture.on_demand.step_sources import StepSource, sources_of
+from torch.profiler import record_function
+
+from opgrip.capture.hooks.compiled import CompiledWatch
+from opgrip.capture.hooks.threads import ThreadWatch
+from opgrip.capture.on_demand.protocol import RecordingRequest
+from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording, StepSource, sources_of
+from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path, unused
 from opgrip.capture.on_demand.trigger import marks
-from opgrip.capture.torch_compat.torch_private import collectives_begun, load_private
+from opgrip.capture.program.contexts import describe_autocast
+from opgrip.capture.recording.thread_mode import ThreadMode
+from opgrip.capture.session.capture import Capture
+from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
+from opgrip.capture.torch_compat.torch_private import collectives_begun, innermost_mode, load_private
+from opgrip.cli.output_files import give_name
+from opgrip.errors import ExistingFileError
 from opgrip.traces.values import value_models
+
+
+@dataclass(slots=True)
+class ThreadStep:
+    """A step that a thread is in."""
+
+    mode: ThreadMode
+    mark: record_function | None = None
+
+
+class StepCapture(Capture):
+    """A capture that records threads from when each enters a step to when it leaves it.
+
+    Threads that a step starts are not recorded: only the thread itself can remove its mode, and one that stays would
+    slow the thread for as long as it lives.
+
+    Parameters
+    ----------
+    path : trace file, with the rank in its name if needed
+    warmup : watch steps before the recorded ones
+    options : options of `Capture`
+    """
+
+    def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
+        super().__init__(path, schedule=Schedule(warmup=1) if warmup else ALWAYS, **options)
+        self.path = path
+        self._file = path.absolute()
+        self._recorder.by_steps = True
+        watches = [watch for watch in self._watching.watches if not isinstance(watch, ThreadWatch)]
+        # while no step has begun, compiled code runs as ever
+        self._of_compiled = [watch for watch in watches if isinstance(watch, CompiledWatch)]
+        self._hooks, self._hooks_lock = ExitStack(), threading.Lock()
+        others = [watch for watch in watches if watch not in self._of_compiled]
+        self._watching = Watching(self._recorder, others, with_mode=False)
+
+    def open(self) -> None:
+        """Create the file, and watch for steps; none is recorded yet."""
+        try:
+            self._open()
+            self.set_learning(self.schedule.warmup > 0)
+            # steps are counted elsewhere
+            self.schedule = ALWAYS
+            self._watching.resume()
+            self.discard(if_empty=True)
+        except BaseException:
+            self.discard()
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the recording, and write the rest of the trace."""
+        flusher = self._flusher
+        super().close()
+        with self._hooks_lock:
+            self._of_compiled.clear()
+            self._hooks.close()
+        if flusher is not None and flusher.writer is not None and isinstance(self.failure, ExistingFileError):
+            self._take_another_name(flusher.writer.unfinished)
+
+    def _take_another_name(self, part: Path | None) -> None:
+        """Take another name if another process has written a file of this name meanwhile."""
+        while part is not None:
+            self.path = unused(Path(self._file))
+            try:
+                give_name(part, self.path, force=False)
+            except ExistingFileError:
+                continue
+            self.failure = self.problem = None
+            return
+
+    def set_learning(self, learning: bool) -> None:
+        """Drop the calls of steps from now on, or record them."""
+        if self._flusher is not None:
+            self._flusher.set_learning(learning)
+
+    def leaves_out_step(self) -> bool:
+        """Return True if the budget has no room for the step that begins now in this thread."""
+        return self._recorder.leaves_out_step()
+
+    def pass_step(self) -> None:
+        """Report to the budget that this thread is in no step that could be recorded."""
+        self._recorder.leave_steps()
+
+    def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
+        """Start recording this thread.
+
+        Parameters
+        ----------
+        nested : the step ends before anything does that was there when it began
+        label : label of the step's calls in the trace
+
+        Raises
+        ------
+        RuntimeError : if a mode of the program is active, which might end before the step does
+        """
+        if not nested and innermost_mode() is not None:
+            raise RuntimeError("a torch mode of the program is on")
+        with self._hooks_lock:
+            while self._of_compiled:
+                self._hooks.enter_context(self._of_compiled.pop())
+        mode = self._recorder.mode_here()
+        mode.settle()
+        mode.set_autocast(describe_autocast())
+        mode.look_at_settings()
+        mode.__enter__()
+        mode.idle = self._recorder.idle
+        step = ThreadStep(mode)
+        if label is not None:
+            step.mark = record_function(label)
+            step.mark.__enter__()
+        return step
+
+    def leave_step(self, step: ThreadStep) -> bool:
+        """Stop recording this thread; return False while a mode of the program is active above ours.
+
+        Parameters
+        ----------
+        step : result of `enter_step` in the same thread
+        """
+        mark, step.mark = step.mark, None
+        try:
+            if mark is not None:
+                mark.__exit__(None, None, None)
+        finally:
+            step.mode.idle = True
+        if innermost_mode() not in (step.mode, None):
+            return False
+        step.mode.__exit__(None, None, None)
+        return True
+
+    def _warn(self) -> None:
+        # whoever asked for the recording is told, and not the program
+        pass
+
+    def _begin_in_child(self) -> None:
+        """Leave the recording to the parent: a child has its own agent."""
+        flusher, self._flusher = self._flusher, None
+        self._forks.active = False
+        if flusher is not None and flusher.writer is not None:
+            flusher.writer.abandon()
+        if self._recorder.fitter.full is not None:
+            self._recorder.fitter.full.abandon()
+        self._watching.pause()
+        # another thread of the parent may have held it
+        self._hooks_lock = threading.Lock()
+        self._of_compiled.clear()
+        self._hooks.close()
+
 
 LOOK_S = 0.05
 """Between two looks at the time while a recording runs."""
@@ -23,16 +181,16 @@ GRACE_S = 5.0
 """For steps that are under way when a recording is to end before it has enough."""
 
 
-class Session:
+class RecordingSession:
     """Records what a request asks for.
 
     Parameters
     ----------
-    number : of the recording in its process, from 1
-    asked_ns : when it was asked for, as `time.perf_counter_ns` counts
+    number : number of the recording in its process, from 1
+    asked_ns : time of the request, by `time.perf_counter_ns`
     """
 
-    def __init__(self, settings: Settings, request: Request, number: int, asked_ns: int) -> None:
+    def __init__(self, settings: AgentSettings, request: RecordingRequest, number: int, asked_ns: int) -> None:
         pattern = request.output or settings.output
         check_pattern(pattern)
         self.request = request
@@ -44,22 +202,22 @@ class Session:
         self.path = recording_path(str(Path(pattern)), number)
         options = {**settings.options, **request.options, "details": details}
         self._capture = StepCapture(self.path, self.extent.warmup > 0, **options)
-        self._recording = Recording(self._capture, self.extent, position)
+        self._recording = StepRecording(self._capture, self.extent, position)
         self._sources: list[StepSource] = []
         self._stopping = threading.Event()
         self._grace_s = GRACE_S
         self._gave_way = False
 
     def run(self, armed: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        """Record, and tell what was recorded.
+        """Record, and return what was recorded.
 
         Parameters
         ----------
-        armed : is told once the next step will be noticed
+        armed : called once the next step will be noticed
 
         Raises
         ------
-        UserError : where nothing can be written
+        UserError : if nothing can be written
         """
         self._capture.open()
         try:
@@ -75,12 +233,12 @@ class Session:
         return self._result()
 
     def stop(self, discard: bool = False, grace_s: float = GRACE_S) -> None:
-        """End the recording before it has enough.
+        """End the recording early.
 
         Parameters
         ----------
         discard : leave no file
-        grace_s : for steps that are under way
+        grace_s : time for unfinished steps
         """
         self._grace_s = grace_s
         if discard:
@@ -88,7 +246,7 @@ class Session:
         self._stopping.set()
 
     def give_way(self) -> bool:
-        """End it for somebody who asks, where it is a sample that waits for its first step."""
+        """End this recording for a client's if the process made it itself and no step has begun; True if so."""
         if not self.request.sampled or self._recording.has_begun:
             return False
         self._gave_way = True
@@ -96,7 +254,7 @@ class Session:
         return True
 
     def abandon(self) -> None:
-        """Forget all of it, in a forked process, of whose threads this one alone is left."""
+        """Release everything in a forked process, which has this thread only."""
         self._recording.abandon()
         self._unwatch()
 
@@ -141,7 +299,7 @@ class Session:
         }
 
     def _problem(self) -> str | None:
-        """Why there is no trace; None where there is one."""
+        """Return why there is no trace, or None."""
         if self._capture.problem is not None:
             return str(self._capture.problem)
         if self._recording.steps or self._recording.cut or self._gave_way:
@@ -160,17 +318,17 @@ class Session:
 
 
 def load() -> None:
-    """Load what the first recording would load, which takes seconds."""
+    """Load what the first recording needs, which takes seconds."""
     load_private()
     value_models.names()
 
 
 def position() -> int | None:
-    """Where the program is, in a count that all ranks of a job have alike: its own steps, else collectives."""
+    """Return where the program is, in a count that all ranks of a job share: its own steps, else collectives."""
     return marks.steps or collectives_begun()
 
 
-def _extent(settings: Settings, request: Request) -> Extent:
+def _extent(settings: AgentSettings, request: RecordingRequest) -> Extent:
     seconds = settings.seconds if request.seconds is None else request.seconds
     steps = request.steps
     if steps is None:

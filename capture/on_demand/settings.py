@@ -1,31 +1,56 @@
-"""How a process that can be asked was started: what a recording is where nobody says otherwise."""
+"""How a process that can be asked to record was started: its settings, and the names of its recordings.
+
+Settings come from options of `opcapture --on-demand` or from environment variables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from opgrip.capture.on_demand.names import DEFAULT
+from opgrip.capture.program.ranks import rank, with_mark
+from opgrip.cli.command import not_negative, positive
+from opgrip.cli.option_types import byte_count, interval
+from opgrip.errors import UserError
 
 STEPS, WARMUP = 3, 1
+DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
+
+_FIELDS = ("h", "p", "r", "t", "n", "%")
+"""Host, pid, rank (0 without one), time in UTC as 20260131T235959, number of the recording, percent sign."""
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_FIELD = re.compile(r"%(.?)", re.DOTALL)
+_MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
+"""Marks added to a name: the rank, and a number if a file of the name exists."""
+_ADVISED_SIGNALS = ("USR1", "USR2")
+_OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
+"""Signals that have another meaning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AgentSettings:
     """What the process was started with.
 
     Attributes
     ----------
-    name : what the process is called
-    output : pattern of the recordings' names, absolute
+    name : name of the process in `opcapture list`
+    output : absolute pattern of the recordings' names
     steps, seconds, warmup : as in `Extent`
-    step_module : pattern of the modules whose calls are steps; None for what the program says, or calls of all
-    signal : that asks for a recording; None for none
-    every_s : record by itself, so many seconds after the last time
-    new_only : of those, keep what has a signature that the service has not called before, and a day's counts of all
-    max_disk_bytes : of such recordings, the oldest of which leave for new ones
-    options : of `Capture`
+    step_module : pattern of the module classes whose calls are steps; None to find steps, see `sources_of`
+    signal : signal that requests a recording
+    every_s : interval of recordings that the process makes by itself
+    new_only : of these, keep only those with signatures that are new to the service, and count all in a file per day
+    max_disk_bytes : limit of these recordings, of which the oldest are removed
+    options : options of `Capture`
     """
 
     name: str
@@ -41,24 +66,125 @@ class Settings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One recording that is asked for; None where the process's settings say it.
+def default_settings() -> AgentSettings:
+    """Return the settings of a process that was started without any."""
+    return AgentSettings(program_name(), str(Path(DEFAULT).absolute()))
 
-    Attributes
-    ----------
-    begins_at : as in `Extent`
-    wait_s : for a step to begin
-    sampled : the process asks for it by itself
-    options : of `Capture`, over those of the settings
-    """
 
-    output: str | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    warmup: int | None = None
-    step_module: str | None = None
-    begins_at: int | None = None
-    wait_s: float = 60.0
-    sampled: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+def program_name() -> str:
+    """Return the name of this process's program; one that embeds Python may have no arguments."""
+    return Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise `UserError` for a pattern that does not name a trace."""
+    strange = next((field for field in _FIELD.findall(pattern) if field not in _FIELDS), None)
+    if strange is not None:
+        fields = ", ".join(f"%{name}" for name in _FIELDS)
+        raise UserError(f"%{strange} in {pattern} stands for nothing", f"use {fields}")
+    if not pattern.endswith(_SUFFIXES):
+        raise UserError(f"{pattern} is no name of a trace", f"end it in {', '.join(_SUFFIXES)}")
+
+
+def recording_path(pattern: str, number: int) -> Path:
+    """Return an unused path for a recording of this process."""
+    path = _fill(pattern, number)
+    own = rank()
+    if own is not None and "%r" not in pattern and "%p" not in pattern:
+        path = with_mark(path, f"rank{own}")
+    return unused(path)
+
+
+def folder_of(pattern: str) -> Path:
+    """Return the folder of this process's recordings."""
+    return _fill(pattern, 1).parent
+
+
+def _fill(pattern: str, number: int) -> Path:
+    values = {
+        "h": socket.gethostname(),
+        "p": str(os.getpid()),
+        "r": str(rank() or 0),
+        "t": time.strftime("%Y%m%dT%H%M%S", time.gmtime()),
+        "n": str(number),
+        "%": "%",
+    }
+    return Path(_FIELD.sub(lambda field: values[field[1]], pattern))
+
+
+def is_of_pattern(name: str, pattern: str) -> bool:
+    """Return True if a file's name is one that processes of this host give to recordings of a pattern."""
+    host, number = re.escape(socket.gethostname()), r"\d+"
+    forms = {"h": host, "p": number, "r": number, "t": r"\d{8}T\d{6}", "n": number, "%": "%"}
+    parts = _FIELD.split(Path(pattern).name)
+    form = "".join(re.escape(part) if place % 2 == 0 else forms[part] for place, part in enumerate(parts))
+    return any(re.fullmatch(form, text) for text in (name, _MARKS.sub(r"\1", name)))
+
+
+def unused(path: Path) -> Path:
+    """Return the path, with a number before its suffixes if it exists."""
+    number, free = 1, path
+    while os.path.lexists(free):
+        number += 1
+        free = with_mark(path, str(number))
+    return free
+
+
+def signal_of(name: str) -> signal.Signals:
+    """Return the signal of a name such as USR1; `UserError` if there is none, or it has another meaning."""
+    word = name.upper().removeprefix("SIG")
+    number = getattr(signal, f"SIG{word}", None)
+    if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
+        advice = f"choose {' or '.join(_ADVISED_SIGNALS)}"
+        raise UserError(f"{name} is no signal that can ask for a recording", advice)
+    return number
+
+
+def _signal(name: str) -> str:
+    signal_of(name)
+    return name
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 1 nor 0")
+    return text == "1"
+
+
+VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "OPGRIP_STEPS": ("steps", positive),
+    "OPGRIP_SECONDS": ("seconds", interval),
+    "OPGRIP_WARMUP": ("warmup", not_negative),
+    "OPGRIP_STEP_MODULE": ("step_module", str),
+    "OPGRIP_SIGNAL": ("signal", _signal),
+    "OPGRIP_EVERY": ("every_s", interval),
+    "OPGRIP_NEW_ONLY": ("new_only", _switch),
+    "OPGRIP_PRIVATE": ("private", _switch),
+    "OPGRIP_MAX_DISK": ("max_disk_bytes", byte_count),
+}
+"""By variable: a field of `AgentSettings` or option of `Capture`, and its parser; see docs/production.md."""
+
+
+def settings_of(environment: Mapping[str, str]) -> AgentSettings:
+    """Return the settings that environment variables hold; `UserError` for an invalid one."""
+    pattern = environment["OPGRIP_CAPTURE"]
+    check_pattern(pattern)
+    values: dict[str, Any] = {}
+    for variable, (name, parse) in VARIABLES.items():
+        text = environment.get(variable)
+        if not text:
+            continue
+        try:
+            values[name] = parse(text)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"{variable}: {error}") from error
+    options = {"private": True} if values.pop("private", False) else {}
+    if options and values.get("new_only"):
+        raise UserError("OPGRIP_NEW_ONLY with OPGRIP_PRIVATE needs names that stay alike", "use opcapture --salt-file")
+    if "every_s" not in values:
+        alone = next((name for name in ("OPGRIP_NEW_ONLY", "OPGRIP_MAX_DISK") if values.get(VARIABLES[name][0])), None)
+        if alone is not None:
+            raise UserError(f"{alone} without OPGRIP_EVERY", "recordings that are asked for stay")
+    if "seconds" in values:
+        values.setdefault("steps", None)
+    return AgentSettings(program_name(), str(Path(pattern).absolute()), options=options, **values)

@@ -1,4 +1,4 @@
-"""Ways to ask for a recording of one's own steps: `step()`, `opgrip.capture.trigger()` and a signal."""
+"""Request a recording of one's own steps: `step()`, `opgrip.capture.trigger()` and a signal."""
 
 from __future__ import annotations
 
@@ -14,30 +14,17 @@ from types import FrameType
 from typing import Any
 
 from opgrip.capture.on_demand.agent import Agent, agent_here, start_agent
-from opgrip.capture.on_demand.names import DEFAULT, program_name
-from opgrip.capture.on_demand.settings import Request, Settings
+from opgrip.capture.on_demand.protocol import RecordingRequest
+from opgrip.capture.on_demand.settings import default_settings
 from opgrip.errors import UserError, one_line, raise_if_from_program
-
-ADVISED = ("USR1", "USR2")
-OURS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
-"""Signals that mean something else."""
-
-
-def signal_of(name: str) -> signal.Signals:
-    """The signal of a name such as USR1; `UserError` where there is none, or it means something else."""
-    word = name.upper().removeprefix("SIG")
-    number = getattr(signal, f"SIG{word}", None)
-    if not isinstance(number, signal.Signals) or word in OURS:
-        raise UserError(f"{name} is no signal that can ask for a recording", f"choose {' or '.join(ADVISED)}")
-    return number
 
 
 def listen_to(number: signal.Signals) -> None:
-    """Ask the agent of this process when a signal comes; what was recorded is said on stderr, as nobody else is told.
+    """Record when a signal arrives; the result is printed to stderr, as there is no client.
 
     Raises
     ------
-    UserError : where the program has a handler of that signal, which stays, or this is not its main thread
+    UserError : if the program has a handler of that signal, or this is not its main thread
     """
     if threading.current_thread() is not threading.main_thread():
         raise UserError(f"{number.name} is not listened to", "torch was loaded outside of the program's main thread")
@@ -58,12 +45,12 @@ def _ask(_number: int, _frame: FrameType | None) -> None:
 
 
 def _record() -> None:
-    from opgrip.capture.on_demand.telling import lines_of
+    from opgrip.capture.on_demand.protocol import lines_of
 
     try:
         # a forked process has kept the handler, and has an agent of its own
         agent = agent_here()
-        lines = ["this process has no agent"] if agent is None else lines_of(agent.record(Request()))
+        lines = ["this process has no agent"] if agent is None else lines_of(agent.record(RecordingRequest()))
     except Exception as error:
         lines = [str(error) if isinstance(error, UserError) else one_line(error)]
     with suppress(Exception):
@@ -71,8 +58,8 @@ def _record() -> None:
             print(f"opgrip: {line}", file=sys.stderr, flush=True)
 
 
-class Marks:
-    """How many steps the program has ended, and who is told of each while a recording waits for some."""
+class StepMarks:
+    """Counts the steps that the program marks, and calls the listeners of a recording at each."""
 
     def __init__(self) -> None:
         self.listeners: tuple[Callable[[], None], ...] = ()
@@ -81,21 +68,21 @@ class Marks:
 
     @property
     def steps(self) -> int:
-        """How many steps the program has ended."""
+        """Number of steps that the program has ended."""
         return self._last + 1
 
     def step(self) -> None:
-        """Count a step that has ended."""
+        """Count an ended step."""
         self._last = self._next()
         for listener in self.listeners:
             listener()
 
 
-marks = Marks()
+marks = StepMarks()
 
 
 def step() -> None:
-    """Tell that a step of the program has ended and the next one begins, for recordings that are asked for.
+    """Mark the end of a step of the program and the begin of the next one, for recordings on demand.
 
     ::
 
@@ -103,19 +90,19 @@ def step() -> None:
             train(batch)
             opgrip.capture.step()
 
-    Costs next to nothing while nobody records. Each thread that calls it has steps of its own. It is no place for the
-    block of a torch mode to begin or end between two calls of it.
+    Costs next to nothing while nobody records. Each thread that calls it has steps of its own. Do not enter or leave a
+    torch mode between two calls.
     """
     marks.step()
 
 
 class Triggered:
-    """A recording that the program asked for.
+    """A recording that the program requested.
 
     Attributes
     ----------
-    result : what was recorded: `file`, `steps`, `calls` and others; None until it is done, or where it failed
-    problem : why there is no trace; None where there is one, or it is not done
+    result : what was recorded: `file`, `steps`, `calls` and others; None until it is done, or if it failed
+    problem : why there is no trace; None if there is one, or it is not done
     """
 
     def __init__(self) -> None:
@@ -124,12 +111,12 @@ class Triggered:
         self._armed, self._done = threading.Event(), threading.Event()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the recording is written; whether it is."""
+        """Wait until the recording is written; return False after `seconds`."""
         return self._done.wait(seconds)
 
-    def _run(self, agent: Agent, request: Request) -> None:
+    def _run(self, agent: Agent, request: RecordingRequest) -> None:
         try:
-            self.result = agent.record(request, lambda word, told: self._armed.set())
+            self.result = agent.record(request, lambda fields: self._armed.set())
             self.problem = self.result["problem"]
         except Exception as error:
             self.problem = str(error) if isinstance(error, UserError) else one_line(error)
@@ -147,36 +134,36 @@ def trigger(
     step_module: str | None = None,
     **options: Any,
 ) -> Triggered:
-    """Record the next steps of this program, whichever thread runs them, and go on.
+    """Record the next steps of this program, in whichever threads they run; returns as soon as they will be noticed.
 
     ::
 
         if latency > limit:
             opgrip.capture.trigger("slow-%t.jsonl", steps=1, warmup=0)
 
-    When it returns, the next step is noticed. Nothing that fails later reaches the program: see `Triggered.problem`.
+    Later failures do not reach the program: see `Triggered.problem`.
 
     Parameters
     ----------
-    output : the trace, as a pattern such as `step-%h-%p-%n.jsonl`; None as the program was started
-    steps : steps that are recorded; 3 where the program was not started with another number
-    seconds : record the steps that begin in so much time
-    warmup : steps before those, in which the capture learns
-    step_module : a step is an outermost call of a module of such a class
-    options : of `Capture`
+    output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for that of the program's start
+    steps : number of recorded steps; 3 unless the program was started with another number
+    seconds : record the steps that begin within this time
+    warmup : steps before the recorded ones, in which the capture learns signatures
+    step_module : count outermost calls of modules of such a class as steps
+    options : options of `Capture`
 
     Raises
     ------
-    UserError : where this process can have no agent, or no thread that records
+    UserError : if this process cannot have an agent, or a thread that records
     """
     # what a recording needs is loaded here: two threads that load torch at once get modules that are half done
     from opgrip.capture.on_demand import session
 
     session.load()
-    agent = start_agent(Settings(program_name(), str(Path(DEFAULT).absolute())))
+    agent = start_agent(default_settings())
     path = None if output is None else str(Path(output).absolute())
     triggered = Triggered()
-    request = Request(path, steps, seconds, warmup, step_module, options=options)
+    request = RecordingRequest(path, steps, seconds, warmup, step_module, options=options)
     thread = threading.Thread(target=triggered._run, args=(agent, request), name="opgrip-recording", daemon=True)
     try:
         thread.start()

@@ -13,12 +13,12 @@ from programs import run_command
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 
 from opgrip.capture import Capture
-from opgrip.capture.command.audit import Difference, audit, count_calls, differences
+from opgrip.capture.command.audit import CountDifference, audit, count_calls, differences
 from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
 
 
-def audit_model(path: Path, source: str, options: ModelOptions) -> list[Difference]:
+def audit_model(path: Path, source: str, options: ModelOptions) -> list[CountDifference]:
     def build() -> tuple[object, object]:
         torch.manual_seed(0)
         program = load_program(source, options)
@@ -82,7 +82,7 @@ def test_what_a_capture_misses_is_named(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         x.sin()
     (missed,) = audit(tmp_path / "t.jsonl", lambda: (x.sin(), x.cos()))
-    assert missed == Difference("aten::cos", 1, 0)
+    assert missed == CountDifference("aten::cos", 1, 0)
 
 
 def test_what_an_operator_is_made_of_counts_where_the_trace_lacks_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from programs import wait_for
 from services import SERVER, ask, environment, running
 
 from opgrip.capture.on_demand.autostart import LINE
-from opgrip.capture.on_demand.variables import settings_of
+from opgrip.capture.on_demand.settings import settings_of
 from opgrip.errors import UserError
 from opgrip.traces import load
 

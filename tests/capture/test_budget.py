@@ -16,8 +16,9 @@ from programs import run_command
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.on_demand.session import Session
-from opgrip.capture.on_demand.settings import Request, Settings
+from opgrip.capture.on_demand.protocol import RecordingRequest
+from opgrip.capture.on_demand.session import RecordingSession
+from opgrip.capture.on_demand.settings import AgentSettings
 from opgrip.capture.session.spending import Spending, measure_costs
 from opgrip.capture.timing.budget import BURST_S, Budget, Thinning
 from opgrip.capture.writing.flusher import INTERVAL_S
@@ -179,10 +180,10 @@ def test_a_program_without_steps_is_told_that_it_has_to_tell_of_them(
 
 def test_a_recording_on_demand_leaves_out_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
     model, armed = small_model(), threading.Event()
-    settings = Settings("tested", str(tmp_path / "t-%n.jsonl"))
-    request = Request(steps=2, warmup=0, options={"max_overhead": SHARE})
+    settings = AgentSettings("tested", str(tmp_path / "t-%n.jsonl"))
+    request = RecordingRequest(steps=2, warmup=0, options={"max_overhead": SHARE})
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
-        running = pool.submit(Session(settings, request, 1, perf_counter_ns()).run, lambda told: armed.set())
+        running = pool.submit(RecordingSession(settings, request, 1, perf_counter_ns()).run, lambda told: armed.set())
         armed.wait()
         spend(1.5)
         for step in range(5):

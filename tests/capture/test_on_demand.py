@@ -24,10 +24,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import opgrip.capture
 from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.names import check_pattern, is_of_pattern, recording_path
+from opgrip.capture.on_demand.protocol import RecordingRequest
 from opgrip.capture.on_demand.sampling import make_room
-from opgrip.capture.on_demand.settings import Request, Settings
-from opgrip.capture.on_demand.step_capture import StepCapture
+from opgrip.capture.on_demand.session import StepCapture
+from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, is_of_pattern, recording_path
 from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.torch_compat.compiler_private import stance_here
 from opgrip.errors import UserError
@@ -110,7 +110,7 @@ def test_only_its_user_can_open_the_socket(server: Path) -> None:
 def test_a_folder_that_others_can_enter_is_not_used(server: Path) -> None:
     (server / "opgrip").mkdir()
     (server / "opgrip").chmod(0o755)
-    code = "from opgrip.capture.on_demand.folder import make_folder, check_private\nfrom pathlib import Path\n"
+    code = "from opgrip.capture.on_demand.protocol import make_folder, check_private\nfrom pathlib import Path\n"
     code += "print(make_folder() != Path('opgrip').absolute())\ncheck_private(Path('opgrip'))"
     done = subprocess.run(python("-c", code), capture_output=True, text=True, cwd=server, env=environment(server))
     assert done.stdout.split() == ["True"]
@@ -443,13 +443,13 @@ def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> No
 
 
 def test_a_sample_that_waits_for_a_step_gives_way_to_who_asks(own_sockets: Path) -> None:
-    agent = Agent(Settings("s", str(own_sockets / "%n.jsonl"), steps=1, warmup=0))
+    agent = Agent(AgentSettings("s", str(own_sockets / "%n.jsonl"), steps=1, warmup=0))
     waits = threading.Event()
     with ThreadPoolExecutor() as pool:
-        sample = pool.submit(agent.record, Request(sampled=True), lambda word, fields: waits.set())
+        sample = pool.submit(agent.record, RecordingRequest(sampled=True), lambda fields: waits.set())
         waits.wait(60)
         armed = threading.Event()
-        asked = pool.submit(agent.record, Request(wait_s=30.0), lambda word, fields: armed.set())
+        asked = pool.submit(agent.record, RecordingRequest(wait_s=30.0), lambda fields: armed.set())
         assert armed.wait(60)
         with torch.no_grad():
             nn.ReLU().eval()(torch.ones(1))

@@ -18,7 +18,7 @@ from services import environment, short_name
 from opgrip.capture.on_demand import agent as agent_module
 from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent, start_agent
 from opgrip.capture.on_demand.client import listens, processes
-from opgrip.capture.on_demand.settings import Settings
+from opgrip.capture.on_demand.settings import AgentSettings
 from opgrip.capture.on_demand.trigger import listen_to
 from opgrip.errors import UserError
 from opgrip.traces import load
@@ -26,10 +26,10 @@ from opgrip.traces import load
 FORKS = """
 import os, signal, time, torch, opgrip.capture
 from pathlib import Path
-from opgrip.capture.on_demand.settings import Settings
-from opgrip.capture.on_demand.starting import start
+from opgrip.capture.on_demand.settings import AgentSettings
+from opgrip.capture.on_demand.autostart import start
 
-start(Settings("forks", str(Path("s-%p.jsonl").absolute()), steps=1, warmup=0, signal="USR1"))
+start(AgentSettings("forks", str(Path("s-%p.jsonl").absolute()), steps=1, warmup=0, signal="USR1"))
 class Forks(torch.nn.Module):
     child = None
     def forward(self, x):
@@ -53,15 +53,15 @@ print(os.getpid(), net.child)
 CHILDREN = """
 import multiprocessing, os
 from opgrip.capture.on_demand.agent import agent_here, start_agent
-from opgrip.capture.on_demand.folder import pid_of, sockets
-from opgrip.capture.on_demand.settings import Settings
+from opgrip.capture.on_demand.protocol import pid_of, sockets
+from opgrip.capture.on_demand.settings import AgentSettings
 
 def child():
-    agent = start_agent(Settings("child"))
+    agent = start_agent(AgentSettings("child"))
     print(pid_of(agent.path) == os.getpid(), agent.path.exists(), flush=True)
 
 if __name__ == "__main__":
-    agent = start_agent(Settings("parent"))
+    agent = start_agent(AgentSettings("parent"))
     for method in ("fork", "spawn", "forkserver"):
         process = multiprocessing.get_context(method).Process(target=child)
         process.start()
@@ -78,7 +78,7 @@ def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def agent(sockets: Path) -> Iterator[Agent]:
-    agent = Agent(Settings("here"))
+    agent = Agent(AgentSettings("here"))
     yield agent
     agent.close()
 
@@ -151,9 +151,9 @@ def test_a_process_that_can_have_no_agent_now_may_have_one_later(
     error = RuntimeError("can't start new thread")
     monkeypatch.setattr(threading.Thread, "start", failing_first(threading.Thread.start, 1, error, of="opgrip-agent"))
     with pytest.raises(UserError, match="this process can have no agent"):
-        start_agent(Settings("here"))
+        start_agent(AgentSettings("here"))
     assert not list(sockets.iterdir())
-    agent = start_agent(Settings("here"))
+    agent = start_agent(AgentSettings("here"))
     assert names() == ["here"]
     agent.close()
 

@@ -15,10 +15,9 @@ import pytest
 from services import short_name
 
 from opgrip.capture.on_demand import client
-from opgrip.capture.on_demand.client import Process, converse, processes
-from opgrip.capture.on_demand.folder import make_folder
+from opgrip.capture.on_demand.client import RecordableProcess, converse, processes
 from opgrip.capture.on_demand.jobs import record_together
-from opgrip.capture.on_demand.words import ABOUT, ARMED, DONE, RECORD, REFUSED, STOP, TELL
+from opgrip.capture.on_demand.protocol import ABOUT, ARMED, DONE, RECORD, REFUSED, STOP, TELL, make_folder
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 
@@ -32,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def answering(folder: Path, *answers: object, pid: int = 0) -> Iterator[Process]:
+def answering(folder: Path, *answers: object, pid: int = 0) -> Iterator[RecordableProcess]:
     """A process that answers the same to whatever it is asked; nothing, where that is nothing."""
     path = folder / f"{pid or os.getpid()}-ab.sock"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -53,7 +52,7 @@ def answering(folder: Path, *answers: object, pid: int = 0) -> Iterator[Process]
 
         threading.Thread(target=serve, daemon=True).start()
         try:
-            yield Process(pid or os.getpid(), path, {})
+            yield RecordableProcess(pid or os.getpid(), path, {})
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             path.unlink()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from opgrip.capture.on_demand import attach as attach_module
-from opgrip.capture.on_demand.attach import attach
+from opgrip.capture.on_demand import client as attach_module
+from opgrip.capture.on_demand.client import attach
 from opgrip.errors import UserError
 
 HEARS = """
@@ -52,7 +52,7 @@ def test_a_debugger_that_does_not_come_back_leaves_the_process(debugger: Callabl
     assert (tmp_path / "left").exists()
     debugger(HEARS_NOT + HANGS)
     with pytest.raises(UserError, match="gdb did not come back from it, and was killed"):
-        attach_module._by_debugger(os.getpid())
+        attach_module._inject_by_debugger(os.getpid())
 
 
 def test_where_an_older_python_runs_the_debugger_is_asked(
@@ -66,4 +66,4 @@ def test_where_an_older_python_runs_the_debugger_is_asked(
     assert attach(os.getpid()).endswith("has an agent now, by gdb")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="the target runs another version"):
-        attach_module._start_agent(os.getpid())
+        attach_module._inject(os.getpid())

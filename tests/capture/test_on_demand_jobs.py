@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 
 from opgrip.capture.on_demand import client, jobs
-from opgrip.capture.on_demand.client import Process, find_processes
+from opgrip.capture.on_demand.client import RecordableProcess, find_processes
 from opgrip.capture.on_demand.jobs import choose_ranks, record_together
-from opgrip.capture.on_demand.words import ARMED, DONE, STOP
+from opgrip.capture.on_demand.protocol import ARMED, DONE, STOP
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 
 LAUNCHER, JOB = 10, "a job"
 
 
-def process(pid: int, parent: int, **about: Any) -> Process:
-    return Process(pid, Path(f"{pid}-ab.sock"), {"name": "train", "parent": parent, **about})
+def process(pid: int, parent: int, **about: Any) -> RecordableProcess:
+    return RecordableProcess(pid, Path(f"{pid}-ab.sock"), {"name": "train", "parent": parent, **about})
 
 
-def rank(pid: int, parent: int, number: int) -> Process:
+def rank(pid: int, parent: int, number: int) -> RecordableProcess:
     return process(pid, parent, job=JOB, rank=number, world_size=2)
 
 
-def listed(monkeypatch: pytest.MonkeyPatch, *items: Process) -> None:
+def listed(monkeypatch: pytest.MonkeyPatch, *items: RecordableProcess) -> None:
     for module in (client, jobs):
         monkeypatch.setattr(module, "processes", lambda: list(items))
 
@@ -74,7 +74,7 @@ def test_a_rank_that_notices_steps_after_the_others_were_stopped_leaves_no_file(
     stopped: dict[int, threading.Event] = defaultdict(threading.Event)
     discarded = []
 
-    def converse(item: Process, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
+    def converse(item: RecordableProcess, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
         if do == STOP:
             discarded.append((item.pid, fields["discard"]))
             yield {"answer": DONE, "stopped": True}

@@ -17,8 +17,8 @@ from torch.profiler import record_function
 from opgrip.capture import Capture
 from opgrip.capture.on_demand import seen
 from opgrip.capture.on_demand.sampling import Sampler
-from opgrip.capture.on_demand.seen import Seen
-from opgrip.capture.on_demand.settings import Settings
+from opgrip.capture.on_demand.seen import SeenSignatures
+from opgrip.capture.on_demand.settings import AgentSettings
 from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.differences import load_side
@@ -60,12 +60,12 @@ def recording(path: Path, *sizes: int) -> Path:
 
 
 def test_what_was_called_before_is_known_also_after_a_restart_and_on_another_day(tmp_path: Path) -> None:
-    service = Seen(tmp_path, "server")
+    service = SeenSignatures(tmp_path, "server")
     assert service.add(recording(tmp_path / "1.jsonl", 2, 3)) == 4
     assert service.add(recording(tmp_path / "2.jsonl", 3, 2, 2)) == 0
     assert service.add(recording(tmp_path / "3.jsonl", 2, 5)) == 2
-    assert Seen(tmp_path, "server").add(recording(tmp_path / "4.jsonl", 5)) == 0
-    assert Seen(tmp_path, "another").add(recording(tmp_path / "5.jsonl", 5)) == 2
+    assert SeenSignatures(tmp_path, "server").add(recording(tmp_path / "4.jsonl", 5)) == 0
+    assert SeenSignatures(tmp_path, "another").add(recording(tmp_path / "5.jsonl", 5)) == 2
     day = read_day(service.day_file())
     counts = [cases.count for cases in day.cases.values() if cases.op == "aten.neg.default"]
     assert sorted(counts) == [2, 2, 4]
@@ -73,17 +73,17 @@ def test_what_was_called_before_is_known_also_after_a_restart_and_on_another_day
 
 
 def test_a_service_whose_name_begins_alike_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Seen(tmp_path, "server").add(recording(tmp_path / "1.jsonl", 2))
+    SeenSignatures(tmp_path, "server").add(recording(tmp_path / "1.jsonl", 2))
     monkeypatch.setattr(seen.socket, "gethostname", lambda: "web-2")
-    Seen(tmp_path, "server").add(recording(tmp_path / "2.jsonl", 7))
+    SeenSignatures(tmp_path, "server").add(recording(tmp_path / "2.jsonl", 7))
     monkeypatch.setattr(seen.socket, "gethostname", lambda: "web")
-    assert Seen(tmp_path, "server").add(recording(tmp_path / "3.jsonl", 7)) == 2
+    assert SeenSignatures(tmp_path, "server").add(recording(tmp_path / "3.jsonl", 7)) == 2
 
 
 def test_a_day_that_cannot_be_read_is_set_aside_and_costs_no_other(
     tmp_path: Path, go_to_day: Callable[[int], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    service = Seen(tmp_path, "server")
+    service = SeenSignatures(tmp_path, "server")
     go_to_day(0)
     service.day_file().write_text("damaged", encoding="utf-8")
     assert service.add(recording(tmp_path / "1.jsonl", 2)) == 2
@@ -99,13 +99,15 @@ def test_a_day_that_cannot_be_read_is_set_aside_and_costs_no_other(
 
 def test_a_private_service_is_named_by_no_file(tmp_path: Path) -> None:
     options = {"private": True}
-    agent = SimpleNamespace(settings=Settings("server", str(tmp_path / "s-%n.jsonl"), new_only=True, options=options))
+    agent = SimpleNamespace(
+        settings=AgentSettings("server", str(tmp_path / "s-%n.jsonl"), new_only=True, options=options)
+    )
     Sampler(agent)._keep_what_is_new(recording(tmp_path / "s-1.jsonl", 2))  # type: ignore[arg-type]
     assert sorted(path.name[:7] for path in tmp_path.iterdir()) == [".privat", "private", "s-1.jso"]
 
 
 def test_a_day_counts_the_steps_of_its_recordings(tmp_path: Path) -> None:
-    service = Seen(tmp_path, "server")
+    service = SeenSignatures(tmp_path, "server")
     for number in range(2):
         with Capture(tmp_path / f"{number}.jsonl", details={"on_demand": {"sampled": True}}):
             for step in range(3):
@@ -116,7 +118,7 @@ def test_a_day_counts_the_steps_of_its_recordings(tmp_path: Path) -> None:
 
 
 def test_processes_of_a_service_count_into_one_file(tmp_path: Path) -> None:
-    one, other = Seen(tmp_path, "server"), Seen(tmp_path, "server")
+    one, other = SeenSignatures(tmp_path, "server"), SeenSignatures(tmp_path, "server")
     one.add(recording(tmp_path / "1.jsonl", 2))
     assert other.add(recording(tmp_path / "2.jsonl", 2)) == 0
     other.add(recording(tmp_path / "3.jsonl", 4))
@@ -126,7 +128,7 @@ def test_processes_of_a_service_count_into_one_file(tmp_path: Path) -> None:
 
 
 def test_days_are_held_against_each_other(tmp_path: Path, go_to_day: Callable[[int], None]) -> None:
-    service, files = Seen(tmp_path, "server"), []
+    service, files = SeenSignatures(tmp_path, "server"), []
     for day, sizes in enumerate([(200_000, 3), (200_000, 7)]):
         go_to_day(day)
         service.add(recording(tmp_path / f"{day}.jsonl", *sizes))
@@ -166,7 +168,7 @@ def test_another_file_is_refused_in_a_line(content: str, tmp_path: Path) -> None
 
 
 def test_a_recording_without_anything_new_leaves(tmp_path: Path) -> None:
-    agent = SimpleNamespace(settings=Settings("server", str(tmp_path / "s-%n.jsonl"), new_only=True))
+    agent = SimpleNamespace(settings=AgentSettings("server", str(tmp_path / "s-%n.jsonl"), new_only=True))
     sampler = Sampler(agent)  # type: ignore[arg-type]
     paths = [recording(tmp_path / f"s-{number}.jsonl", *sizes) for number, sizes in enumerate([(2,), (2,), (3,)])]
     for path in paths:

@@ -18,7 +18,7 @@ ENOUGH_S = 20.0
 def step_ms(arguments: Sequence[str]) -> float:
     """Median time of a step after a first one, of a model that arguments of `opcapture` describe."""
     from opgrip.capture.command.capture_options import make_parser
-    from opgrip.capture.command.steps import build, run_step
+    from opgrip.capture.command.model_steps import build, run_step
     from opgrip.cli.progress import Reporter
 
     args = make_parser().parse_args(list(arguments))

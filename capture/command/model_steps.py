@@ -1,4 +1,4 @@
-"""Runs steps of a model under a capture, for the command and for Python."""
+"""Capture the steps of a model, for `opcapture` and for Python programs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from opgrip.capture.command.capture_options import OPTIONS, Recording, check_grips
+from opgrip.capture.command.capture_options import (
+    OPTIONS,
+    ModelName,
+    OnDemandOptions,
+    RecordingOptions,
+    Steps,
+    check_grips,
+    make_parser,
+)
 from opgrip.capture.models import load_program, source_of
-from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program
-from opgrip.capture.program.capture_choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS, OUTPUT
-from opgrip.capture.program.processes import own_path
+from opgrip.capture.models.factory import program_of
+from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program, under_autocast
+from opgrip.capture.program.capture_choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures import full_values
 from opgrip.capture.timing.device_time import check_kernels
-from opgrip.cli.command import counted
-from opgrip.cli.options import from_arguments, refuse_options
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.options import arguments_of, from_arguments, refuse_options, words_in
 from opgrip.cli.output_files import check_writable, reason_of
-from opgrip.cli.progress import Reporter
-from opgrip.errors import UserError, cause_of
+from opgrip.cli.plural import counted
+from opgrip.cli.progress import QuietReporter, Reporter
+from opgrip.errors import UserError, in_words_of_python
+from opgrip.traces.table.trace import Trace, load
 
 MOST_LEARNED = 2
 """Of the steps that warm up, those that are watched: what is new in one is looked at again in the next."""
@@ -34,17 +44,17 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 def ignore_own_warnings() -> None:
-    """Pass over the warnings at the end of a capture, which the caller tells in its own way."""
+    """Ignore the warnings at the end of a capture, which the caller reports itself."""
     for message in ("the trace .* could not be written", ".* was not gripped", "the extension .* was not recorded"):
         warnings.filterwarnings("ignore", message=message)
 
 
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
-    """Raise `UserError` where a capture cannot be made, or written, as it is asked for.
+    """Raise `UserError` if a capture cannot be made or written as requested.
 
     Parameters
     ----------
-    device : that the program runs on, where it is known
+    device : device that the program runs on, if known
     """
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
@@ -59,7 +69,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> Program:
-    """The model that is asked for, with the weights of the seed."""
+    """Build the requested model, with the weights of the seed."""
     source = source_of(args.model)
     refuse_options(args, OPTIONS, source.lacks, source.hint)
     torch.manual_seed(args.seed)
@@ -78,8 +88,8 @@ def make_capture(
     model: nn.Module | None = None,
     schedule: Schedule = ALWAYS,
 ) -> Capture:
-    """The capture that is asked for, which has not begun."""
-    recording = asdict(from_arguments(Recording, args))
+    """Return the requested capture, not yet begun."""
+    recording = asdict(from_arguments(RecordingOptions, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
     recording["grip_to"] = (recording["grip_to"] or Path(GRIPS)) if recording["grip"] else None
     recording |= {"extensions": extensions, "details": details, "force": args.force}
@@ -87,13 +97,13 @@ def make_capture(
 
 
 def output_of(args: argparse.Namespace, name: str) -> str:
-    """Where the trace of a script or model goes."""
+    """Return the path of the trace of a script or model."""
     default = OUTPUT if args.private else f"{name}.jsonl"
     return args.output or default
 
 
 def capture_of(program: Program, args: argparse.Namespace) -> Capture:
-    """The capture of a program's steps, which has not begun."""
+    """Return the capture of a program's steps, not yet begun."""
     model = {"name": program.name, "run": args.run, **program.details}
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
     learned = min(args.warmup, MOST_LEARNED)
@@ -102,11 +112,11 @@ def capture_of(program: Program, args: argparse.Namespace) -> Capture:
 
 
 def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Run the steps that warm up, in the last two of which the capture learns, and those that it records; it ends then.
+    """Run the warm-up steps, in the last of which the capture learns, and the recorded ones; then end the capture.
 
     Raises
     ------
-    UserError : where a step fails, or calls no operator; there is no trace then
+    UserError : if a step fails, or calls no operator; there is no trace then
     """
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
@@ -132,11 +142,11 @@ def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, 
 def warm_up(
     program: Program, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run the steps before those that are watched; gives the inputs of these, made where nobody watches.
+    """Run the unwatched warm-up steps; return the inputs of the others, which are made unwatched.
 
     Parameters
     ----------
-    learned : how many steps are watched, and not recorded
+    learned : number of steps that are watched but not recorded
     """
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())
@@ -145,7 +155,7 @@ def warm_up(
 
 
 def run_step(program: Program, inputs: object) -> None:
-    """Run a step; `UserError` where it fails."""
+    """Run a step; `UserError` if it fails."""
     try:
         program.step(inputs)
     except UserError:
@@ -155,7 +165,7 @@ def run_step(program: Program, inputs: object) -> None:
 
 
 def check_written(capture: Capture) -> None:
-    """Raise what kept the trace from being written."""
+    """Raise the error that kept the trace from being written."""
     if isinstance(capture.failure, BrokenPipeError):
         raise capture.failure
     if capture.problem is not None:
@@ -163,8 +173,78 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Why whole values could not be written; None where they could, or were not asked for."""
+    """Return why whole values could not be written; None if they could, or were not requested."""
     full = capture.full_values
     if full is None or full.failure is None:
         return None
     return f"whole values could not be written to {full.path.name}: {reason_of(full.failure)}"
+
+
+OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemandOptions))
+"""Options that print a table, or are for programs that go on."""
+OF_MODULES = ("run", "warmup", "steps", "autocast")
+"""Options of models that a module has which is there already."""
+
+
+def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **options: Any) -> Trace:
+    """Run a model, and capture its steps.
+
+    ::
+
+        trace = capture(model, "unet.jsonl", torch.rand(8, 3, 64, 64), run="train", steps=3)
+        trace = capture("faster-rcnn_r50_fpn_1x_coco.py", "faster_rcnn.jsonl", input_size="320x320")
+
+    Parameters
+    ----------
+    model : a module, or a model source as for `opcapture --model`
+    output : trace file
+    inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
+    options : options of `opcapture --help` by their long names, with `_` for `-`; a list for those that take several.
+        With
+        `run="train"` the module's parameters change, with `run="predict"` they do not; its training mode is restored
+
+    Raises
+    ------
+    TypeError : for an unknown option
+    UserError : for invalid values, a model that cannot be built or fails, and a trace that cannot be written
+    """
+    excluded = (*OF_COMMAND, "model", "output")
+    with in_words_of_python(), warnings.catch_warnings():
+        args = arguments_of(make_parser(), ["--output", str(output)], options, excluded)
+        check_capture(args)
+        ignore_own_warnings()
+        reporter = QuietReporter("opgrip")
+        if isinstance(model, nn.Module):
+            were_training = [(module, module.training) for module in model.modules()]
+            try:
+                program = _program(model, inputs, args.run, options)
+                done = _capture(under_autocast(program, args.autocast), args, reporter)
+            finally:
+                for module, was_training in were_training:
+                    module.training = was_training
+        else:
+            args.model = model
+            program = build(args, reporter)
+            done = _capture(program, args, reporter)
+            program.finish()
+        check_written(done)
+        if problem := values_problem(done):
+            raise UserError(problem)
+    for note in done.notes():
+        warnings.warn(note, stacklevel=2)
+    return load(done.path, partial=False, unbounded=True)
+
+
+def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> Capture:
+    watched = capture_of(program, args)
+    capture_steps(watched, program, args, reporter)
+    return watched
+
+
+def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> Program:
+    strange = sorted({*options} & {*words_in(ModelName, ModelOptions, OperatorOptions, Steps)} - {*OF_MODULES})
+    if strange:
+        raise UserError(f"{strange[0]}= is for models that are built here", "a module is as it is")
+    if inputs is None:
+        raise UserError("a module needs inputs", "give a tensor, a tuple of positional inputs, or a dictionary")
+    return program_of(model, inputs, run, type(model).__name__.lower())

@@ -1,0 +1,80 @@
+"""The file that attaching runs: by gdb inside gdb, and then by gdb or Python 3.14 inside the target process.
+
+A thread that waits in a system call holds neither Python's lock nor malloc's, and may take both as any thread does,
+because the others keep running. Afterwards it waits again. So gdb lets such a thread run this file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+_WAITING = re.compile(
+    r"_*(GI_+|libc_+|new_|do_)*(p?poll|p?select|epoll_p?wait\d?|accept4?|(clock_)?nanosleep|sem_\w*wait\w*|futex\w*|"
+    r"pthread_cond_\w*wait\w*|recv\w*|read|pause|wait4|waitid)(_\w+)?(@.*)?"
+)
+"""Functions in which threads wait."""
+_LOCKS = re.compile(r"lll_lock|malloc|free|calloc|_dl_|dlopen|mutex_lock")
+"""Names of functions that hold a lock of the C library, or wait for one."""
+_FRAMES = 6
+_LIBRARIES = (r"/libc[-.]", "/libpthread", "/libpython")
+"""Libraries whose functions gdb must know."""
+_SIGNALS = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGTERM SIGCHLD SIGWINCH SIGPROF SIGVTALRM SIGIO SIGPIPE"
+
+
+def start_agent_here() -> None:
+    """Start the agent in this process; never raises into the thread that runs this."""
+    try:
+        from opgrip.capture.on_demand.agent import start_agent
+        from opgrip.capture.on_demand.settings import default_settings
+
+        start_agent(default_settings())
+    except Exception as error:
+        print(f"opgrip: no agent was started here: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+def run_in_target(path: str) -> None:
+    """In gdb: let the first thread that waits run a Python file in the target process."""
+    import gdb
+
+    for name in _LIBRARIES:
+        gdb.execute(f"sharedlibrary {name}")
+    # signals that arrive meanwhile belong to the program
+    gdb.execute(f"handle {_SIGNALS} nostop noprint pass")
+    threads = sorted(gdb.selected_inferior().threads(), key=lambda item: item.num)
+    thread = next(filter(_waits, threads), None)
+    if thread is None:
+        print("opgrip: no thread waits")
+        return
+    thread.switch()
+    code = f"exec(compile(open({path!r}).read(), {path!r}, 'exec'), {{'__name__': '<opgrip>'}})"
+    text = code.replace("\\", "\\\\").replace('"', '\\"')
+    gdb.execute("set scheduler-locking off")
+    gdb.execute("set unwindonsignal on")
+    gdb.execute("set $opgrip = (int) PyGILState_Ensure()")
+    try:
+        gdb.execute(f'call (int) PyRun_SimpleString("{text}")')
+    finally:
+        gdb.execute("call (void) PyGILState_Release($opgrip)")
+    print("opgrip: done")
+
+
+def _waits(thread: Any) -> bool:
+    """Return True if a thread waits in a system call, outside of the C library's own locks."""
+    import gdb
+
+    thread.switch()
+    names: list[str] = []
+    frame = gdb.newest_frame()
+    while frame is not None and len(names) < _FRAMES:
+        names.append(frame.name() or "")
+        frame = frame.older()
+    return _WAITING.fullmatch(names[0]) is not None and not any(map(_LOCKS.search, names))
+
+
+if "gdb" in sys.modules:
+    run_in_target(os.environ["OPGRIP_ATTACHED_FILE"])
+elif __name__ in ("__main__", "<opgrip>"):
+    start_agent_here()

@@ -1,0 +1,281 @@
+"""What agents and clients share: where sockets are, which messages go over them, and who may send these.
+
+Messages are JSON objects, one per line, over a Unix socket in a folder that only its user can enter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from opgrip.cli.plural import counted
+from opgrip.errors import UserError, shortened
+
+PROTOCOL = 1
+"""A process refuses requests of another version."""
+TELL, RECORD, STOP = REQUESTS = ("tell", "record", "stop")
+"""Requests: describe the process, record, end the recording."""
+ABOUT, ARMED, DONE, REFUSED = ("about", "armed", "done", "refused")
+"""Answers: the description, waiting for a step, what was recorded, why the request failed."""
+
+_MOST_MESSAGE_BYTES = 1 << 16
+_SUFFIX = ".sock"
+_MOST_PATH_BYTES = 100
+"""Limit of a socket's path; the system's is 107."""
+_PRIVATE = 0o700
+
+
+class MessageSocket:
+    """Sends and receives messages over a connected socket."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._buffer = b""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message."""
+        self._link.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, seconds: float | None) -> dict[str, Any] | None:
+        """Return the next message, or None if the other end has closed.
+
+        Raises
+        ------
+        ValueError : for data that is not a message
+        TimeoutError : if the message is not complete within `seconds`
+        """
+        until = None if seconds is None else monotonic() + seconds
+        while b"\n" not in self._buffer:
+            if len(self._buffer) > _MOST_MESSAGE_BYTES:
+                raise ValueError(f"a message of more than {_MOST_MESSAGE_BYTES} bytes")
+            remaining = None if until is None else until - monotonic()
+            if remaining is not None and remaining <= 0:
+                raise TimeoutError("no whole message came in time")
+            self._link.settimeout(remaining)
+            part = self._link.recv(1 << 14)
+            if not part:
+                return None
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("a message of too many brackets") from error
+        if not isinstance(message, dict):
+            raise ValueError("a message is an object")
+        return message
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._link.close()
+
+
+def peer_of(link: socket.socket) -> tuple[int, int] | None:
+    """Return pid and user of the other end when it connected or began to listen; None if the system cannot tell."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    pid, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return pid, user
+
+
+def may_ask(link: socket.socket) -> bool:
+    """Return True if the other end is this process's user or root."""
+    peer = peer_of(link)
+    # without peer credentials, the folder and the socket are private to the user
+    return peer is None or peer[1] in (os.geteuid(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRequest:
+    """A request to record; None leaves a value to the process's settings.
+
+    Attributes
+    ----------
+    output : pattern of the trace's name
+    begins_at : as in `Extent`
+    wait_s : give up if no step begins in this time
+    sampled : the process itself asks for it
+    options : options of `Capture`, which override those of the settings
+    """
+
+    output: str | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    warmup: int | None = None
+    step_module: str | None = None
+    begins_at: int | None = None
+    wait_s: float = 60.0
+    sampled: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+_NUMBER = (int, float)
+_REQUEST_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("output", "step_module"), str),
+    **dict.fromkeys(("steps", "warmup", "begins_at"), int),
+    **dict.fromkeys(("seconds", "wait_s"), _NUMBER),
+    "options": dict,
+}
+_ANSWER_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("answer", "why", "name", "command"), (str,)),
+    **dict.fromkeys(("torch", "job", "file", "limit", "problem"), (str, type(None))),
+    **dict.fromkeys(("parent", "recordings", "steps", "cut", "calls", "signatures", "dropped", "bytes"), (int,)),
+    **dict.fromkeys(("rank", "world_size", "position", "began_at"), (int, type(None))),
+    **dict.fromkeys(("recording", "stopped"), (bool,)),
+    "notes": (list,),
+}
+"""Fields that clients read; others are ignored."""
+_WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")
+"""Fields that an answer with a file must have."""
+_MOST_NUMBER = 1 << 63
+_MOST_TEXT = 40
+
+
+def check_request(request: Mapping[str, Any]) -> str:
+    """Return what a message requests; `ValueError` if it is not a request of this protocol."""
+    if request.get("protocol") != PROTOCOL:
+        raise ValueError(f"this process speaks protocol {PROTOCOL}, and who asks another: use the opgrip of its own")
+    word = request.get("do")
+    if word not in REQUESTS:
+        raise ValueError(f"it can be asked to {', '.join(REQUESTS)}")
+    return str(word)
+
+
+def request_of(message: Mapping[str, Any]) -> RecordingRequest:
+    """Return the recording that a message requests; `ValueError` for fields of a wrong type or range."""
+    names = [item.name for item in fields(RecordingRequest)]
+    values = {name: message[name] for name in names if message.get(name) is not None}
+    for name, value in values.items():
+        if not isinstance(value, _REQUEST_KINDS.get(name, ())) or isinstance(value, bool):
+            raise ValueError(f"{name} cannot be {value!r:.40}")
+        if isinstance(value, int | float) and not value >= 0:
+            raise ValueError(f"{name} cannot be negative, or no number")
+    if values.get("steps") == 0:
+        raise ValueError("steps cannot be 0")
+    return RecordingRequest(**values)
+
+
+def check_answer(answer: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for an answer with missing fields or fields of a wrong type."""
+    for name, value in answer.items():
+        if name in _ANSWER_KINDS and not _is_of_kind(value, _ANSWER_KINDS[name]):
+            from opgrip.cli.command import printable
+
+            raise ValueError(f"{name} cannot be {printable(shortened(repr(value), _MOST_TEXT))}")
+    if answer.get("answer") == DONE and answer.get("file"):
+        missing = next((name for name in _WITH_FILE if name not in answer), None)
+        if missing is not None:
+            raise ValueError(f"{missing} is missing")
+
+
+def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in kinds
+    if isinstance(value, int):
+        return int in kinds and 0 <= value < _MOST_NUMBER
+    if isinstance(value, list):
+        return list in kinds and all(isinstance(item, str) for item in value)
+    return isinstance(value, kinds)
+
+
+def lines_of(result: Mapping[str, Any]) -> list[str]:
+    """Return lines that report what was recorded, where it is, and what is missing."""
+    if result.get("problem"):
+        return [f"there is no trace: {result['problem']}"]
+    if not result.get("file"):
+        return ["there is no trace: no operator was called in the steps"]
+    parts = [
+        counted(result["steps"], "step"),
+        f"{counted(result['calls'], 'call')} of {counted(result['signatures'], 'signature')}",
+        f"{result['bytes'] / 1000:,.0f} kB",
+    ]
+    lines = [f"{', '.join(parts)}, to {result['file']}"]
+    if result.get("cut"):
+        lines.append(f"{counted(result['cut'], 'step')} had not ended, and the trace has what was called until then")
+    if result.get("dropped"):
+        lines.append(f"{counted(result['dropped'], 'call')} could not be recorded")
+    if result.get("limit"):
+        lines.append(f"the recording ended at the limit of {result['limit']}")
+    return [*lines, *result.get("notes", ())]
+
+
+def make_folder() -> Path:
+    """Return the private folder of this user's sockets, which is created if needed.
+
+    Raises
+    ------
+    UserError : if other users can enter it or own it
+    """
+    problem: UserError | None = None
+    for folder in _own_folders(os.geteuid()):
+        if len(bytes(folder)) > _MOST_PATH_BYTES - 24 or not folder.parent.is_dir():
+            continue
+        try:
+            folder.mkdir(_PRIVATE, exist_ok=True)
+            check_private(folder)
+            if folder.lstat().st_uid != os.geteuid():
+                # root may enter it, but its owner may too
+                raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder of your own")
+            return folder
+        except OSError as error:
+            problem = UserError(f"{folder} cannot be made", str(error.strerror).lower())
+        except UserError as error:
+            problem = error
+    raise problem or UserError("there is no folder for sockets", "set XDG_RUNTIME_DIR to a folder of a short name")
+
+
+def check_private(folder: Path) -> None:
+    """Raise `UserError` if another user owns a folder or can enter it."""
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode):
+        raise UserError(f"{folder} is no folder", "remove it")
+    if about.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
+        raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder of your own")
+    if about.st_mode & 0o077:
+        raise UserError(f"{folder} is open to other users", f"close it: chmod 700 {folder}")
+
+
+def sockets() -> Iterator[Path]:
+    """Yield the sockets of processes that this user may ask; for root, those of all users."""
+    for folder in dict.fromkeys(_all_folders()):
+        with suppress(OSError, UserError):
+            check_private(folder)
+            yield from sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX)
+
+
+def socket_path(folder: Path) -> Path:
+    """Return an unused name for a socket of this process."""
+    return folder / f"{os.getpid()}-{os.urandom(4).hex()}{_SUFFIX}"
+
+
+def pid_of(path: Path) -> int | None:
+    """Return the pid that a socket's name claims."""
+    number = path.name.partition("-")[0]
+    return int(number) if number.isdecimal() else None
+
+
+def _own_folders(user: int) -> Iterator[Path]:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        yield Path(runtime) / "opgrip"
+    # a client may run without the variable that the process had
+    yield Path(f"/run/user/{user}/opgrip")
+    yield Path(os.environ.get("TMPDIR") or "/tmp") / f"opgrip-{user}"
+    yield Path("/tmp") / f"opgrip-{user}"
+
+
+def _all_folders() -> Iterator[Path]:
+    yield from _own_folders(os.geteuid())
+    if os.geteuid() == 0:
+        yield from Path("/run/user").glob("*/opgrip")
+        yield from Path("/tmp").glob("opgrip-*")

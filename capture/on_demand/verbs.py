@@ -1,0 +1,249 @@
+"""The verbs of `opcapture` for running processes, and `opcapture --on-demand`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from opgrip.capture.command.capture_options import OPTIONS, RecordingOptions, Steps
+from opgrip.capture.command.script import run_script, script_name
+from opgrip.capture.on_demand.autostart import load_recording, start
+from opgrip.capture.on_demand.client import RecordableProcess, attach, converse, find_processes, processes
+from opgrip.capture.on_demand.jobs import choose_ranks, record_together
+from opgrip.capture.on_demand.protocol import STOP
+from opgrip.capture.on_demand.settings import (
+    DEFAULT,
+    PRIVATE_DEFAULT,
+    WARMUP,
+    AgentSettings,
+    check_pattern,
+    signal_of,
+)
+from opgrip.capture.program.capture_choices import KNOWN_EXTENSIONS
+from opgrip.capture.program.patches import LateModules
+from opgrip.cli.command import (
+    INTERRUPTED,
+    USAGE_ERROR,
+    OneLineParser,
+    add_debug,
+    not_negative,
+    positive,
+    printable,
+)
+from opgrip.cli.option_types import interval, percent
+from opgrip.cli.options import flag_of, from_arguments, refuse_options
+from opgrip.cli.progress import Reporter
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessVerb:
+    """A verb for running processes."""
+
+    description: str
+    examples: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def make_verb_parser(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of a verb; the arguments' `run` runs it."""
+    declared = VERBS[verb]
+    epilog = f"examples:\n{declared.examples}"
+    parser = OneLineParser(f"opcapture {verb}", description=declared.description, epilog=epilog)
+    declared.add_options(parser)
+    add_debug(parser)
+    parser.set_defaults(run=declared.run)
+    return parser
+
+
+def _add_process(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("process", metavar="PID|NAME", help="process, as opcapture list shows it")
+
+
+def _add_attach_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pid", type=positive, metavar="PID", help="pid of a Python process of this user")
+
+
+def _attach(args: argparse.Namespace) -> int:
+    print(f"opcapture: {attach(args.pid)}: ask it with opcapture trigger {args.pid}", file=sys.stderr)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    items = processes()
+    if not items:
+        print("no process can be asked to record; start one with opcapture --on-demand -- SCRIPT", file=sys.stderr)
+        return 0
+    columns = [
+        TableColumn("pid", "pid", "d"),
+        TableColumn("name", "name", least=8),
+        TableColumn("state", _state),
+        TableColumn("rank", lambda item: "" if item.rank is None else item.rank, ">"),
+        TableColumn("recordings", lambda item: item.about.get("recordings", ""), ">"),
+        TableColumn("command", lambda item: item.about.get("command", "")),
+    ]
+    print_table(columns, items, sys.stdout)
+    return 0
+
+
+def _state(item: RecordableProcess) -> str:
+    if not item.about:
+        return "busy"
+    return "recording" if item.about.get("recording") else "idle"
+
+
+def _stop(args: argparse.Namespace) -> int:
+    for process in find_processes(args.process):
+        stopped = any(answer.get("stopped") for answer in converse(process, STOP))
+        words = "its recording ends" if stopped else "it does not record"
+        print(f"opcapture: process {process.pid}: {words}", file=sys.stderr)
+    return 0
+
+
+def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
+    _add_process(parser)
+    parser.add_argument("--steps", type=positive, metavar="N", help="number of steps to record (default: 3)")
+    parser.add_argument("--seconds", type=interval, metavar="S", help="record the steps that begin within S seconds")
+    parser.add_argument(
+        "--warmup",
+        type=not_negative,
+        metavar="N",
+        help="steps before the recorded ones, in which the capture learns signatures (default: 1)",
+    )
+    parser.add_argument("--rank", type=not_negative, metavar="N", help="record only this rank of a job")
+    parser.add_argument(
+        "--step-module", metavar="PATTERN", help="count outermost calls of modules whose class matches as steps"
+    )
+    parser.add_argument(
+        "--at", type=not_negative, metavar="N", help="begin at step count N of the job, as printed by another node"
+    )
+    parser.add_argument(
+        "--wait", type=interval, default=60.0, metavar="S", help="give up if no step begins in S (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--max-overhead", type=percent, metavar="SHARE", help="limit recording to this share of the program's time: 5%%"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="PATTERN", help="trace file (default: the pattern that the process was started with)"
+    )
+
+
+def _trigger(args: argparse.Namespace) -> int:
+    """Ask, wait, and report what was recorded; the traces' names go to stdout."""
+    reporter = Reporter("opcapture")
+    chosen = choose_ranks(find_processes(args.process), args.rank, reporter)
+    request = {
+        "steps": args.steps,
+        "seconds": args.seconds,
+        "warmup": args.warmup,
+        "step_module": args.step_module,
+        "begins_at": args.at,
+        "wait_s": args.wait,
+        "output": None if args.output is None else str(Path(args.output).absolute()),
+        "options": None if args.max_overhead is None else {"max_overhead": args.max_overhead},
+    }
+    results = record_together(chosen, request, reporter)
+    for result in results:
+        if result.get("file"):
+            print(printable(result["file"]))
+    return 0 if results and all(result.get("file") for result in results) else USAGE_ERROR
+
+
+VERBS = {
+    "attach": ProcessVerb(
+        "Start an agent in a running process, if the system allows it, so that it can be asked to record.",
+        "  opcapture attach 4711 && opcapture trigger 4711\n",
+        _add_attach_options,
+        _attach,
+    ),
+    "list": ProcessVerb(
+        "Show the processes of this machine that can be asked to record.",
+        "  opcapture list\n",
+        lambda parser: None,
+        _list,
+    ),
+    "stop": ProcessVerb(
+        "End the recording of a process before it has all its steps; the trace has those that have ended.",
+        "  opcapture stop 4711\n",
+        _add_process,
+        _stop,
+    ),
+    "trigger": ProcessVerb(
+        "Record some steps of a process that was started with an agent: opcapture list shows which were.",
+        "  opcapture trigger 4711                    the next three steps, after one in which the capture learns\n"
+        "  opcapture trigger server --steps 10       by name; all ranks of a job record the same steps\n"
+        "  opcapture trigger 4711 --seconds 2 -o burst-%p-%n.jsonl.zst\n",
+        _add_trigger_options,
+        _trigger,
+    ),
+}
+
+
+_OF_WHOLE_PROGRAMS = ("last", "grip", "grip_to", "find_longtail", "audit", "force")
+"""Options of captures that are not requested."""
+
+
+def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> int:
+    """Run a script with an agent, and return its exit status."""
+    if program is None:
+        raise UserError("--on-demand is for scripts", "put one after --, as in opcapture --on-demand -- server.py")
+    others = [declared for declared in OPTIONS if declared is not Steps]
+    refuse_options(args, others, ("models",), "a script after -- has its own options")
+    settings = _settings_of(args, script_name(program))
+    try:
+        start(settings)
+    except (UserError, OSError) as error:
+        # the program is worth more than its recordings
+        print(f"opgrip: this process cannot be asked to record: {' '.join(str(error).split())}", file=sys.stderr)
+    # not before the script itself imports torch, in the environment that it prepares
+    with LateModules("torch".__eq__, load_recording):
+        try:
+            return run_script(program)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+
+
+def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
+    pattern = args.output or (PRIVATE_DEFAULT if args.private else DEFAULT)
+    check_pattern(pattern)
+    unset, recording = asdict(RecordingOptions()), asdict(from_arguments(RecordingOptions, args))
+    options = {word: value for word, value in recording.items() if value != unset[word]}
+    refused = next((word for word in _OF_WHOLE_PROGRAMS if word in options or getattr(args, word, None)), None)
+    if refused is not None:
+        raise UserError(f"{flag_of(refused)} is for a capture of a whole program", "leave it or --on-demand out")
+    if "extension" in options:
+        options["extensions"] = (*KNOWN_EXTENSIONS, *options.pop("extension"))
+    if "salt_file" in options:
+        # the program may change its folder
+        options["salt_file"] = options["salt_file"].absolute()
+    if args.private or args.salt_file is not None:
+        # loads torch, which the script itself loads later
+        from opgrip.capture.session.private_captures import check_private
+
+        check_private(args.private, args.salt_file, args.values, None)
+    if args.signal is not None:
+        signal_of(args.signal)
+    for word in ("max_disk", "new_only"):
+        if getattr(args, word) and args.every is None:
+            raise UserError(f"{flag_of(word)} without --every", "recordings that are asked for stay")
+    if args.new_only and args.private and args.salt_file is None:
+        raise UserError("--new-only with --private needs names that stay alike", "add --salt-file FILE")
+    return AgentSettings(
+        name=name,
+        output=str(Path(pattern).absolute()),
+        steps=None if args.seconds is not None else args.steps,
+        seconds=args.seconds,
+        # a model's first steps warm up more than the capture
+        warmup=WARMUP if args.warmup == Steps().warmup else args.warmup,
+        step_module=args.step_module,
+        signal=args.signal,
+        every_s=args.every,
+        max_disk_bytes=args.max_disk,
+        new_only=args.new_only,
+        options=options,
+    )
