@@ -95,7 +95,7 @@ def _cost(path: Path) -> tuple[bool, bool, int, str]:
 def _architectures(library: str) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], tuple[dict[str, Any], ...]]]:
     if importlib.util.find_spec(library) is None:
         return
-    from opgrip.capture.models.transformers_configs import architectures
+    from opgrip.capture.models.transformers import architectures
 
     for name in architectures():
         yield name, (f"transformers:{name}",), ("small",), ({"size": ""},)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.capture import Capture
 from opgrip.capture.command.audit import audit
 from opgrip.capture.models import load_program
-from opgrip.capture.models.program import ModelOptions, Program
+from opgrip.capture.models.program import ModelOptions, ModelProgram
 from opgrip.cli.option_types import image_size
 from opgrip.replay import replay
 from opgrip.traces import load
@@ -155,8 +155,8 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def digest_of(results: Any, program: Program) -> str:
-    """Return a hash of a step's results and of the model's state after it."""
+def digest_of(results: Any, program: ModelProgram) -> str:
+    """A hash of the bits of what a step gave, and of the model's state after it."""
     digest = hashlib.blake2b(digest_size=16)
     seen: set[int] = set()
 

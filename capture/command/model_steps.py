@@ -23,7 +23,7 @@ from opgrip.capture.command.capture_options import (
 )
 from opgrip.capture.models import load_program, source_of
 from opgrip.capture.models.factory import program_of
-from opgrip.capture.models.program import ModelOptions, OperatorOptions, Program, under_autocast
+from opgrip.capture.models.program import ModelOptions, ModelProgram, OperatorOptions, under_autocast
 from opgrip.capture.program.capture_choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule
@@ -68,7 +68,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
         full_values.check(output, args.force)
 
 
-def build(args: argparse.Namespace, reporter: Reporter) -> Program:
+def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
     """Build the requested model, with the weights of the seed."""
     source = source_of(args.model)
     refuse_options(args, OPTIONS, source.lacks, source.hint)
@@ -102,7 +102,7 @@ def output_of(args: argparse.Namespace, name: str) -> str:
     return args.output or default
 
 
-def capture_of(program: Program, args: argparse.Namespace) -> Capture:
+def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
     """Return the capture of a program's steps, not yet begun."""
     model = {"name": program.name, "run": args.run, **program.details}
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
@@ -111,7 +111,7 @@ def capture_of(program: Program, args: argparse.Namespace) -> Capture:
     return make_capture(args, output_of(args, program.name), {"model": model, **settings}, program.model, schedule)
 
 
-def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, reporter: Reporter) -> None:
+def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:
     """Run the warm-up steps, in the last of which the capture learns, and the recorded ones; then end the capture.
 
     Raises
@@ -140,7 +140,7 @@ def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, 
 
 
 def warm_up(
-    program: Program, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
+    program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
     """Run the unwatched warm-up steps; return the inputs of the others, which are made unwatched.
 
@@ -154,7 +154,7 @@ def warm_up(
     return [program.inputs() for _ in range(learned + args.steps)]
 
 
-def run_step(program: Program, inputs: object) -> None:
+def run_step(program: ModelProgram, inputs: object) -> None:
     """Run a step; `UserError` if it fails."""
     try:
         program.step(inputs)
@@ -235,13 +235,13 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     return load(done.path, partial=False, unbounded=True)
 
 
-def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> Capture:
+def _capture(program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> Capture:
     watched = capture_of(program, args)
     capture_steps(watched, program, args, reporter)
     return watched
 
 
-def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> Program:
+def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> ModelProgram:
     strange = sorted({*options} & {*words_in(ModelName, ModelOptions, OperatorOptions, Steps)} - {*OF_MODULES})
     if strange:
         raise UserError(f"{strange[0]}= is for models that are built here", "a module is as it is")

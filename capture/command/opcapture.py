@@ -27,7 +27,7 @@ from opgrip.capture.command.model_steps import (
 )
 from opgrip.capture.command.own_cost import own_cost
 from opgrip.capture.command.script import run_script, script_name
-from opgrip.capture.models.program import Program
+from opgrip.capture.models.program import ModelProgram
 from opgrip.capture.session.capture import Capture
 from opgrip.cli.command import INTERRUPTED, USAGE_ERROR, counted
 from opgrip.cli.progress import Reporter
@@ -196,7 +196,9 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     return 0
 
 
-def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporter: Reporter) -> list[CountDifference]:
+def _audit(
+    program: ModelProgram, capture: Capture, args: argparse.Namespace, reporter: Reporter
+) -> list[CountDifference]:
     with reporter.doing("auditing"):
         inputs = warm_up(program, args)
 

@@ -1,5 +1,5 @@
 """Where models come from. A source is a file here, or an entry point `opgrip.model_sources` of another package."""
 
-from opgrip.capture.models.source import ModelSource, load_program, model_sources, source_of
+from opgrip.capture.models.program import ModelSource, load_program, model_sources, source_of
 
 __all__ = ["ModelSource", "load_program", "model_sources", "source_of"]

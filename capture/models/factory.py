@@ -1,4 +1,4 @@
-"""Models from a callable: `package.module:factory` or `path/to/file.py:factory`."""
+"""Models from a callable: `package.module:factory`, `path/to/file.py:factory` or `builtin:faster_rcnn`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.models.program import RUNS_OF_ALL, ModelOptions, Program, load_weights
-from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.cli.command import did_you_mean, listed
-from opgrip.errors import UserError, cause_of
-from opgrip.platform.machine import check_device
+from opgrip.capture.models.program import (
+    RUNS_OF_ALL,
+    ModelOptions,
+    ModelProgram,
+    ModelSource,
+    load_weights,
+    model_sources,
+)
+from opgrip.cli.error_causes import cause_of
+from opgrip.cli.suggestions import did_you_mean, listed
+from opgrip.errors import UserError
+from opgrip.platform.devices import check_device
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
 
 LEARNING_RATE = 1e-3
 SIZES = ("batch_size", "input_size", "sequence_length")
@@ -30,20 +39,20 @@ OTHERS = ("builtin:", "opinfo:", "transformers:")
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
-def load_factory(text: str, options: ModelOptions, source: str = "") -> Program:
-    """The program of a factory.
+def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
+    """Build the program of a factory.
 
-    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary of named ones.
-    Of the settings `batch_size`, `input_size`, `sequence_length` and `run` it is given those that it has parameters
-    for.
+    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. It gets those
+    of
+    the settings `batch_size`, `input_size`, `sequence_length` and `run` that it has parameters for.
 
     Parameters
     ----------
-    source : what a user calls it, where that is not `text`
+    source : the user's name for it, if that is not `text`
 
     Raises
     ------
-    UserError : where there is no such factory, where it fails (with its own error), or returns something else
+    UserError : if there is no such factory, it fails, or it returns something else
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -63,21 +72,21 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> Program:
 
 def program_of(
     model: nn.Module, inputs: Any, run: str, name: str, details: Mapping[str, Any] = MappingProxyType({})
-) -> Program:
-    """A module and its inputs as a program.
+) -> ModelProgram:
+    """Return the program of a module and its inputs.
 
     Parameters
     ----------
-    inputs : a tensor, a tuple of positional inputs, or a dictionary of named ones
+    inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
 
     Raises
     ------
-    UserError : where the module has nothing to train, and is to be; for `generate`
+    UserError : if the module has no parameters to train, and `run` is `train`; for `generate`
     """
     if run not in RUNS_OF_ALL:
         raise UserError(f"--run {run} is not for a module", f"choose {listed(RUNS_OF_ALL)}")
-    return Program(
+    return ModelProgram(
         name=name,
         model=model,
         inputs=lambda: copy.deepcopy(inputs),
@@ -177,7 +186,7 @@ def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
 
 
 def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
-    """Those that a module's `configure_optimizers` gives, one or several; else one that fits most."""
+    """Return the optimizers of a module's `configure_optimizers`, or a default one."""
     import torch
 
     if not hasattr(model, "configure_optimizers"):
@@ -194,7 +203,7 @@ def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
 def train_step(
     loss: Callable[[Any], torch.Tensor], *optimizers: torch.optim.Optimizer
 ) -> Callable[[Any], torch.Tensor]:
-    """A step of training: loss, backward pass, and what the optimizers do."""
+    """Return a training step: loss, backward pass and optimizers."""
 
     def train(inputs: Any) -> torch.Tensor:
         for optimizer in optimizers:
@@ -215,11 +224,11 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def total_loss(output: Any) -> torch.Tensor:
-    """The one number to minimize in what a model returned: a tensor, an attribute `loss`, or a dictionary of losses.
+    """Return the loss in what a model returned: a tensor, an attribute `loss`, or a dictionary of losses.
 
     Raises
     ------
-    UserError : where there is none
+    UserError : if there is none
     """
     import torch
 
@@ -242,5 +251,39 @@ model_sources.register("factory")(
         matches=lambda text: _FORM.fullmatch(text) is not None and not text.startswith(OTHERS),
         load=load_factory,
         takes=("sequence_length",),
+    )
+)
+
+
+PREFIX = "builtin:"
+PACKAGE = "opgrip.samples.models"
+
+
+def builtin_models() -> list[str]:
+    """Return the names of the built-in models: modules of the package that define a factory of their own name.
+
+    Their sources are read, not imported: the help lists the names and must not load torch.
+    """
+    spec = find_spec("opgrip.samples")
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
+    files = sorted(path for folder in folders for path in Path(folder, "models").glob("*.py"))
+    return [path.stem for path in files if f"def {path.stem}(" in path.read_text(encoding="utf-8")]
+
+
+def load_builtin(text: str, options: ModelOptions) -> ModelProgram:
+    """Build the program of a built-in model; `UserError` if there is none of that name."""
+    name = text.removeprefix(PREFIX)
+    names = builtin_models()
+    if name not in names:
+        hint = did_you_mean(name, names, "there is " + ", ".join(PREFIX + other for other in names), f"{PREFIX}{{}}")
+        raise UserError(f"no built-in model {name!r}", hint)
+    return load_factory(f"{PACKAGE}.{name}:{name}", options, text)
+
+
+model_sources.register("builtin")(
+    ModelSource(
+        form=f"one of {', '.join(PREFIX + name for name in builtin_models())}",
+        matches=lambda text: text.startswith(PREFIX),
+        load=load_builtin,
     )
 )

@@ -6,15 +6,15 @@ import argparse
 import ast
 import copy
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.models.builtin import PREFIX, builtin_models
-from opgrip.capture.models.program import ModelOptions, Program, load_weights
-from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.cli.command import did_you_mean
+from opgrip.capture.models.factory import PREFIX, builtin_models
+from opgrip.capture.models.program import ModelOptions, ModelProgram, ModelSource, load_weights, model_sources
+from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError
 from opgrip.platform.machine import check_device
 
@@ -32,13 +32,13 @@ SEGMENTATION_SIZE = (512, 1024)
 
 
 def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> dict[str, Any]:
-    """What a data loader would hand to `test_step` and `train_step`.
+    """Return inputs as a data loader passes them to `test_step` and `train_step`.
 
     Parameters
     ----------
-    model : what they are for; a segmentor in training is told that their size is the one to pad to
-    scope : the package that the model is of
-    options : `batch_size`, else 1; `input_size`, else the size that the config's test pipeline resizes to
+    model : model for which they are; a segmentor in training is told to pad to their size
+    scope : package of the model
+    options : `batch_size`, else 1; `input_size`, else the size of the config's test pipeline
 
     Raises
     ------
@@ -95,21 +95,21 @@ def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], cla
 
 
 def _trains_on_masks(config: Any) -> bool:
-    """Whether a detector is trained on masks; also where its config does not say how annotations are loaded."""
-    loads = [*_annotation_loads(config.get("train_pipeline")), *_annotation_loads(config.get("train_dataloader"))]
+    """Return True if a detector is trained on masks, or its config does not say how annotations are loaded."""
+    steps = _dicts_in([config.get("train_pipeline"), config.get("train_dataloader")])
+    loads = [step for step in steps if re.search("Load.*Annotations$", str(step.get("type")))]
     # what loads panoptic annotations loads their masks where it is not told otherwise
     return not loads or any(load.get("with_mask", "Panoptic" in str(load["type"])) for load in loads)
 
 
-def _annotation_loads(settings: Any) -> Iterator[Any]:
-    """The steps of pipelines that load annotations."""
+def _dicts_in(settings: Any) -> Iterator[dict[str, Any]]:
+    """Yield all dictionaries in nested settings, the outer ones first."""
     if isinstance(settings, dict):
-        if str(settings.get("type")).endswith("Annotations") and "Load" in str(settings["type"]):
-            yield settings
+        yield settings
         settings = list(settings.values())
     if isinstance(settings, list | tuple):
         for value in settings:
-            yield from _annotation_loads(value)
+            yield from _dicts_in(value)
 
 
 def _segmentation(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]:
@@ -141,14 +141,8 @@ def _resized_to(config: Any) -> tuple[int, int] | None:
     return None
 
 
-def _numbers_of_classes(settings: Any) -> Iterator[int]:
-    if isinstance(settings, dict):
-        if isinstance(settings.get("num_classes"), int):
-            yield settings["num_classes"]
-        settings = list(settings.values())
-    if isinstance(settings, list | tuple):
-        for value in settings:
-            yield from _numbers_of_classes(value)
+def _numbers_of_classes(settings: Any) -> list[int]:
+    return [item["num_classes"] for item in _dicts_in(settings) if isinstance(item.get("num_classes"), int)]
 
 
 _MAKERS: dict[str, Callable[[Any, Any, ModelOptions], dict[str, Any]]] = {
@@ -161,14 +155,14 @@ SUFFIXES = (".py", ".yaml", ".yml", ".json")
 INSTALL = "make openmmlab, or see docs/openmmlab.md"
 
 
-def load_config_model(text: str, options: ModelOptions) -> Program:
-    """The program of a config, with random weights where no checkpoint is given.
+def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
+    """Build the program of a config, with random weights unless a checkpoint is given.
 
     Nothing is downloaded: pretrained parts that the config names are left out.
 
     Raises
     ------
-    UserError : where there is no such config, it is not one, or a package that it needs is missing
+    UserError : if there is no such config, it is invalid, or a package that it needs is missing
     """
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
         raise _no_model(text)
@@ -185,7 +179,7 @@ def load_config_model(text: str, options: ModelOptions) -> Program:
         load_weights(model, options.checkpoint)
     model.to(device)
     inputs = make_inputs(model, config, scope, options)
-    return Program(
+    return ModelProgram(
         name=path.stem,
         model=model,
         inputs=lambda: copy.deepcopy(inputs),
@@ -200,11 +194,11 @@ def load_config_model(text: str, options: ModelOptions) -> Program:
 
 
 def find_config(text: str) -> Path:
-    """The config file of that path, or of that bare name in an installed package.
+    """Return the config file of that path, or of that bare name in an installed package.
 
     Raises
     ------
-    UserError : where there is none, or several of that name; or a bare name, and no package that carries configs
+    UserError : if there is none, or several of that name
     """
     path = Path(text)
     if path.is_file():
@@ -226,7 +220,7 @@ def find_config(text: str) -> Path:
 
 
 def _no_model(text: str) -> UserError:
-    """Why a name that is neither a config's nor a factory's names no model."""
+    """Return the error for a name that is neither a config's nor a factory's."""
     if text == "opinfo":
         return UserError(f"no model {text!r}", "opinfo:all has all operators, opinfo:unary those of a category")
     if Path(f"{text}.py").is_file():
@@ -245,7 +239,7 @@ def _no_config(path: Path) -> UserError:
 
 
 def _may_be_config(path: Path) -> bool:
-    """Whether Python code sets `model`, or takes it from another config; also where it cannot be read."""
+    """Return True if Python code sets `model`, takes it from another config, or cannot be read."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -257,7 +251,7 @@ def _may_be_config(path: Path) -> bool:
 
 
 def _carried_configs() -> Iterator[Path]:
-    """Configs that installed packages ship, as OpenMMLab's do, under `.mim/configs`."""
+    """Yield configs that installed packages ship under `.mim/configs`, as OpenMMLab's do."""
     for folder in dict.fromkeys(sys.path):
         for configs in sorted(Path(folder or ".").glob("*/.mim/configs")):
             yield from sorted(configs.rglob("*.py"))
@@ -306,15 +300,10 @@ def _build(config: Any, scope: str, path: Path) -> nn.Module:
 
 
 def _forget_pretrained(settings: Any) -> None:
-    if isinstance(settings, dict):
+    for item in list(_dicts_in(settings)):
         for name in ("init_cfg", "pretrained"):
-            if _names_a_checkpoint(settings.get(name)):
-                settings[name] = None
-        for value in settings.values():
-            _forget_pretrained(value)
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            _forget_pretrained(value)
+            if _names_a_checkpoint(item.get(name)):
+                item[name] = None
 
 
 def _names_a_checkpoint(value: Any) -> bool:
@@ -324,7 +313,7 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
-    """The step that mmengine's own loops make."""
+    """Return the step that mmengine's own loops make."""
     import torch
 
     if run == "predict":
@@ -348,7 +337,7 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
 
 
 def _begin_training() -> None:
-    """Tell what mmengine's loops do before the first step: assigners and sizes of batches are chosen by it."""
+    """Set what mmengine's loops set before the first step: assigners and batch sizes depend on it."""
     from mmengine.logging import MessageHub
 
     for name in ("epoch", "iter"):

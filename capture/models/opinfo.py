@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from opgrip.capture.models.program import ModelOptions, Program
-from opgrip.capture.models.source import ModelSource, model_sources
+from opgrip.capture.models.program import ModelOptions, ModelProgram, ModelSource, model_sources
+from opgrip.cli.error_causes import cause_of
 from opgrip.cli.output_files import check_writable
 from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import check_device
@@ -13,16 +13,16 @@ from opgrip.platform.machine import check_device
 PREFIX = "opinfo:"
 
 
-def load_operators(text: str, options: ModelOptions) -> Program:
-    """The program that runs the samples of operators, an operator in each step.
+def load_operators(text: str, options: ModelOptions) -> ModelProgram:
+    """Build the program that runs the samples of operators, one operator per step.
 
     Raises
     ------
-    UserError : where no operator is of such a name, a module cannot be imported, or torch's table cannot be had
+    UserError : if no operator has such a name, a module cannot be imported, or torch's tables are not available
     """
     import torch
 
-    from opgrip.capture.models.operators.program import operators_program
+    from opgrip.capture.models.operators.operators_program import operators_program
 
     request = options.operators
     device = check_device(options.device)

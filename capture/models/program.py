@@ -1,9 +1,9 @@
-"""A model and the step that is captured, in mixed precision and with weights from files if asked for."""
+"""What a model source is, what it returns, and the options that it gets."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import did_you_mean, not_negative, positive
 from opgrip.cli.option_types import image_size
-from opgrip.cli.options import option, titled
+from opgrip.cli.options import flag_of, option, titled
+from opgrip.cli.plugins import Registry
+from opgrip.cli.suggestions import did_you_mean, listed
 from opgrip.errors import MissingFileError, UserError, shortened
 
 if TYPE_CHECKING:
@@ -23,11 +25,11 @@ _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a file of weights, by torch's loader that runs no code of the file.
+    """Load a file of weights with torch's loader that runs no code of the file.
 
     Raises
     ------
-    UserError : where the file is not there, holds more than weights, or fits another model
+    UserError : if the file is missing, holds more than weights, or fits another model
     """
     import torch
 
@@ -68,7 +70,7 @@ _OF_OPERATORS = ("models", "operators")
 @titled("operators, with --model opinfo:NAME")
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """What the user asked of operators that are run by themselves."""
+    """Options of operators that are run by themselves."""
 
     shapes: str = option(
         DEFAULT,
@@ -110,7 +112,7 @@ class OperatorOptions:
 @titled("the model")
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What the user asked of a model."""
+    """Options of a model."""
 
     run: str = option(
         "predict",
@@ -164,18 +166,18 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ModelProgram:
     """A model that is ready to run.
 
     Attributes
     ----------
-    name : short, fit for a file name
-    model : the module that module paths begin at
-    inputs : makes the inputs of one step, the same each time; a step may change what it is given
-    step : runs the model once on such inputs
-    details : what the trace's header says of it
-    steps : how many steps it is, none of which warms up; None where options say it
-    finish : is called when all steps are over; gives lines to tell of them
+    name : short name, fit for a file name
+    model : root of the module paths
+    inputs : makes the inputs of one step, always the same; a step may change them
+    step : runs the model once
+    details : fields for the trace's header
+    steps : number of steps, without warm-up; None to take it from the options
+    finish : called after all steps; returns lines to print
     """
 
     name: str
@@ -187,11 +189,10 @@ class Program:
     finish: Callable[[], Iterable[str]] = tuple
 
 
-def under_autocast(program: Program, dtype: str | None) -> Program:
-    """The program whose model runs under `torch.autocast` of its device.
+def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
+    """Return the program with its model under `torch.autocast`.
 
-    What a step does beside the calls of its model, as the backward pass and the optimizer, is outside of it: this is
-    how torch asks for it.
+    Only calls of the model run under it, not the backward pass and the optimizer, as torch's documentation advises.
 
     Parameters
     ----------
@@ -209,7 +210,6 @@ def under_autocast(program: Program, dtype: str | None) -> Program:
 
 @contextmanager
 def _autocast_in_forward(model: nn.Module, dtype: str) -> Iterator[None]:
-    """While it lasts, calls of the module run under autocast."""
     import torch
 
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
@@ -230,3 +230,57 @@ def _autocast_in_forward(model: nn.Module, dtype: str) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A way to get a model.
+
+    Attributes
+    ----------
+    form : how its models are named, for the help
+    matches : tells if a `--model` belongs to it
+    load : builds the program; raises `UserError` if it cannot
+    lacks : purposes of options (`Option.only`) that it does not support; these are refused with `hint`
+    runs : supported values of `--run`
+    takes : supported options of texts, of `sequence_length` and `new_tokens`
+    """
+
+    form: str
+    matches: Callable[[str], bool]
+    load: Callable[[str, ModelOptions], ModelProgram]
+    lacks: Sequence[str] = ("operators",)
+    hint: str = "name some with --model opinfo:NAME"
+    runs: Sequence[str] = RUNS_OF_ALL
+    takes: Sequence[str] = ()
+
+
+model_sources: Registry[ModelSource] = Registry("opgrip.capture.models", "opgrip.model_sources")
+
+
+def source_of(name: str) -> ModelSource:
+    """Return the source of a `--model`; `UserError` if none knows it."""
+    for source in model_sources.values():
+        if source.matches(name):
+            return source
+    forms = "; ".join(source.form for source in model_sources.values())
+    raise UserError(f"no model {name!r}", f"name one of: {forms}")
+
+
+def load_program(name: str, options: ModelOptions) -> ModelProgram:
+    """Build the program of a `--model`.
+
+    Raises
+    ------
+    UserError : if no source knows it, its source cannot load it, or does not support the options
+    """
+    source = source_of(name)
+    if options.run not in source.runs:
+        raise UserError(f"--run {options.run} is not for {name}", f"choose {listed(source.runs)}")
+    for word in OPTIONS_OF_TEXTS:
+        if getattr(options, word) is not None and word not in source.takes:
+            raise UserError(f"{flag_of(word)} is not for {name}", "it is for models that read or write texts")
+    return under_autocast(source.load(name, options), options.autocast)

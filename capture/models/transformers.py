@@ -1,34 +1,52 @@
-"""Models of the package transformers, from their configs: `transformers:BertForMaskedLM`, `transformers:bert`."""
+"""Models of the package transformers by class or model type: `transformers:BertForMaskedLM`, `transformers:bert`.
+
+They are built from configs, which `--cfg-options` changes; `small` makes few and narrow layers.
+"""
 
 from __future__ import annotations
 
+import ast
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.models.factory import train_step
-from opgrip.capture.models.program import GENERATE, LOSS, NEW_TOKENS, PREDICT, RUNS, ModelOptions, Program, load_weights
-from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.capture.models.transformers_configs import EXTRA, find_class, make_config
+from opgrip.capture.models.program import (
+    GENERATE,
+    LOSS,
+    NEW_TOKENS,
+    PREDICT,
+    RUNS,
+    ModelOptions,
+    ModelProgram,
+    ModelSource,
+    load_weights,
+    model_sources,
+)
 from opgrip.capture.models.transformers_inputs import make_inputs
 from opgrip.cli.plugins import needed
-from opgrip.errors import UserError, cause_of
-from opgrip.platform.machine import check_device, free_memory
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError
+from opgrip.platform.devices import check_device
+from opgrip.platform.machine import free_memory
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+
 PREFIX = "transformers:"
 LEARNING_RATE = 1e-5
 
 
-def load_transformer(text: str, options: ModelOptions) -> Program:
-    """The program of an architecture, with random weights where no checkpoint is given; nothing is downloaded.
+def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
+    """Build the program of an architecture, with random weights unless a checkpoint is given; nothing is downloaded.
 
     Raises
     ------
-    UserError : where there is no such architecture, its config cannot be made so, or the package is missing
+    UserError : if there is no such architecture, its config cannot be built, or the package is missing
     """
     package = needed("transformers", EXTRA)
     # else it tells what its defaults are
@@ -45,7 +63,7 @@ def load_transformer(text: str, options: ModelOptions) -> Program:
         load_weights(model, options.checkpoint)
     model.to(device)
     inputs = make_inputs(model, options)
-    return Program(
+    return ModelProgram(
         name=text.removeprefix(PREFIX),
         model=model,
         inputs=lambda: copy.deepcopy(inputs),
@@ -60,7 +78,6 @@ def load_transformer(text: str, options: ModelOptions) -> Program:
 
 
 def _sizes(options: ModelOptions) -> dict[str, Any]:
-    """Settings of a config that follow from the options of inputs."""
     if options.input_size is None:
         return {}
     height, width = options.input_size
@@ -80,7 +97,7 @@ def _build(found: type[Any], config: Any) -> nn.Module:
 
 
 def weight_bytes(found: type[Any], config: Any) -> int | None:
-    """How much memory the weights of a model take, without taking it; None where that cannot be said."""
+    """Return the size of a model's weights without allocating them; None if it cannot be determined."""
     import torch
 
     try:
@@ -110,17 +127,17 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
 
 
 def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
-    """The most likely text, of exactly `count` more tokens: first the whole text, then a token at a time."""
+    """Generate exactly `count` tokens of the most likely text: first the whole prompt, then token by token."""
     # the end of a text is no token that a random model knows, so each step is of the same length
     return model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False, num_beams=1)
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss that a model returned; the mean of the first thing that it returned, where that is none.
+    """Return a model's loss, or else the mean of its first differentiable output.
 
     Raises
     ------
-    UserError : where nothing of it can be trained on
+    UserError : if there is none
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -144,3 +161,246 @@ model_sources.register("transformers")(
         takes=("sequence_length", "new_tokens"),
     )
 )
+
+
+EXTRA = "transformers"
+_TASKS = (
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "IMAGE_TEXT_TO_TEXT",
+    "MASKED_LM",
+    "CAUSAL_LM",
+    "CTC",
+    "OBJECT_DETECTION",
+    "UNIVERSAL_SEGMENTATION",
+    "DEPTH_ESTIMATION",
+    "IMAGE_CLASSIFICATION",
+    "SEMANTIC_SEGMENTATION",
+    "VIDEO_CLASSIFICATION",
+    "AUDIO_CLASSIFICATION",
+    "TIME_SERIES_PREDICTION",
+    "MASK_GENERATION",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "ZERO_SHOT_OBJECT_DETECTION",
+    "TEXT_TO_SPECTROGRAM",
+    "TEXT_TO_WAVEFORM",
+    "PRETRAINING",
+)
+"""Tasks in the order in which a model type's usual head is looked for; a type that has none is the bare model."""
+
+
+def architectures() -> list[str]:
+    """Return the classes with the usual heads of all model types."""
+    return list(dict.fromkeys(name for name in map(usual_class, model_types()) if name is not None))
+
+
+@cache
+def model_types() -> tuple[str, ...]:
+    """Return the model types of transformers."""
+    return tuple(sorted(needed("transformers.models.auto.configuration_auto", EXTRA).CONFIG_MAPPING_NAMES))
+
+
+def usual_class(model_type: str) -> str | None:
+    """Return the class of a model type with its usual head; None if it has no model."""
+    tables = needed("transformers.models.auto.modeling_auto", EXTRA)
+    for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
+        name = getattr(tables, table, {}).get(model_type)
+        if name is not None:
+            # some types have several bare models
+            return str(name if isinstance(name, str) else name[0])
+    return None
+
+
+def find_class(name: str) -> type[Any]:
+    """Return the class of that name, or the class with the usual head of the model type of that name.
+
+    Raises
+    ------
+    UserError : if there is none
+    """
+    package = needed("transformers", EXTRA)
+    found: Any = (
+        getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
+    )
+    if isinstance(found, type) and issubclass(found, package.PreTrainedModel):
+        architecture: type[Any] = found
+        if getattr(architecture, "config_class", None) is not None:
+            return architecture
+    names = {*model_types(), *(other for other in dir(package) if "For" in other or other.endswith("Model"))}
+    hint = did_you_mean(name, names, "name a class, as BertForMaskedLM, or a model type, as bert", "transformers:{}")
+    raise UserError(f"transformers has no model {name!r}", hint)
+
+
+def _class_named(package: Any, name: str) -> Any:
+    # only what the package exports: a name from outside is looked up in no other way
+    return getattr(package, name, None) if name in dir(package) else None
+
+
+def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
+    """Build the config of a class.
+
+    Parameters
+    ----------
+    cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
+    sizes : settings that other options imply; ignored if the config does not have them
+
+    Raises
+    ------
+    UserError : for an unknown setting, or one that does not fit the others
+    """
+    config_class: Any = found.config_class
+    default = _build_config(config_class, {}, found.__name__)
+    settings: dict[str, Any] = {}
+    if SMALL in cfg_options:
+        settings = small_settings(default)
+    for key, value in _parsed(cfg_options):
+        _set_option(settings, default, key, value)
+    for key, value in sizes.items():
+        for path in _paths_of(default, key):
+            _set_option(settings, default, path, value)
+    config = _build_config(config_class, settings, found.__name__) if settings else default
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        # some leave to their checkpoints which word a text begins with
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    return config
+
+
+def _build_config(config_class: Any, settings: Mapping[str, Any], name: str) -> Any:
+    try:
+        return config_class(**settings)
+    except Exception as error:
+        raise UserError(f"the config of {name} cannot be built so", cause_of(error, 300)) from error
+
+
+def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for text in cfg_options:
+        key, sign, value = text.partition("=")
+        if sign and key:
+            yield key, _value(value)
+        elif text != SMALL:
+            raise UserError(f"--cfg-options {text} is no setting", f"write key=value, or {SMALL} for a small model")
+
+
+def _value(text: str) -> Any:
+    """Parse a number, list or None as Python writes it; else return the text. Nothing is evaluated."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def _set_option(settings: dict[str, Any], config: Any, key: str, value: Any) -> None:
+    name, dot, rest = key.partition(".")
+    if not hasattr(config, name):
+        names = [*config.to_dict(), *config.attribute_map]
+        raise UserError(f"{type(config).__name__} has no setting {name!r}", did_you_mean(name, names, _listed(names)))
+    if not dot:
+        settings[name] = value
+        return
+    inner = getattr(config, name)
+    if not hasattr(inner, "to_dict"):
+        raise UserError(f"{key}: {name} of {type(config).__name__} has no settings of its own", f"write {name}=...")
+    # configs within are made of dictionaries that say which they are
+    inner_settings = settings.setdefault(name, {"model_type": inner.model_type})
+    _set_option(inner_settings, inner, rest, value)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "it has " + ", ".join(sorted(names)[:12]) + ", ..."
+
+
+def _paths_of(config: Any, key: str) -> Iterator[str]:
+    """Yield the paths of all settings of that name in a config and its nested configs."""
+    if getattr(config, key, None) is not None:
+        yield key
+    for name in getattr(config, "sub_configs", {}):
+        inner = getattr(config, name, None)
+        if hasattr(inner, "to_dict"):
+            yield from (f"{name}.{path}" for path in _paths_of(inner, key))
+
+
+SMALL = "small"
+"""What `--cfg-options` says for a small config."""
+
+WIDTH, HEADS, LAYERS, WORDS, EXPERTS = 96, 4, 2, 1024, 4
+HEAD = WIDTH // HEADS
+
+_SIZES: Mapping[str, int] = MappingProxyType(
+    {
+        # widths; 96 is whole in heads, in the 32 groups of a norm, and in the six coordinates of a box
+        **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "emb_dim"), WIDTH),
+        **dict.fromkeys(("projection_dim", "encoder_hidden_size", "decoder_hidden_size", "text_embed_dim"), WIDTH),
+        **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 2 * WIDTH),
+        **dict.fromkeys(("n_inner", "mlp_dim", "moe_intermediate_size", "ffn_hidden_size"), 2 * WIDTH),
+        **dict.fromkeys(("shared_expert_intermediate_size", "feature_projection_hidden_size"), 2 * WIDTH),
+        **dict.fromkeys(("coordinate_size", "shape_size"), WIDTH // 6),
+        **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "d_kv"), HEAD),
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "rotary_dim"), 16),
+        # numbers of layers
+        **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"), LAYERS),
+        **dict.fromkeys(("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"), LAYERS),
+        # heads
+        **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), HEADS),
+        **dict.fromkeys(("decoder_attention_heads", "decoder_num_attention_heads"), HEADS),
+        # experts, and which of them are asked
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),
+        **dict.fromkeys(("num_experts_per_tok", "moe_topk", "top_k_experts", "n_group"), 2),
+        "topk_group": 1,
+        # periods of layers of another kind, so that two layers have one of each
+        **dict.fromkeys(("attn_layer_period", "expert_layer_period"), 2),
+        **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), 1),
+        "vocab_size": WORDS,
+    }
+)
+_SPECIAL = ("_token_id", "_token_index")
+"""How the names of settings end that are a word of the vocabulary."""
+
+
+def small_settings(config: Any) -> dict[str, Any]:
+    """Return settings that make a config small, with dictionaries for nested configs.
+
+    Parameters
+    ----------
+    config : config with the architecture's default sizes; none is increased
+    """
+    settings: dict[str, Any] = {}
+    values = config.to_dict()
+    stages = values.get("depths") or values.get("num_blocks")
+    for name, size in _SIZES.items():
+        value = values.get(name)
+        # where there are stages, they say how many layers there are, and the first how wide the last is
+        if type(value) is int and value > size and not (stages and name in ("hidden_size", "num_layers")):
+            settings[name] = size
+    if isinstance(values.get("depths"), list | tuple):
+        settings["depths"] = [1] * len(values["depths"])
+    settings |= _heads(config, values) | _words(values)
+    for name in getattr(config, "sub_configs", {}):
+        inner: Any = getattr(config, name, None)
+        if hasattr(inner, "to_dict"):
+            settings[name] = {"model_type": inner.model_type, **small_settings(inner)}
+    return settings
+
+
+def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers of heads that must fit others."""
+    settings: dict[str, Any] = {}
+    heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")
+    if type(groups) is int and groups > 1:
+        settings["num_key_value_heads"] = HEADS if groups == heads else 2
+    if type(values.get("expand")) is int and "num_heads" in values:
+        # a state space has heads of its inner width
+        settings["num_heads"] = values["expand"] * HEADS
+    if isinstance(values.get("attention_types"), list):
+        # for each of its kinds of layers, how often it comes
+        settings["attention_types"] = [[values["attention_types"][0][0], 1]]
+    return settings
+
+
+def _words(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return token ids that must lie in a small vocabulary; they go to its end."""
+    names = [name for name, value in values.items() if name.endswith(_SPECIAL) and type(value) is int]
+    large = sorted(name for name in names if values[name] >= WORDS)
+    return {name: WORDS - 1 - place for place, name in enumerate(large)}

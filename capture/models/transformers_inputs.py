@@ -29,7 +29,7 @@ OF_EXAMPLES = (
 
 
 def make_labels(model: Any, parameters: Collection[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model is to give for such inputs, by the names that its `forward` has for it; empty where it has none."""
+    """Return labels for inputs, by the names of the `forward`'s parameters; empty if it takes none."""
     kind = type(model).__name__
     batch = len(next(iter(inputs.values())))
     if {"mask_labels", "class_labels"} <= set(parameters):
@@ -104,12 +104,12 @@ PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InputRequest:
     """What inputs are made for.
 
     Attributes
     ----------
-    parameters : names of what `forward` takes
+    parameters : parameters of `forward`
     batch, sequence : number of examples, and of tokens in a text
     size : height and width of images in pixels
     """
@@ -123,7 +123,7 @@ class Request:
 
 
 def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
-    """Inputs of one step, by the names that `forward` has for them; with labels where a loss is asked for."""
+    """Return the inputs of one step, by the names of the `forward`'s parameters; with labels if there is a loss."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -143,11 +143,11 @@ def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
     return moved
 
 
-def _request(model: Any, options: ModelOptions) -> Request:
+def _request(model: Any, options: ModelOptions) -> InputRequest:
     config = model.config
     # a text has to fit the positions that a model knows
     most = min(_settings(config.get_text_config(), "max_position_embeddings", "n_positions"), default=SEQUENCE_LENGTH)
-    return Request(
+    return InputRequest(
         model=model,
         config=config,
         parameters=frozenset(inspect.signature(model.forward).parameters),
@@ -158,7 +158,7 @@ def _request(model: Any, options: ModelOptions) -> Request:
 
 
 def _settings(config: Any, *names: str) -> Iterator[int]:
-    """Whole numbers that a config, or those within it, has under one of these names; the outermost first."""
+    """Yield positive integers that a config or its nested configs have under one of these names, the outer first."""
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -193,20 +193,20 @@ def _texts(config: Any, *shape: int) -> Tensor:
 
 
 def _special_tokens(config: Any) -> set[int]:
-    """Tokens that mean something to a model, as padding or the place of an image."""
+    """Return tokens with a meaning, such as padding or the place of an image."""
     values = config.to_dict()
     names = [name for name in values if name.endswith(("_token_id", "_token_index"))]
     return {values[name] for name in names if type(values[name]) is int}
 
 
-def _input_ids(request: Request) -> Tensor:
+def _input_ids(request: InputRequest) -> Tensor:
     shape = (request.batch, request.sequence)
     if type(request.model).__name__.endswith("ForMultipleChoice"):
         return _texts(request.config.get_text_config(), request.batch, 2, request.sequence)
     return _texts(request.config.get_text_config(), *shape)
 
 
-def _attention_mask(request: Request) -> Tensor | None:
+def _attention_mask(request: InputRequest) -> Tensor | None:
     import torch
 
     if "input_ids" not in request.parameters:
@@ -214,11 +214,11 @@ def _attention_mask(request: Request) -> Tensor | None:
     return torch.ones_like(_input_ids(request))
 
 
-def _decoder_input_ids(request: Request) -> Tensor:
+def _decoder_input_ids(request: InputRequest) -> Tensor:
     return _texts(request.config.get_text_config(decoder=True), request.batch, request.sequence)
 
 
-def _pixel_values(request: Request) -> Tensor | None:
+def _pixel_values(request: InputRequest) -> Tensor | None:
     import torch
 
     if "input_ids" in request.parameters and any(hasattr(request.config, name) for name in PLACES_OF_IMAGES):
@@ -230,7 +230,7 @@ def _pixel_values(request: Request) -> Tensor | None:
     return torch.randn(request.batch, *((frames,) if video else ()), channels, *request.size)
 
 
-def _pixel_values_videos(request: Request) -> Tensor | None:
+def _pixel_values_videos(request: InputRequest) -> Tensor | None:
     import torch
 
     if "pixel_values" in request.parameters:
@@ -239,7 +239,7 @@ def _pixel_values_videos(request: Request) -> Tensor | None:
     return torch.randn(request.batch, frames, 3, *request.size)
 
 
-def _input_values(request: Request) -> Tensor:
+def _input_values(request: InputRequest) -> Tensor:
     import torch
 
     bins = next(_settings(request.config, "num_mel_bins"), None)
@@ -249,7 +249,7 @@ def _input_values(request: Request) -> Tensor:
     return torch.randn(request.batch, SAMPLES)
 
 
-def _input_features(request: Request) -> Tensor:
+def _input_features(request: InputRequest) -> Tensor:
     import torch
 
     config = request.config
@@ -261,7 +261,7 @@ def _input_features(request: Request) -> Tensor:
     return torch.randn(request.batch, FRAMES, bins)
 
 
-def _bbox(request: Request) -> Tensor:
+def _bbox(request: InputRequest) -> Tensor:
     import torch
 
     most = next(_settings(request.config, "max_2d_position_embeddings"), 1001)
@@ -269,13 +269,13 @@ def _bbox(request: Request) -> Tensor:
     return torch.cat([corners, corners + torch.randint(1, most // 2 - 1, corners.shape)], dim=-1)
 
 
-def _input_points(request: Request) -> Tensor:
+def _input_points(request: InputRequest) -> Tensor:
     import torch
 
     return torch.rand(request.batch, 1, POINTS, 2) * torch.tensor(request.size[::-1])
 
 
-def _bool_masked_pos(request: Request) -> Tensor | None:
+def _bool_masked_pos(request: InputRequest) -> Tensor | None:
     import torch
 
     if not type(request.model).__name__.endswith("ForMaskedImageModeling"):
@@ -285,7 +285,7 @@ def _bool_masked_pos(request: Request) -> Tensor | None:
     return torch.rand(request.batch, patches) < 0.4
 
 
-_MAKERS: dict[str, Callable[[Request], Any]] = {
+_MAKERS: dict[str, Callable[[InputRequest], Any]] = {
     "input_ids": _input_ids,
     "attention_mask": _attention_mask,
     "decoder_input_ids": _decoder_input_ids,

@@ -14,13 +14,18 @@ from programs import run_command, train_tiny_net
 
 from opgrip.capture import capture
 from opgrip.capture.models.operators import registered, torch_tables
-from opgrip.capture.models.operators.choosing import choose
-from opgrip.capture.models.operators.coverage import Coverage
-from opgrip.capture.models.operators.program import operators_program
-from opgrip.capture.models.operators.registered import Entry
-from opgrip.capture.models.operators.running import SampleRunner, SampleScope, spread
+from opgrip.capture.models.operators.operators_program import Coverage, choose, operators_program
+from opgrip.capture.models.operators.registered import OperatorEntry
+from opgrip.capture.models.operators.samples import (
+    LARGE_ELEMENTS,
+    SampleRunner,
+    SampleScope,
+    enlarge,
+    grown,
+    seeded,
+    spread,
+)
 from opgrip.capture.models.operators.schemas import ENDS, find_samples, schema_entries, schema_samples, try_all
-from opgrip.capture.models.operators.shapes import LARGE_ELEMENTS, enlarge, grown, seeded
 from opgrip.capture.models.operators.torch_tables import CATEGORIES
 from opgrip.capture.models.program import OperatorOptions
 from opgrip.errors import UserError
@@ -48,8 +53,8 @@ def odd(x: torch.Tensor, mode: str) -> torch.Tensor:
 """
 
 
-def make_entry(function: Any, samples: Any, **fields: Any) -> Entry:
-    return Entry(
+def make_entry(function: Any, samples: Any, **fields: Any) -> OperatorEntry:
+    return OperatorEntry(
         **{
             "name": "own",
             "categories": frozenset(),
@@ -294,7 +299,7 @@ def test_a_trace_of_shapes_that_cannot_be_read_is_said_before_the_table_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "opgrip.capture.models.operators.program.choose", lambda *_: pytest.fail("the table takes seconds")
+        "opgrip.capture.models.operators.operators_program.choose", lambda *_: pytest.fail("the table takes seconds")
     )
     options = OperatorOptions(shapes_from=tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="no such file"):

@@ -12,7 +12,7 @@ from programs import flat_tensors, run_command
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
-from opgrip.capture.models.transformers_configs import architectures, usual_class
+from opgrip.capture.models.transformers import architectures, usual_class
 from opgrip.traces import UserError, load
 
 pytestmark = needs("transformers")

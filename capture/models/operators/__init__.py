@@ -1,1 +1,1 @@
-"""Calls of operators outside of any model: from torch's table of sample inputs, and made from schemas."""
+"""Calls of operators outside of any model, from torch's tables of sample inputs, schemas and traces."""

@@ -1,4 +1,4 @@
-"""Operators that are registered with torch's dispatcher, and what sample calls are made of."""
+"""Operators that are registered with torch's dispatcher, and what can be called with sample inputs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ FORWARD, IN_PLACE = "forward", "in place"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What can be called with sample inputs.
+class OperatorEntry:
+    """Something that can be called with sample inputs.
 
     Attributes
     ----------
-    name : as torch's table calls it: `add`, `nn.functional.relu`, `optim.Adam`; `my_ops.scale.default` of a registered
-        operator
-    categories : that it belongs to
-    function : what is called
-    in_place : the variant that writes into its first argument; None where there is none
-    dtypes : of its arguments that a device has
-    differentiable : those of them that it has gradients for
-    samples : arguments on a device of a dtype, which may want gradients; drawn from torch's, numpy's and Python's
+    name : name in torch's table: `add`, `nn.functional.relu`, `optim.Adam`; for a registered operator
+        `my_ops.scale.default`
+    in_place : variant that writes into its first argument, if there is one
+    dtypes : returns the supported dtypes on a device
+    differentiable : returns those of them with gradients
+    samples : yields arguments on a device of a dtype, with or without gradients; drawn from torch's, numpy's and
+        Python's
         generators
     """
 
@@ -65,12 +64,12 @@ _has_kernel_for = _places.take(
 
 
 def private_places() -> dict[str, str]:
-    """For each private place of torch that is used here `found`, or what is done instead where this torch lacks it."""
+    """Return the state of each private place of torch: `found`, or what is done if this torch lacks it."""
     return _places.report()
 
 
 def registered_operators() -> Iterator[Any]:
-    """All overloads, in the order of their names."""
+    """Yield all overloads by name."""
     for full_name in sorted(_all_names()):
         namespace, _, rest = full_name.partition("::")
         packet, _, overload = rest.partition(".")
@@ -83,20 +82,20 @@ def registered_operators() -> Iterator[Any]:
 
 
 def is_custom(function: Any) -> bool:
-    """Whether another package registered an operator."""
+    """Return True if another package registered an operator."""
     return function.namespace not in OF_TORCH
 
 
 def is_public(function: Any) -> bool:
-    """Whether an operator is one of torch's that programs call."""
+    """Return True for an operator of torch that programs call."""
     return function.namespace == "aten" and not name_of(function).split(".")[1].startswith("_")
 
 
 def is_composite(function: Any) -> bool:
-    """Whether an operator is nothing but calls of others, and so stands in no trace."""
+    """Return True if an operator only calls others, so that no trace has it."""
     return bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
 def name_of(function: Any) -> str:
-    """An overload's name in a trace."""
+    """Return an overload's name in a trace."""
     return str(function)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.models.operators.registered import Arguments, Entry, is_custom, name_of
-from opgrip.capture.models.operators.shapes import seeded
+from opgrip.capture.models.operators.registered import Arguments, OperatorEntry, is_custom, name_of
+from opgrip.capture.models.operators.samples import seeded
 from opgrip.capture.models.operators.torch_tables import CUSTOM, SCHEMA
 from opgrip.errors import one_line
 from opgrip.platform.sandbox import TIMEOUT, Child, Ended, Heartbeat, write_message
@@ -26,9 +26,9 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """What each trial gives, as far as JSON can hold it, and why it gives nothing; empty where it does.
+    """Yield each trial's result, as far as JSON can hold it, and why there is none, else an empty text.
 
-    Call it before this process has started an accelerator, or is watched: a fork inherits both.
+    Call it before this process has started an accelerator or a capture: a fork inherits both.
     """
     done = 0
     while done < len(trials):
@@ -38,7 +38,32 @@ def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
 
 
 def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple[Any, str]]:
-    """Outcomes of the trials up to one that ends the process, itself included."""
+    """Yield outcomes of the trials up to one that ends the process, including that one."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        _run_child(trials[first:], writer)
+    os.close(writer)
+    remaining = len(trials) - first
+    try:
+        with os.fdopen(reader, "rb", buffering=0) as results:
+            rest = b""
+            while remaining:
+                is_ready, _, _ = select.select([results], [], [], TIMEOUT_S)
+                chunk = results.read(1 << 16) if is_ready else b""
+                if not chunk:
+                    yield None, ENDS if is_ready else HANGS
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    remaining -= 1
+                    value, reason = json.loads(line)
+                    yield value, reason
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
     def run(source: int, output: int, heartbeat: Heartbeat) -> None:
         # a pool of threads does not live on in a fork
@@ -92,9 +117,9 @@ class Drawing:
 
     Attributes
     ----------
-    shape : of its tensors
-    length : of its lists
-    values : of its numbers, by their kind
+    shape : shape of its tensors
+    length : length of its lists
+    values : numbers by their kind
     """
 
     shape: tuple[int, ...]
@@ -105,12 +130,12 @@ class Drawing:
     wants_grad: bool
 
 
-def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[Entry], dict[str, str]]:
-    """Operators with samples that they run with on the processor; and of the others why there are none, by name.
+def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
+    """Return operators with samples that they run with on the CPU, and by name why the others have none.
 
     Parameters
     ----------
-    seed : of the values that the samples hold
+    seed : random seed of the samples' values
     """
     reasons: dict[str, str] = {}
     candidates = []
@@ -129,19 +154,19 @@ def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[Entry], di
     return entries, reasons
 
 
-def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> Entry:
-    """An operator whose samples are made from its schema.
+def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> OperatorEntry:
+    """Return an operator with samples made from its schema.
 
     Parameters
     ----------
-    places : by dtype, which of the samples it runs with
+    places : index of the sample that it runs with, by dtype
     """
 
     def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
         place = places[dtype]
         yield from islice(schema_samples(function, device, dtype, wants_grad), place, place + 1)
 
-    return Entry(
+    return OperatorEntry(
         name=name_of(function),
         categories=frozenset({CUSTOM if is_custom(function) else SCHEMA}),
         function=function,
@@ -152,7 +177,7 @@ def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> Entry:
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """By the name of a dtype, which of an operator's samples is the first that it runs with; raises where none is."""
+    """Return the index of the first sample that an operator runs with, by name of dtype; raises if there is none."""
     places: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
@@ -175,11 +200,11 @@ def find_samples(function: Any, seed: int) -> dict[str, int]:
 
 
 def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | None) -> int:
-    """Which sample of a dtype is the first that an operator runs with; raises what the first raised where none is.
+    """Return the index of the first sample of a dtype that an operator runs with, else raise the first error.
 
     Parameters
     ----------
-    only : the one to try; None for all
+    only : index of the one to try; None for all
     """
     failure: Exception | None = None
     with seeded(seed, name_of(function), dtype):
@@ -198,7 +223,7 @@ def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | Non
 
 
 def why_not(function: Any) -> str:
-    """Why no arguments of an operator can be made; empty where they can."""
+    """Return why no arguments of an operator can be made; empty if they can."""
     for argument in function._schema.arguments:
         *around, inner = _kinds(argument.type)
         known = inner in (*VALUES, "TensorType", "DeviceObjType") or "OptionalType" in around
@@ -208,7 +233,7 @@ def why_not(function: Any) -> str:
 
 
 def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Arguments that may be right: all tensors of a shape, numbers and lists that are small."""
+    """Yield arguments that may be valid: all tensors of one shape, small numbers and lists."""
     required = [item for item in function._schema.arguments if not item.has_default_value()]
     kinds = {kind for item in required for kind in _kinds(item.type)}
     numbers = sorted(kinds & VALUES.keys())

@@ -1,6 +1,6 @@
-"""torch's tables of operators, foreach functions and optimizers, and the categories of operators.
+"""Torch's tables of operators, foreach functions and optimizers, and the categories of operators.
 
-Tried with torch 2.13; in older versions the same places held. A place that a version lacks is an empty table.
+Tested with torch 2.13, and the same in older versions. A table that a version lacks counts as empty.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.models.operators.registered import Arguments, Entry
+from opgrip.capture.models.operators.registered import Arguments, OperatorEntry
 from opgrip.cli.plugins import needed
 from opgrip.platform.private_apis import PrivatePlaces
 
@@ -78,7 +78,7 @@ table lacks."""
 
 
 def categories_of(info: Any) -> frozenset[str]:
-    """The categories of an operator of torch's table."""
+    """Return the categories of an operator of torch's table."""
     by_name = {name for name, pattern in _BY_NAME.items() if pattern.fullmatch(info.name)}
     by_class = {CLASSES[kind.__name__] for kind in type(info).__mro__ if kind.__name__ in CLASSES}
     return frozenset(by_name | by_class)
@@ -114,16 +114,16 @@ _LOCK = "__allow_nonbracketed_mutation_flag"
 
 
 def private_places() -> dict[str, str]:
-    """For each private place of torch that is used here `found`, or what is done instead where this torch lacks it."""
+    """Return the state of each private place of torch: `found`, or what is done if this torch lacks it."""
     return _places.report()
 
 
-def table_entries() -> Iterator[Entry]:
-    """All operators of torch's tables.
+def table_entries() -> Iterator[OperatorEntry]:
+    """Yield all operators of torch's tables.
 
     Raises
     ------
-    UserError : where a package is missing that torch imports the tables with
+    UserError : if a package is missing that these tables import
     """
     needed("expecttest", EXTRA)
     with _unchanged_process():
@@ -137,7 +137,7 @@ def table_entries() -> Iterator[Entry]:
 
 @contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Take back what importing torch's tests does: older ones read the command line, all lock torch's settings."""
+    """Undo side effects of importing torch's tests: older ones read the command line, all lock torch's settings."""
     argv, sys.argv = sys.argv, sys.argv[:1]
     lock = getattr(_settings_are_locked, "__globals__", None)
     was_open = True if lock is None else lock.get(_LOCK, True)
@@ -150,9 +150,9 @@ def _unchanged_process() -> Iterator[None]:
             lock[_LOCK] = was_open
 
 
-def _operator_entry(info: Any, categories: frozenset[str]) -> Entry:
+def _operator_entry(info: Any, categories: frozenset[str]) -> OperatorEntry:
     variant = getattr(info, "variant_test_name", "")
-    return Entry(
+    return OperatorEntry(
         name=f"{info.name}.{variant}" if variant else info.name,
         categories=categories,
         function=info.op or info.inplace_variant,
@@ -176,8 +176,8 @@ def _samples(info: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> It
         yield (sample.input, *sample.args), dict(sample.kwargs)
 
 
-def _optimizer_entry(info: Any) -> Entry:
-    return Entry(
+def _optimizer_entry(info: Any) -> OperatorEntry:
+    return OperatorEntry(
         name=f"optim.{info.optim_cls.__name__}",
         categories=frozenset({OPTIMIZER}),
         function=partial(_optimize, info.optim_cls),
@@ -188,7 +188,7 @@ def _optimizer_entry(info: Any) -> Entry:
 
 
 def _optimizer_samples(info: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Parameters with gradients, and what the optimizer is made with."""
+    """Yield parameters with gradients, and the optimizer's keywords."""
     for inputs in _optimizer_inputs()(device, dtype, info):
         if inputs.kwargs.get("differentiable"):
             # its parameters would be no leaves

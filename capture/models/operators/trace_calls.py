@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.models.operators.coverage import Coverage
-from opgrip.capture.models.operators.registered import Arguments, Entry
+from opgrip.capture.models.operators.operators_program import Coverage
+from opgrip.capture.models.operators.registered import Arguments, OperatorEntry
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.trace import Trace
@@ -18,13 +18,13 @@ MOST_BYTES = 1 << 32
 """Of a tensor: a trace may name any size."""
 
 
-def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[Entry]:
-    """The operators that a trace calls, each with the calls' arguments for samples.
+def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:
+    """Yield the operators that a trace calls, with the calls' arguments as samples.
 
     Parameters
     ----------
     functions : overloads that may be called, by their names in a trace
-    coverage : is told of calls that cannot be made
+    coverage : counts the calls that cannot be made
     """
     by_op: dict[str, list[Signature]] = {}
     for signature in trace.signatures:
@@ -38,7 +38,7 @@ def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage
         yield _entry(functions[op], signatures, trace.values)
 
 
-def _entry(function: Any, signatures: list[Signature], values: Mapping[int, ValueModel]) -> Entry:
+def _entry(function: Any, signatures: list[Signature], values: Mapping[int, ValueModel]) -> OperatorEntry:
     by_dtype: dict[torch.dtype, list[Signature]] = {}
     for signature in signatures:
         first = next((spec.dtype for spec in tensors([signature.args, signature.kwargs])), torch.float32)
@@ -49,7 +49,7 @@ def _entry(function: Any, signatures: list[Signature], values: Mapping[int, Valu
             yield _arguments(signature, values, device, wants_grad)
 
     is_mutable = function._schema.is_mutable
-    return Entry(
+    return OperatorEntry(
         name=str(function),
         categories=frozenset(),
         function=function,

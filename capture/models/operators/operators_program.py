@@ -1,0 +1,246 @@
+"""The program that a capture records of operators: which ones, one per step, and what its samples cover."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from opgrip.capture.models.operators.registered import (
+    OperatorEntry,
+    is_composite,
+    is_custom,
+    is_public,
+    name_of,
+    registered_operators,
+)
+from opgrip.capture.models.operators.samples import RESIZERS, SampleRunner, SampleScope
+from opgrip.capture.models.operators.schemas import schema_entries
+from opgrip.capture.models.operators.torch_tables import ALL, CATEGORIES, CUSTOM, SCHEMA, table_entries
+from opgrip.capture.models.operators.trace_calls import trace_entries
+from opgrip.capture.models.program import ModelProgram, OperatorOptions
+from opgrip.cli.output_files import whole_file
+from opgrip.cli.plural import counted
+from opgrip.cli.suggestions import did_you_mean
+from opgrip.errors import UserError, one_line
+from opgrip.traces.table.trace import Trace, load
+
+MOST_REASON = 200
+"""Characters of a reason."""
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What became of the samples of a capture.
+
+    Attributes
+    ----------
+    entries : number of entries that were run
+    samples : number of calls in the trace
+    operators : operators of torch that they call
+    failures : failed samples by operator, dtype and reason
+    uncovered : why no sample calls a registered operator, by name
+    """
+
+    entries: int = 0
+    samples: int = 0
+    operators: set[Any] = field(default_factory=set)
+    failures: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    uncovered: dict[str, str] = field(default_factory=dict)
+
+    def fail(self, name: str, dtype: str, error: BaseException | str) -> None:
+        """Count a failed sample."""
+        reason = error if isinstance(error, str) else one_line(error)
+        self.failures[name, dtype, reason[:MOST_REASON]] += 1
+
+    def lines(self, path: Path | None) -> Iterator[str]:
+        """Yield lines that summarize it.
+
+        Parameters
+        ----------
+        path : file that has all of it, if there is one
+        """
+        names = {str(function) for function in self.operators}
+        yield (
+            f"{counted(len(names), 'operator')} by {counted(self.samples, 'sample')} of "
+            f"{counted(self.entries, 'entry', 'entries')}"
+        )
+        missing = []
+        if self.failures:
+            missing.append(f"{counted(self.failures.total(), 'sample')} failed")
+        if self.uncovered:
+            missing.append(f"{counted(len(self.uncovered), 'operator has', 'operators have')} no sample")
+        if missing:
+            where = f"{path} names them" if path is not None else "--uncovered FILE names them"
+            yield f"{', '.join(missing)}: {where}"
+
+    def write(self, path: Path, force: bool) -> None:
+        """Write failures and uncovered operators as JSON."""
+        form = {
+            "operators": sorted(map(str, self.operators)),
+            "failed": [
+                {"entry": name, "dtype": dtype, "reason": reason, "samples": count}
+                for (name, dtype, reason), count in sorted(self.failures.items())
+            ],
+            "uncovered": [{"op": op, "reason": reason} for op, reason in sorted(self.uncovered.items())],
+        }
+        with whole_file(path, force) as file:
+            file.write(json.dumps(form, indent=1).encode() + b"\n")
+
+
+NOT_RUN = "no sample calls it"
+WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})
+"""Categories for which torch's table is not loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """What is run.
+
+    Attributes
+    ----------
+    reasons : why there are no samples of registered operators, by name
+    wanted : registered operators that should be covered
+    """
+
+    entries: Sequence[OperatorEntry]
+    reasons: dict[str, str] = field(default_factory=dict)
+    wanted: Sequence[Any] = ()
+
+    def is_spare(self, entry: OperatorEntry) -> bool:
+        """Return True for an entry that is run only if no other calls its operator."""
+        return SCHEMA in entry.categories and len(self.wanted) > 0
+
+    def tell_uncovered(self, coverage: Coverage) -> None:
+        """Add the registered operators that no sample calls to the coverage."""
+        for function in self.wanted:
+            name = name_of(function)
+            if function not in coverage.operators:
+                failed = (reason for entry, _, reason in coverage.failures if entry == name)
+                coverage.uncovered[name] = self.reasons.get(name) or next(failed, NOT_RUN)
+
+
+def choose(names: Sequence[str], seed: int) -> Operators:
+    """Return the operators of some categories and names, each once.
+
+    Raises
+    ------
+    UserError : if a name is neither a category nor an operator
+    """
+    registered = [function for function in registered_operators() if _is_runnable(function)]
+    entries: dict[str, OperatorEntry] = {}
+    if not WITHOUT_TABLE.issuperset(names):
+        for entry in table_entries():
+            # some stand twice
+            entries.setdefault(entry.name, entry)
+    chosen = {entry.name: entry for name in names for entry in entries.values() if _is_of(entry, name)}
+    wanted = [function for function in registered if _is_wanted(function, names)]
+    named = [function for function in registered if any(_is_named(function, name) for name in names)]
+    for name in names:
+        known = name in CATEGORIES or any(_is_of(entry, name) for entry in chosen.values())
+        if not known and not any(_is_named(function, name) for function in named):
+            near = [*CATEGORIES, *entries, *map(name_of, registered)]
+            raise UserError(
+                f"there is no operator {name!r}", did_you_mean(name, near, "opinfo:all has all that there are")
+            )
+    # an operator that is named and stands in the table is run by it
+    made = wanted if wanted else [function for function in named if not chosen]
+    samples, reasons = schema_entries([function for function in made if not function._schema.is_mutable], seed)
+    if named and not chosen and not samples and not wanted:
+        name = name_of(named[0])
+        raise UserError(f"no samples of {name} can be made", reasons.get(name, "it writes into its arguments"))
+    return Operators([*chosen.values(), *samples], reasons, wanted)
+
+
+def _is_runnable(function: Any) -> bool:
+    """Return True if an operator can be in a trace and be called by a program."""
+    if is_custom(function):
+        return not is_composite(function)
+    is_out = any(argument.is_out for argument in function._schema.arguments)
+    public = is_public(function)
+    return public and not is_out and not is_composite(function)
+
+
+def _is_wanted(function: Any, names: Sequence[str]) -> bool:
+    """Return True if one of the categories has all such operators."""
+    return ALL in names or (CUSTOM if is_custom(function) else SCHEMA) in names
+
+
+def _is_of(entry: OperatorEntry, name: str) -> bool:
+    if name in CATEGORIES:
+        return name == ALL or name in entry.categories
+    plain = re.sub(r"^(aten|torch)(\.|::)", "", name)
+    # all variants of a name
+    return fnmatchcase(entry.name, plain) or entry.name.startswith(f"{plain}.")
+
+
+def _is_named(function: Any, name: str) -> bool:
+    full = name_of(function)
+    plain = name.replace("::", ".")
+    return plain not in CATEGORIES and (fnmatchcase(full, plain) or full.startswith(f"{plain}."))
+
+
+def operators_program(
+    source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions
+) -> ModelProgram:
+    """Build the program of some categories of operators, or operators of some names.
+
+    Raises
+    ------
+    UserError : if there are none, or the trace that shapes come from cannot be read
+    """
+    # before the table, which takes seconds
+    trace = None if options.shapes_from is None else load(options.shapes_from)
+    operators = choose(names, seed)
+    coverage = Coverage()
+    runner = SampleRunner(device, seed, options.per_dtype, coverage, RESIZERS.get(options.shapes))
+    entries = list(operators.entries)
+    if trace is not None:
+        runner.most = 0
+        entries = _entries_of_trace(operators, runner, trace, str(options.shapes_from))
+    root = nn.Module()
+    # by their full names, which have dots
+    root._modules.update({entry.name: SampleScope() for entry in entries})
+    remaining = iter(entries)
+
+    def step(_: object) -> None:
+        entry = next(remaining)
+        scope = root._modules[entry.name]
+        assert scope is not None
+        if not operators.is_spare(entry) or entry.function not in coverage.operators:
+            runner.run(entry, scope)
+
+    def finish() -> Iterable[str]:
+        operators.tell_uncovered(coverage)
+        if options.uncovered is not None:
+            coverage.write(options.uncovered, force=True)
+        return list(coverage.lines(options.uncovered))
+
+    details: dict[str, Any] = {"source": source, "shapes": options.shapes, "per_dtype": options.per_dtype}
+    if options.shapes_from is not None:
+        details["shapes_from"] = str(options.shapes_from)
+    return ModelProgram(
+        name=re.sub(r"\W+", "_", source.partition(":")[2]).strip("_") or "operators",
+        model=root,
+        inputs=lambda: None,
+        step=step,
+        details=details,
+        steps=len(entries),
+        finish=finish,
+    )
+
+
+def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[OperatorEntry]:
+    """Return the operators that the chosen ones call, as a trace calls them."""
+    functions = {str(function): function for function in runner.operators_of(operators.entries)}
+    entries = list(trace_entries(trace, functions, runner.coverage))
+    if not entries:
+        raise UserError(f"{path} calls none of these operators", f"opgrip trace info {path} has its")
+    return entries

@@ -1,0 +1,377 @@
+"""Run the samples of operators: in other shapes if requested, each tried first, and only those with a new call."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, zip_longest
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from opgrip.capture.models.operators.operators_program import Coverage
+from opgrip.capture.models.operators.registered import Arguments, OperatorEntry
+from opgrip.capture.signatures.signatures import call_key
+from opgrip.capture.torch_compat.compiler_private import OrderlyMode
+from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.traces.schema.arguments import leaves, map_leaves
+from opgrip.traces.schema.tensor_specs import plain_name
+
+
+@contextmanager
+def seeded(*parts: object) -> Iterator[None]:
+    """Let torch, numpy and Python draw the same numbers in the block each time; restore their state after it.
+
+    Parameters
+    ----------
+    parts : parts of the seed
+    """
+    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
+
+
+LARGE_ELEMENTS = 1 << 20
+"""Of the largest tensor of a large sample."""
+MOST_ELEMENTS = 1 << 24
+"""Of any tensor of it: of tensors with other dimensions the sizes grow alike."""
+RANDOM_SIZES = (2, 96)
+"""Least and largest of drawn sizes."""
+CUBIC = frozenset({"linalg", "gemm", "attention"})
+"""Categories whose work grows faster than their tensors."""
+CUBIC_ELEMENTS = 1 << 18
+OF_BATCH = frozenset({"convolution", "pooling", "normalization", "resizing"})
+"""Categories whose other sizes are of kernels and channels, which belong together: their batch alone is larger."""
+
+Sizes = Callable[[int], int]
+
+
+def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
+    """Yield a sample with tensors of about a million elements: all sizes, or only the batch, times a factor."""
+    largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
+    if largest is None or not largest.numel():
+        return
+    elements = CUBIC_ELEMENTS if entry.categories & CUBIC else LARGE_ELEMENTS
+    growing = sum(size > 1 for size in largest.shape)
+    if growing and not entry.categories & OF_BATCH:
+        factor = round((elements / largest.numel()) ** (1 / growing))
+        if factor > 1:
+            yield from _resized(sample, lambda size: size * factor if size > 1 else size)
+    yield from _with_batch(sample, max(1, elements // largest.numel()))
+
+
+def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
+    """Yield a sample with random sizes, in which equal sizes stay equal; or only with a random batch size."""
+    drawn: dict[int, int] = {}
+
+    def size_of(size: int) -> int:
+        return drawn.setdefault(size, random.randint(*RANDOM_SIZES)) if size > 1 else size
+
+    if not entry.categories & OF_BATCH:
+        yield from _resized(sample, size_of)
+    yield from _with_batch(sample, random.randint(*RANDOM_SIZES))
+
+
+RESIZERS: Mapping[str, Callable[[OperatorEntry, Arguments], Iterator[Arguments]]] = {"large": enlarge, "random": draw}
+"""By the choices of `--shapes`."""
+
+
+def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
+    """Yield the sample with all sizes changed, unless it has other tensors than dense ones, or grows too large."""
+    tensors = list(tensors_in(list(sample)))
+    if len(tensors) != len(list(_dense_tensors(sample))):
+        return
+    if any(prod(map(size_of, tensor.shape)) > MOST_ELEMENTS for tensor in tensors):
+        return
+    yield _map_tensors(sample, lambda tensor: grown(tensor, tuple(map(size_of, tensor.shape))))
+
+
+def _with_batch(sample: Arguments, factor: int) -> Iterator[Arguments]:
+    """Yield the sample with a larger first dimension of its first tensor."""
+    first = next(_dense_tensors(sample), None)
+    if first is None or not first.dim() or factor < 2 or first.numel() * factor > MOST_ELEMENTS:
+        return
+    larger = grown(first, (first.shape[0] * factor, *first.shape[1:]))
+    yield _map_tensors(sample, lambda tensor: larger if tensor is first else tensor)
+
+
+def grown(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of another shape, with its values repeated, which keeps indices and masks valid."""
+    values = tensor.detach().resolve_conj().resolve_neg()
+    for dim, size in enumerate(shape):
+        if size > values.shape[dim] and values.shape[dim]:
+            copies = -(-size // values.shape[dim])
+            values = torch.cat([values] * copies, dim)
+        values = values.narrow(dim, 0, min(size, values.shape[dim]))
+    if not values.is_contiguous() or values.data_ptr() == tensor.data_ptr():
+        values = values.clone(memory_format=torch.contiguous_format)
+    return values.requires_grad_(tensor.requires_grad)
+
+
+def _map_tensors(sample: Arguments, function: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+    def change(leaf: Any) -> Any:
+        return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    args, kwargs = map_leaves(change, sample)
+    return args, kwargs
+
+
+def _dense_tensors(sample: Arguments) -> Iterator[torch.Tensor]:
+    return (
+        tensor
+        for tensor in tensors_in(list(sample))
+        if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    )
+
+
+NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
+"""How torch says that an operator is not differentiable."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTrial:
+    """Result of a sample call.
+
+    Attributes
+    ----------
+    calls : keys of the operator calls that it made, one per signature
+    operators : operators of these calls
+    backward : why its gradients failed, empty if they did not; None if it has none
+    """
+
+    calls: frozenset[Hashable]
+    operators: frozenset[Any]
+    backward: str | None
+
+
+class Probe(OrderlyMode):
+    """Collects the operators that run, and hides their calls from the modes around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: set[Hashable] = set()
+        self.operators: set[Any] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with without_modes(), without_functions():
+            self.calls.add(hash(call_key(func, args, kwargs or {})))
+            self.operators.add(func)
+            return func(*args, **(kwargs or {}))
+
+
+def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> SampleTrial:
+    """Run a call and its gradients; raises what the call raises."""
+    probe = Probe()
+    with probe:
+        result = function(*arguments[0], **arguments[1])
+    backward = None
+    if with_gradients:
+        try:
+            with probe:
+                backward = None if run_backward(result, arguments) is None else ""
+        except Exception as error:
+            # an operator without a derivative has none to record
+            backward = None if NO_DERIVATIVE.search(str(error)) else f"{type(error).__name__}: {error}"
+    return SampleTrial(frozenset(probe.calls), frozenset(probe.operators), backward)
+
+
+def run_backward(result: Any, arguments: Arguments) -> Any:
+    """Return the gradients of a call's results; None if it has none."""
+    outputs = [item for item in tensors_in(result) if item.requires_grad]
+    inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
+    if not outputs or not inputs:
+        return None
+    with without_modes(), without_functions():
+        ones = [torch.ones_like(output) for output in outputs]
+    return torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a tree of arguments or results."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
+    """Yield samples so that the first ones cover all forms of calls; those with single or no elements come last."""
+    tables: tuple[dict[Hashable, list[Arguments]], ...] = ({}, {}, {})
+    for sample in samples:
+        sizes = [tensor.numel() for tensor in tensors_in(list(sample))]
+        rank = 2 if 0 in sizes else 0 if any(size > 1 for size in sizes) else 1
+        tables[rank].setdefault(_form(sample), []).append(sample)
+    for table in tables:
+        for round_ in zip_longest(*table.values()):
+            yield from (sample for sample in round_ if sample is not None)
+
+
+def _form(sample: Arguments) -> Hashable:
+    """Return what determines the overload that a sample calls, as far as argument types do."""
+    args, kwargs = sample
+    return (*map(_kind, args), *((name, _kind(value)) for name, value in sorted(kwargs.items())))
+
+
+def _kind(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return ("tensor", value.dim() == 0, value.dtype, value.layout)
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, frozenset(map(_kind, value)))
+    return value if isinstance(value, bool | str) else type(value).__name__
+
+
+def has_sizes(sample: Arguments) -> bool:
+    """Return True if a tensor of a sample has more than one element."""
+    return any(tensor.numel() > 1 for tensor in tensors_in(list(sample)))
+
+
+TRIALS = 3
+"""Samples that are tried for each that is to be run, before a dtype is given up."""
+
+Resize = Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
+"""Gives what a sample is replaced by, in the order in which to try them."""
+
+
+class SampleScope(nn.Module):
+    """Represents an operator among the modules of a trace, so that its calls are found by its name."""
+
+    def forward(self, run: Callable[[], Any]) -> Any:
+        """Run a sample."""
+        return run()
+
+
+@dataclass(slots=True)
+class SampleRunner:
+    """Runs the samples of entries.
+
+    Attributes
+    ----------
+    most : samples to run per entry and dtype; 0 for all
+    resize : yields replacements of a sample in other shapes; None to keep it
+    calls : keys of the operator calls in the trace so far
+    """
+
+    device: str
+    seed: int
+    most: int
+    coverage: Coverage
+    resize: Resize | None = None
+    calls: set[Hashable] = field(default_factory=set)
+
+    def run(self, entry: OperatorEntry, scope: nn.Module) -> None:
+        """Run an entry's samples of all dtypes; failures are counted and end nothing."""
+        self.coverage.entries += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                dtypes, differentiable = entry.dtypes(self.device), entry.differentiable(self.device)
+            except Exception as error:
+                self.coverage.fail(entry.name, "", error)
+                return
+            for dtype in dtypes:
+                with seeded(self.seed, entry.name, dtype):
+                    self._run_dtype(entry, dtype, dtype in differentiable, scope)
+
+    def operators_of(self, entries: Iterable[OperatorEntry]) -> set[Any]:
+        """Return the operators that the first samples of entries call, in the first dtype of each."""
+        operators: set[Any] = set()
+        for entry in entries:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with suppress(Exception):
+                    dtype = entry.dtypes(self.device)[0]
+                    with_gradients = dtype in entry.differentiable(self.device)
+                    with seeded(self.seed, entry.name, dtype):
+                        samples = spread(entry.samples(self.device, dtype, with_gradients))
+                        for sample in islice(samples, TRIALS):
+                            operators |= try_call(entry.function, sample, with_gradients).operators
+        return operators
+
+    def _run_dtype(self, entry: OperatorEntry, dtype: torch.dtype, with_gradients: bool, scope: nn.Module) -> None:
+        named = plain_name(dtype)
+        try:
+            with without_modes(), without_functions():
+                samples = list(spread(entry.samples(self.device, dtype, with_gradients)))
+            if self.resize is not None:
+                samples = [sample for sample in samples if has_sizes(sample)] or samples
+        except Exception as error:
+            self.coverage.fail(entry.name, named, error)
+            return
+        ran = 0
+        for sample in samples if not self.most else islice(samples, TRIALS * self.most):
+            ran += self._run_sample(entry, sample, named, with_gradients, scope)
+            if self.most and ran == self.most:
+                break
+        if entry.in_place is not None:
+            self._run_in_place(entry, entry.in_place, dtype, scope)
+
+    def _run_sample(
+        self, entry: OperatorEntry, sample: Arguments, dtype: str, with_gradients: bool, scope: nn.Module
+    ) -> bool:
+        """Run a sample, in other shapes if requested; return True if it added a call."""
+        with without_modes(), without_functions():
+            tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
+        for arguments in tries:
+            is_new = self._try_call(entry, entry.function, arguments, dtype, with_gradients, scope)
+            if not isinstance(is_new, Exception):
+                return is_new
+        assert isinstance(is_new, Exception), "the loop ran"
+        self.coverage.fail(entry.name, dtype, is_new)
+        return False
+
+    def _run_in_place(
+        self, entry: OperatorEntry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module
+    ) -> None:
+        """Run the in-place variant on the first sample that it takes."""
+        with without_modes(), without_functions():
+            samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
+        for sample in samples:
+            # many cannot hold what the sample gives
+            if self._try_call(entry, function, sample, plain_name(dtype), False, scope) is True:
+                return
+
+    def _try_call(
+        self,
+        entry: OperatorEntry,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        dtype: str,
+        with_gradients: bool,
+        scope: nn.Module,
+    ) -> bool | Exception:
+        """Run a call if a trial of it runs and makes a new call; return whether it did, or the trial's error."""
+        try:
+            trial = try_call(function, arguments, with_gradients)
+        except Exception as error:
+            return error
+        if trial.calls <= self.calls:
+            return False
+        scope(partial(_run, function, arguments, trial.backward == ""))
+        self.calls |= trial.calls
+        self.coverage.samples += 1
+        self.coverage.operators |= trial.operators
+        if trial.backward:
+            self.coverage.fail(entry.name, dtype, f"backward: {trial.backward}")
+        return True
+
+
+def _run(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> None:
+    result = function(*arguments[0], **arguments[1])
+    if with_gradients:
+        run_backward(result, arguments)
