@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from opgrip.capture.grip.gripped import Keep
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
-from opgrip.capture.grip.recorded import RecordedSample
-from opgrip.capture.grip.watch import Keep
+from opgrip.capture.grip.sample_calls import RecordedSample
 from opgrip.capture.program.capture_choices import CALLS, GRIPS
 from opgrip.errors import UserError
 from opgrip.samples.tags import Tag

@@ -1,12 +1,31 @@
-"""What was gripped: a function, and the calls of it that were kept."""
+"""What was gripped: a function, and those of its calls that are kept: the first of each distinct signature."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter_ns
+from types import FunctionType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from opgrip.capture.grip.copies import alike, bytes_of, copy_tensors, isolate_from_program
+from opgrip.capture.grip.objects import CannotHold, SpecTree, take
+from opgrip.capture.grip.patterns import LOCALS
+from opgrip.capture.grip.running import RANDOM, Running, own_work, spent
+from opgrip.capture.program.capture_choices import CALLS
+from opgrip.capture.program.contexts import describe_autocast, describe_context, read_context
+from opgrip.capture.signatures.signatures import call_key
+from opgrip.errors import is_from_program, one_line, raise_if_from_program
+from opgrip.traces.rebuild.making import make_arguments
+from opgrip.traces.schema.python_objects import SharedSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +77,262 @@ class Gripped:
     tags: frozenset[str]
     calls: Sequence[GrippedCall]
     by_reference: bool = False
+
+
+MOST_BYTES = 1 << 30
+"""Of the tensors of one call, beyond which it is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What is kept of a function.
+
+    Attributes
+    ----------
+    calls : how many, each of another signature
+    name : of the sample; None for the function's own
+    tags : words that the user adds to those that are found
+    by_reference : keep the import path instead of the code
+    """
+
+    calls: int = CALLS
+    name: str | None = None
+    tags: frozenset[str] = frozenset()
+    by_reference: bool = False
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Keeps calls of one function.
+
+    Attributes
+    ----------
+    function : the original
+    owner : the class that it is a method of
+    entry : its qualified name
+    filled : is called once there are as many calls as are wanted
+    calls : what was kept
+    lost : calls that could not be kept, by the reason
+    """
+
+    function: FunctionType
+    owner: type | None
+    entry: str
+    keep: Keep
+    filled: Callable[[Keeper], None]
+    calls: list[GrippedCall] = field(default_factory=list)
+    lost: Counter[str] = field(default_factory=Counter)
+    _tags: set[str] = field(default_factory=set)
+    _signature_keys: set[Hashable] = field(default_factory=set)
+    _going: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _pid: int = field(default_factory=os.getpid)
+
+    @property
+    def name(self) -> str:
+        """Of the sample."""
+        name = self.keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
+        return name if name.isidentifier() else _bound_name(self.function)
+
+    def has_room(self) -> bool:
+        """Whether it has fewer calls than are wanted, those that run now included."""
+        return len(self.calls) + self._going < self.keep.calls
+
+    def gripped(self) -> Gripped:
+        """The function and its calls."""
+        owner = self.owner or owner_of(self.function, self.entry)
+        tags = frozenset(self._tags) | self.keep.tags
+        return Gripped(*(self.function, owner, self.entry, self.name, tags, tuple(self.calls)), self.keep.by_reference)
+
+    def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Run a call, and keep it where it is of a new signature. What goes wrong in that is counted.
+
+        Parameters
+        ----------
+        arguments : the arguments, taken apart
+        """
+        try:
+            before = self._begin(arguments)
+        except Exception as error:
+            raise_if_from_program(error)
+            self._lose(one_line(error))
+            before = None
+        if before is None:
+            return call()
+        running = Running()
+        spent_before, start = spent.ns, perf_counter_ns()
+        try:
+            with running:
+                result = call()
+        except BaseException as error:
+            self._end(before, one_line(error))
+            raise
+        duration = perf_counter_ns() - start - (spent.ns - spent_before)
+        reason: str | None = None
+        try:
+            with own_work(), isolate_from_program():
+                self._keep(before, running, duration, args, kwargs, result)
+        except CannotHold as error:
+            reason = str(error)
+        except BaseException as error:
+            reason = one_line(error)
+            if is_from_program(error):
+                self._end(before, reason)
+                raise
+        self._end(before, reason)
+        return result
+
+    def _begin(self, arguments: SpecTree) -> _Before | None:
+        """What a call is given, copied; None where it need not be kept."""
+        if not self.has_room() or os.getpid() != self._pid:
+            return None
+        key = call_key(self.entry, *arguments.tree)
+        with self._lock:
+            if not self.has_room() or key in self._signature_keys:
+                return None
+            self._signature_keys.add(key)
+            self._going += 1
+        try:
+            settings = _settings()
+            with own_work(), isolate_from_program():
+                if _is_on_nothing(arguments.tree):
+                    # the call of a detector that detects nothing, say: others may follow
+                    raise CannotHold("it is on empty tensors alone, which tell nothing")
+                return _Before(arguments.names, _copy_within_limit(arguments), _random_states(), settings)
+        except BaseException as error:
+            self._going -= 1
+            if isinstance(error, CannotHold):
+                self._lose(str(error))
+                return None
+            raise
+
+    def _keep(
+        self,
+        before: _Before,
+        running: Running,
+        duration_ns: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        """Keep a call that has ended."""
+        has_drawn = _has_drawn(before.random_states)
+        args_after = take((args, kwargs))
+        after = None if alike(before.tree, args_after.tree) else _make_copy(args_after)
+        results = _make_copy(take(result))
+        made_args, made_kwargs = make_arguments(before.tree, before.names)
+        random_state = before.random_states.cpu if has_drawn else None
+        call = GrippedCall(
+            *(made_args, made_kwargs, results, after, random_state),
+            *(running.operators, running.operator_ns, duration_ns, before.settings),
+        )
+        self._tags |= running.tags | ({RANDOM} if has_drawn else set())
+        self.calls.append(call)
+
+    def _end(self, before: _Before, reason: str | None) -> None:
+        with self._lock:
+            self._going -= 1
+        if reason is not None:
+            self._lose(reason)
+        elif len(self.calls) == self.keep.calls:
+            self.filled(self)
+
+    def _lose(self, reason: str) -> None:
+        self.lost[reason] += 1
+
+
+def _bound_name(function: FunctionType) -> str:
+    """The name that a module has a lambda by."""
+    for name, value in list(function.__globals__.items()):
+        if value is function or (type(value) is FunctionType and getattr(value, "__wrapped__", None) is function):
+            return name
+    return "unnamed"
+
+
+def owner_of(function: FunctionType, entry: str) -> type | None:
+    """The class that a function's qualified name says it is a method of, as its module has it; None for none."""
+    scope: Any = function.__globals__
+    for part in entry.split(".")[:-1]:
+        scope = (scope if isinstance(scope, dict) else vars(scope)).get(part)
+        if not isinstance(scope, type):
+            return None
+    return scope if isinstance(scope, type) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomStates:
+    """Generators before a call."""
+
+    cpu: Tensor
+    device: Tensor | None
+    others: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What is known of a call before it runs.
+
+    Attributes
+    ----------
+    tree : the arguments with their tensors copied
+    """
+
+    names: Mapping[str, Any]
+    tree: Any
+    random_states: _RandomStates
+    settings: dict[str, Any]
+
+
+def _copy_within_limit(spec_tree: SpecTree) -> Any:
+    if spec_tree.refused is not None:
+        raise CannotHold(f"it has {spec_tree.refused}")
+    size = bytes_of(spec_tree.tree)
+    if size > MOST_BYTES:
+        raise CannotHold(f"its tensors are {size / 1e9:,.1f} GB, more than {MOST_BYTES / 1e9:,.1f} GB")
+    return copy_tensors(spec_tree.tree)
+
+
+def _is_on_nothing(tree: Any) -> bool:
+    """Whether arguments have tensors, all of them empty; those in objects, as a module's parameters, are no matter."""
+    tensors: list[Tensor] = []
+    waiting = [tree]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, SharedSpec):
+            item = item.value
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif isinstance(item, tuple | list):
+            waiting.extend(item)
+        elif isinstance(item, dict):
+            waiting.extend(item.values())
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
+
+
+def _make_copy(spec_tree: SpecTree) -> Any:
+    return make_arguments(_copy_within_limit(spec_tree), spec_tree.names)
+
+
+def _random_states() -> _RandomStates:
+    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    numpy: Any = np.random.get_state()
+    return _RandomStates(torch.get_rng_state(), device, (random.getstate(), numpy[1].tobytes(), *numpy[2:]))
+
+
+def _has_drawn(before: _RandomStates) -> bool:
+    """Whether random numbers were drawn since, by torch on the CPU.
+
+    Raises
+    ------
+    CannotHold : where others were, whose generators a sample does not set
+    """
+    now = _random_states()
+    if now.others != before.others:
+        raise CannotHold("it draws random numbers that are not torch's")
+    if before.device is not None and now.device is not None and not torch.equal(before.device, now.device):
+        raise CannotHold("it draws random numbers on an accelerator")
+    return not torch.equal(before.cpu, now.cpu)
+
+
+def _settings() -> dict[str, Any]:
+    return describe_context(read_context()) | {"autocast": describe_autocast()}

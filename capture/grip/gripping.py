@@ -2,81 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from opgrip.capture.grip.copies import isolate_from_program
-from opgrip.capture.grip.decorating import CannotDecorate, decorated_inside, decorated_module
-from opgrip.capture.grip.patterns import LOCALS, Pattern, Target, find_targets, plain_function, refusal
+from opgrip.capture.grip.gripped import Keep, Keeper
+from opgrip.capture.grip.objects import SpecTree, take
+from opgrip.capture.grip.patterns import (
+    LOCALS,
+    CannotDecorate,
+    Pattern,
+    Target,
+    decorated_inside,
+    decorated_module,
+    find_targets,
+    loaded_modules,
+    plain_function,
+    rebind,
+    refusal,
+)
+from opgrip.capture.grip.running import at_own_work, own_work
 from opgrip.capture.grip.sample_calls import write_calls
-from opgrip.capture.grip.watch import Keep, Keeper, Watched, own_work
 from opgrip.capture.program.patches import LateModules
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.torch_compat.torch_private import is_transforming
 from opgrip.errors import one_line, raise_if_from_program
-
-_OWN = __name__.rpartition(".")[0]
-
-
-def loaded_modules() -> list[ModuleType]:
-    """The program's modules."""
-    modules: list[Any] = list(sys.modules.values())
-    return [module for module in modules if isinstance(module, ModuleType)]
-
-
-def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
-    """Put each value of the mapping where its key stands: in modules' namespaces and in classes, as a method too.
-
-    Parameters
-    ----------
-    modules : where to look; None for all that are loaded
-    """
-    by_id = {id(old): new for old, new in replacements.items()}
-    if not by_id:
-        return
-    # what is there alone: a lazy module may be asked for a name and load something
-    namespaces = [vars(item) for item in modules or loaded_modules() if not item.__name__.startswith(_OWN)]
-    for namespace in namespaces:
-        for name, value in list(namespace.items()):
-            if (new := by_id.get(id(value))) is not None:
-                namespace[name] = new
-    for cls in _classes(namespaces):
-        for name, value in list(vars(cls).items()):
-            new_value = _replace_value(value, by_id)
-            if new_value is not None:
-                # past the ways that a metaclass may have to set attributes
-                type.__setattr__(cls, name, new_value)
-
-
-def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
-    if (new := by_id.get(id(value))) is not None:
-        return new
-    if type(value) in (staticmethod, classmethod) and (new := by_id.get(id(value.__func__))) is not None:
-        return type(value)(new)
-    return None
-
-
-def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
-    """The classes in namespaces, those inside classes included, each once."""
-    visited_ids: set[int] = set()
-    stack: list[Mapping[str, Any]] = list(namespaces)
-    while stack:
-        for value in list(stack.pop().values()):
-            # not isinstance, which asks some values what they say they are
-            if issubclass(type(value), type) and id(value) not in visited_ids and value.__flags__ & _HEAP:
-                visited_ids.add(id(value))
-                stack.append(vars(value))
-                yield value
-
-
-_HEAP = 1 << 9
-"""Flag of classes that were made while Python ran: those of C cannot be changed."""
-
+from opgrip.traces.schema.records import FUNCTION
 
 Compile = Callable[[bytes, str], CodeType]
 
@@ -291,3 +250,85 @@ class Grips:
             self.refused[keeper.entry] = ", ".join(keeper.lost) or "its calls did not end"
             return
         self.written.append(write_folder(gripped, to, lambda folder: write_calls(folder, gripped)))
+
+
+class Watched:
+    """A function whose calls are kept, or recorded in a trace, or both.
+
+    Parameters
+    ----------
+    function : the original
+    recorder : of the trace, None for none
+    keeper : None where no sample is wanted
+
+    Attributes
+    ----------
+    active : calls are looked at; else they run as if nobody watched
+    called : there was one
+    """
+
+    def __init__(self, function: FunctionType, entry: str, recorder: Recorder | None, keeper: Keeper | None) -> None:
+        self.function = function
+        self.entry = entry
+        self.name = f"{function.__module__}:{entry}"
+        self.recorder = recorder
+        self.keeper = keeper
+        self.active, self.called = True, False
+        self.wrapper = _wrapper(function, self)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call."""
+        self.called = True
+        function, keeper, recorder = self.function, self.keeper, self.recorder
+        if at_own_work() or (recorder is None and (keeper is None or not keeper.has_room())):
+            return function(*args, **kwargs)
+        if recorder is not None and (recorder.at_own_work() or recorder.idle):
+            return function(*args, **kwargs)
+        try:
+            with own_work(), isolate_from_program():
+                arguments: SpecTree | None = take((args, kwargs))
+        except Exception as error:
+            self._lose(error)
+            arguments = None
+        if arguments is None:
+            return function(*args, **kwargs)
+
+        def run() -> Any:
+            return function(*args, **kwargs)
+
+        run_and_keep = run if keeper is None else lambda: keeper.run(arguments, args, kwargs, run)
+        if recorder is None:
+            return run_and_keep()
+        positional, named = arguments.tree
+        return recorder.mode_here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
+
+    def _lose(self, error: Exception) -> None:
+        raise_if_from_program(error)
+        if self.keeper is not None:
+            self.keeper.lost[one_line(error)] += 1
+        if self.recorder is not None:
+            self.recorder.drop(self.name, error)
+
+
+def _wrapper(function: FunctionType, watched: Watched) -> FunctionType:
+    @functools.wraps(function)
+    def gripped(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not watched.active or _is_traced():
+            return function(*args, **kwargs)
+        return watched.call(args, kwargs)
+
+    # torch.jit compiles the source of what it is given, which is not this one's
+    gripped.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]
+    return cast(FunctionType, gripped)
+
+
+def _is_traced() -> bool:
+    """Whether what runs is being turned into a program of another kind."""
+    tracing: bool = torch._C._get_tracing_state() is not None
+    return tracing or is_transforming()
+
+
+def _describe_result(result: Any) -> Any:
+    """A result as a trace holds it."""
+    with own_work(), isolate_from_program():
+        return take(result).tree

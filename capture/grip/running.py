@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter_ns
 from types import FunctionType
 from typing import Any, cast
@@ -60,6 +61,29 @@ class _Spent(threading.local):
 
 
 spent = _Spent()
+
+
+_own = threading.local()
+
+
+@contextmanager
+def own_work() -> Iterator[None]:
+    """What this thread calls in the block is not looked at."""
+    if at_own_work():
+        yield
+        return
+    start = perf_counter_ns()
+    _own.busy = True
+    try:
+        yield
+    finally:
+        _own.busy = False
+        spent.ns += perf_counter_ns() - start
+
+
+def at_own_work() -> bool:
+    """Whether this thread is inside an `own_work` block."""
+    return getattr(_own, "busy", False)
 
 
 class Running(OrderlyMode):

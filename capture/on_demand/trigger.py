@@ -58,7 +58,7 @@ def _record() -> None:
             print(f"opgrip: {line}", file=sys.stderr, flush=True)
 
 
-class StepMarks:
+class MarkedSteps:
     """Counts the steps that the program marks, and calls the listeners of a recording at each."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class StepMarks:
             listener()
 
 
-marks = StepMarks()
+marks = MarkedSteps()
 
 
 def step() -> None:

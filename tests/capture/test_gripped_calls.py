@@ -17,13 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import ROOT, run_python
 
-from opgrip.capture.grip.compare import Sketch, difference
 from opgrip.capture.grip.copies import alike
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.objects import take
 from opgrip.capture.grip.patterns import parse_pattern
-from opgrip.capture.grip.sample_calls import as_it_ran, recorded_calls, write_calls
+from opgrip.capture.grip.sample_calls import Sketch, as_it_ran, difference, recorded_calls, write_calls
 from opgrip.traces import UserError, load
 from opgrip.traces.schema.python_objects import ObjectSpec
 

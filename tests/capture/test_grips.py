@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from opgrip.capture.grip.gripped import GrippedCall
+from opgrip.capture.grip.gripped import GrippedCall, Keep
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
-from opgrip.capture.grip.watch import Keep
 from opgrip.traces import UserError
 
 

@@ -47,9 +47,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the script, and write the samples."""
     from opgrip.capture.command.script import check_script, run_script
+    from opgrip.capture.grip.gripped import Keep
     from opgrip.capture.grip.gripping import Grips
     from opgrip.capture.grip.patterns import parse_pattern
-    from opgrip.capture.grip.watch import Keep
+    from opgrip.traces.io.tensor_file import load_safetensors
 
     program = [args.script, *args.program]
     check_script(program)

@@ -14,15 +14,12 @@ from typing import Any, Generic, Protocol, is_typeddict
 import torch
 
 from opgrip.capture.grip.source.collect import Collector
-from opgrip.capture.grip.source.decorators import find_definition
-from opgrip.capture.grip.source.fields import Mentioned, is_literal, named_in
-from opgrip.capture.grip.source.files import first_line
+from opgrip.capture.grip.source.free_names import Receiver, bound_by, names_of
 from opgrip.capture.grip.source.imports import is_imported, module_of
 from opgrip.capture.grip.source.items import ClassItem, Item, PartItem, Piece
-from opgrip.capture.grip.source.names import Receiver
-from opgrip.capture.grip.source.resolve import evaluate, namespace_of_class, python_function
-from opgrip.capture.grip.source.scopes import bound_by
-from opgrip.capture.grip.source.walker import names_of
+from opgrip.capture.grip.source.live_names import Mentioned, evaluate, named_in, namespace_of_class, python_function
+from opgrip.capture.grip.source.source_files import find_definition, first_line
+from opgrip.capture.grip.source.values import is_literal
 from opgrip.errors import UserError
 
 NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})

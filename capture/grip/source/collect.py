@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from opgrip.capture.grip.source.decorators import FunctionDefinition, find_definition
-from opgrip.capture.grip.source.fields import is_filled, is_literal, lost_defaults, made_by_call, statement_of
-from opgrip.capture.grip.source.files import FUNCTIONS, find_class
+from opgrip.capture.grip.source.free_names import Mention, Role, Use, names_of
 from opgrip.capture.grip.source.imports import is_imported, live_import, module_of, source_module
 from opgrip.capture.grip.source.items import (
     BuiltinItem,
@@ -21,8 +19,7 @@ from opgrip.capture.grip.source.items import (
     Piece,
     ValueItem,
 )
-from opgrip.capture.grip.source.names import Mention, Role, Use
-from opgrip.capture.grip.source.resolve import (
+from opgrip.capture.grip.source.live_names import (
     Kind,
     Meaning,
     kind_of,
@@ -30,8 +27,18 @@ from opgrip.capture.grip.source.resolve import (
     python_function,
     resolve,
 )
-from opgrip.capture.grip.source.values import Inexpressible, Refer, express, express_class
-from opgrip.capture.grip.source.walker import names_of
+from opgrip.capture.grip.source.source_files import FunctionDefinition, find_class, find_definition
+from opgrip.capture.grip.source.values import (
+    Inexpressible,
+    Refer,
+    express,
+    express_class,
+    is_filled,
+    is_literal,
+    lost_defaults,
+    made_by_call,
+    statement_of,
+)
 from opgrip.errors import UserError
 
 _BY_TEXT = ("eval", "globals")
@@ -196,7 +203,7 @@ class Collector(ItemTable):
         except UserError as error:
             item.refuse(str(error))
             return
-        if not any(isinstance(around, FUNCTIONS) for around in definition.file.enclosing(definition.node)):
+        if not definition.file.is_inside_function(definition.node):
             item.name = getattr(definition.node, "name", item.name)
         item.piece = self.function_piece(definition, item)
         self.scan(item.piece, item)

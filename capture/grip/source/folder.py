@@ -18,9 +18,7 @@ from types import FunctionType
 from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
-from opgrip.capture.grip.source.decorators import find_definition
-from opgrip.capture.grip.source.fields import Everything, named_in
-from opgrip.capture.grip.source.files import first_line
+from opgrip.capture.grip.source.free_names import bound_by, names_of
 from opgrip.capture.grip.source.imports import (
     IMPORTED,
     Import,
@@ -30,10 +28,9 @@ from opgrip.capture.grip.source.imports import (
     render,
     top_level,
 )
-from opgrip.capture.grip.source.module import ModuleText, lay_out, objects_of, owner_of, take
-from opgrip.capture.grip.source.scopes import bound_by
-from opgrip.capture.grip.source.tags import source_tags, tags_of
-from opgrip.capture.grip.source.walker import names_of
+from opgrip.capture.grip.source.live_names import Everything, named_in
+from opgrip.capture.grip.source.module import ModuleText, lay_out, objects_of, owner_of, source_tags, tags_of, take
+from opgrip.capture.grip.source.source_files import find_definition, first_line
 from opgrip.errors import UserError
 from opgrip.traces.io.sample_folder import SAMPLE
 

@@ -18,9 +18,10 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.capture.grip.source.files import FUNCTIONS, SourceFile
+if TYPE_CHECKING:
+    from opgrip.capture.grip.source.source_files import SourceFile
 
 _WIDELY_USED = """
     PIL addict attr attrs cv2 einops functorch h5py imageio jax jaxlib joblib jsonschema matplotlib ml_dtypes networkx
@@ -138,9 +139,7 @@ def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
     """The import statements of a file, outside its functions, by the names that they bind."""
     statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for node in ast.walk(file.tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and not any(
-            isinstance(around, FUNCTIONS) for around in file.enclosing(node)
-        ):
+        if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_inside_function(node):
             for alias in node.names:
                 statements_by_name.setdefault(alias.asname or alias.name.partition(".")[0], []).append(node)
     return statements_by_name

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from opgrip.capture.grip.source.files import SourceFile
+from opgrip.capture.grip.source.free_names import Annotation, Names, Use
 from opgrip.capture.grip.source.imports import Import, import_of
-from opgrip.capture.grip.source.names import Annotation, Names, Use
-from opgrip.capture.grip.source.resolve import Kind, Meaning, Namespace, kind_of
+from opgrip.capture.grip.source.live_names import Kind, Meaning, Namespace, kind_of
+from opgrip.capture.grip.source.source_files import SourceFile
 
 
 @dataclass(eq=False, slots=True)

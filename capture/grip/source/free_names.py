@@ -1,4 +1,4 @@
-"""Finds the names that a piece of source takes from outside itself, by Python's rules of scope."""
+"""The names that a piece of source takes from outside itself, by Python's rules of scope."""
 
 from __future__ import annotations
 
@@ -6,18 +6,183 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
 
-from opgrip.capture.grip.source.names import Annotation, Mention, Names, Receiver, Role, Use, dotted
-from opgrip.capture.grip.source.scopes import (
-    FunctionNode,
-    Scope,
-    Scoped,
-    bind,
-    defaults,
-    parameters,
-    stored,
-    type_parameters,
-)
+
+class Role(Enum):
+    """What a name is used for."""
+
+    DEFINE = "evaluated where the piece is defined"
+    RUN = "evaluated when it runs"
+    CHECK = "a class that `isinstance`, `except` or `case` compares with"
+    TEXT = "found by its name in a string"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A free name with the attributes that are read off it: `np.linalg.norm`.
+
+    Attributes
+    ----------
+    nodes : the name's, then those of the attributes around it, from the inside; empty in an annotation that is a string
+    """
+
+    name: str
+    attributes: tuple[str, ...]
+    nodes: tuple[ast.expr, ...]
+    role: Role
+
+
+class Receiver(Enum):
+    """What an attribute is read off."""
+
+    SELF = "the method's object or class"
+    SUPER = "super()"
+    ANY = "something else"
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """An attribute that is read off something whose class the source does not tell.
+
+    Attributes
+    ----------
+    attribute : a regular expression, which is just the name but where `getattr` takes an f-string
+    """
+
+    attribute: str
+    receiver: Receiver
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A type annotation, and the free names in it.
+
+    Attributes
+    ----------
+    holder : what it annotates: a parameter, a function for what it returns, a variable
+    """
+
+    holder: ast.arg | FunctionNode | ast.AnnAssign
+    expression: ast.expr
+    uses: tuple[Use, ...]
+
+
+@dataclass(slots=True)
+class Names:
+    """What a piece of source takes from outside itself.
+
+    Attributes
+    ----------
+    uses : free names, annotations aside
+    bound : all names that some scope in it binds
+    outer : statements that declare names of the module, or of a function around the piece, with those names
+    imports : import statements inside its functions
+    words : strings in it that could be names
+    makes_own : it calls its object's class: `type(self)(...)`
+    calls_self : it calls its object or class: `self(...)`, `cls(...)`
+    """
+
+    uses: list[Use] = field(default_factory=list)
+    mentions: set[Mention] = field(default_factory=set)
+    annotations: list[Annotation] = field(default_factory=list)
+    bound: set[str] = field(default_factory=set)
+    outer: list[tuple[ast.Global | ast.Nonlocal, frozenset[str]]] = field(default_factory=list)
+    imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    words: set[str] = field(default_factory=set)
+    makes_own: bool = False
+    calls_self: bool = False
+
+
+def dotted(node: ast.expr) -> tuple[ast.Name, list[ast.Attribute]] | None:
+    """The name and attributes of `a.b.c`, from the inside; None for what is no such chain."""
+    attributes: list[ast.Attribute] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node)
+        node = node.value
+    return (node, attributes[::-1]) if isinstance(node, ast.Name) else None
+
+
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Scoped: TypeAlias = FunctionNode | ast.Lambda | ast.ClassDef
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass(slots=True)
+class Scope:
+    """Names of a function, class or comprehension.
+
+    Attributes
+    ----------
+    bound : names that are bound in it, `nonlocals` included
+    globals : names that are the module's
+    nonlocals : names that are those of a function around it
+    """
+
+    is_class: bool
+    bound: set[str]
+    globals: set[str] = field(default_factory=set)
+    nonlocals: set[str] = field(default_factory=set)
+
+
+def bound_by(node: ast.stmt) -> set[str]:
+    """The names that a statement binds in the scope that it stands in."""
+    scope = Scope(False, set())
+    bind(node, scope)
+    return scope.bound
+
+
+def parameters(arguments: ast.arguments) -> list[ast.arg]:
+    """All parameters of a function, `*args` and `**kwargs` last."""
+    stars = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *stars]
+
+
+def defaults(arguments: ast.arguments) -> list[ast.expr]:
+    """The default arguments of a function."""
+    return [*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None)]
+
+
+def type_parameters(node: ast.AST) -> set[str]:
+    """The names of the type parameters that a definition has since Python 3.12."""
+    return {parameter.name for parameter in getattr(node, "type_params", ())}
+
+
+def stored(node: ast.AST) -> set[str]:
+    """The names that an expression assigns to."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def bind(node: ast.AST, scope: Scope) -> None:
+    """Enter the names that a statement binds into its scope, without those that scopes inside it bind."""
+    if isinstance(node, ast.Name):
+        if not isinstance(node.ctx, ast.Load):
+            scope.bound.add(node.id)
+    elif isinstance(node, ast.Global):
+        scope.globals.update(node.names)
+    elif isinstance(node, ast.Nonlocal):
+        scope.nonlocals.update(node.names)
+    elif isinstance(node, ast.alias):
+        scope.bound.add(node.asname or node.name.partition(".")[0])
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+        scope.bound.add(node.name)
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        scope.bound.add(node.rest)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        scope.bound.add(node.name)
+        outside: list[ast.AST] = [*node.decorator_list]
+        outside += node.bases if isinstance(node, ast.ClassDef) else defaults(node.args)
+    elif isinstance(node, ast.Lambda):
+        outside = [*defaults(node.args)]
+    elif isinstance(node, COMPREHENSIONS):
+        # only := binds in the scope around a comprehension
+        outside = [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
+    else:
+        outside = list(ast.iter_child_nodes(node))
+    for part in outside:
+        bind(part.target if isinstance(part, ast.NamedExpr) and isinstance(node, COMPREHENSIONS) else part, scope)
 
 
 def names_of(node: ast.AST, is_method: bool = False) -> Names:
