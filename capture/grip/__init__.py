@@ -1,1 +1,1 @@
-"""The gripper: watches a function's calls, and takes it out of its project as a sample that runs on its own."""
+"""Grip functions: record their calls, and extract their source as a sample that runs on its own."""

@@ -1,4 +1,4 @@
-"""Copies of live arguments, numpy arrays as tensors over their memory, and whether a call wrote into its arguments."""
+"""Copies of live arguments, numpy arrays as tensors over their memory, and exact comparison."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Arrays:
-    """Takes arrays, those that are views of one array as tensors in one storage."""
+    """Converts arrays; views of one array become tensors in one storage."""
 
     def __init__(self) -> None:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """An array as the tensor over its memory, or over a copy, where torch has no such layout.
+        """Return an array as a tensor over its memory, or over a copy if torch has no such layout.
 
         Raises
         ------
@@ -42,7 +42,7 @@ class Arrays:
         return ArraySpec(memory.as_strided(array.shape, [step // size for step in steps], offset // size))
 
     def _over(self, root: Array) -> torch.Tensor:
-        """The bytes of an array, as one tensor whenever they are asked for."""
+        """Return the bytes of an array as a tensor, always the same one."""
         if id(root) not in self._memory:
             self._memory[id(root)] = root, torch.from_numpy(root.reshape(-1).view(np.uint8))
         return self._memory[id(root)][1]
@@ -65,14 +65,14 @@ ALIGNMENT = 16
 
 @contextmanager
 def isolate_from_program() -> Iterator[None]:
-    """What runs in the block is neither seen nor changed by modes of the program, nor by its gradients."""
+    """Run the block outside of the program's modes and gradients."""
     # out of inference mode: what is made in there could be used nowhere else
     with without_modes(), without_functions(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def copy_tensors(tree: Any) -> Any:
-    """The same tree with its tensors copied: strides are kept, and those that share memory share that of the copies."""
+    """Return the tree with copied tensors: strides are kept, and copies share memory as the originals do."""
     with isolate_from_program():
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
@@ -80,7 +80,7 @@ def copy_tensors(tree: Any) -> Any:
 
 
 def bytes_of(tree: Any) -> int:
-    """Bytes of the memory that a tree's tensors reach over."""
+    """Return the number of bytes that a tree's tensors span."""
     spans: dict[int, tuple[int, int]] = {}
     for leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):
@@ -91,7 +91,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two trees hold the same, to the last bit of their tensors."""
+    """Return True if two trees are equal to the last bit of their tensors."""
     with isolate_from_program():
         return _alike(one, other)
 
@@ -141,7 +141,7 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:
-    """A copy of a tensor over a copy of its memory, which begins at the byte `first` of the original."""
+    """Return a copy of a tensor over a copy of its memory, which begins at byte `first` of the original."""
     offset = tensor.storage_offset() - first // ALIGNMENT * ALIGNMENT // tensor.dtype.itemsize
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy = empty.set_(memory, offset if tensor.numel() else 0, tensor.shape, tensor.stride())
@@ -154,7 +154,7 @@ def _part(tensor: torch.Tensor, first: int, end: int) -> torch.UntypedStorage:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage that a tensor reaches over: the first, and the one after the last."""
+    """Return the bytes of its storage that a tensor spans: the first, and one past the last."""
     if tensor.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

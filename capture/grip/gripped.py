@@ -1,4 +1,4 @@
-"""What was gripped: a function, and those of its calls that are kept: the first of each distinct signature."""
+"""A gripped function, and those of its calls that are kept: the first of each distinct signature."""
 
 from __future__ import annotations
 
@@ -34,15 +34,12 @@ class GrippedCall:
 
     Attributes
     ----------
-    args, kwargs : as they were before the call: tensors copied (strides and requires_grad kept), containers and
-        objects copied
-    results : what it returned, copied
-    after : the arguments after the call, where it wrote into them
-    random_state : torch's CPU generator before the call, where the call drew from it
-    operators : how many operators it launched
-    operator_ns : their time
-    duration_ns : the call's time
-    settings : torch's settings that it ran under, as a trace's contexts have them, and autocast: `cpu:bfloat16`
+    args, kwargs : copies from before the call, with tensors' strides and requires_grad
+    results : copy of what it returned
+    after : the arguments after the call, if it wrote into them
+    random_state : torch's CPU generator before the call, if the call drew from it
+    operators, operator_ns : number and time of the operators that it launched
+    settings : torch's settings, as in a trace's contexts, and autocast: `cpu:bfloat16`
     """
 
     args: tuple[Any, ...]
@@ -62,11 +59,11 @@ class Gripped:
 
     Attributes
     ----------
-    function : the original, unwrapped by us
-    owner : the class, for methods
-    entry : "delta2bbox", "Coder.decode"
-    name : of the sample
-    tags : the words of `opgrip.samples.tags.Tag`
+    function : the original, without our wrapper
+    owner : the class of a method
+    entry : `delta2bbox`, `Coder.decode`
+    name : name of the sample
+    tags : words of `opgrip.samples.tags.Tag`
     by_reference : keep the import path instead of the code
     """
 
@@ -89,9 +86,9 @@ class Keep:
 
     Attributes
     ----------
-    calls : how many, each of another signature
-    name : of the sample; None for the function's own
-    tags : words that the user adds to those that are found
+    calls : number of calls, each of another signature
+    name : name of the sample; None for the function's own
+    tags : the user's tags, besides those that are found
     by_reference : keep the import path instead of the code
     """
 
@@ -108,11 +105,10 @@ class Keeper:
     Attributes
     ----------
     function : the original
-    owner : the class that it is a method of
+    owner : the class of a method
     entry : its qualified name
-    filled : is called once there are as many calls as are wanted
-    calls : what was kept
-    lost : calls that could not be kept, by the reason
+    filled : called once there are enough calls
+    lost : calls that could not be kept, by reason
     """
 
     function: FunctionType
@@ -130,22 +126,22 @@ class Keeper:
 
     @property
     def name(self) -> str:
-        """Of the sample."""
+        """Name of the sample."""
         name = self.keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
         return name if name.isidentifier() else _bound_name(self.function)
 
     def has_room(self) -> bool:
-        """Whether it has fewer calls than are wanted, those that run now included."""
+        """Return True if it has fewer calls than it should keep, counting those that run now."""
         return len(self.calls) + self._going < self.keep.calls
 
     def gripped(self) -> Gripped:
-        """The function and its calls."""
+        """Return the function and its calls."""
         owner = self.owner or owner_of(self.function, self.entry)
         tags = frozenset(self._tags) | self.keep.tags
         return Gripped(*(self.function, owner, self.entry, self.name, tags, tuple(self.calls)), self.keep.by_reference)
 
     def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """Run a call, and keep it where it is of a new signature. What goes wrong in that is counted.
+        """Run a call, and keep it if its signature is new. Errors in keeping it are counted.
 
         Parameters
         ----------
@@ -183,7 +179,7 @@ class Keeper:
         return result
 
     def _begin(self, arguments: SpecTree) -> _Before | None:
-        """What a call is given, copied; None where it need not be kept."""
+        """Return a copy of a call's arguments; None if it need not be kept."""
         if not self.has_room() or os.getpid() != self._pid:
             return None
         key = call_key(self.entry, *arguments.tree)
@@ -215,7 +211,6 @@ class Keeper:
         kwargs: dict[str, Any],
         result: Any,
     ) -> None:
-        """Keep a call that has ended."""
         has_drawn = _has_drawn(before.random_states)
         args_after = take((args, kwargs))
         after = None if alike(before.tree, args_after.tree) else _make_copy(args_after)
@@ -242,7 +237,7 @@ class Keeper:
 
 
 def _bound_name(function: FunctionType) -> str:
-    """The name that a module has a lambda by."""
+    """Return the name of a lambda in its module."""
     for name, value in list(function.__globals__.items()):
         if value is function or (type(value) is FunctionType and getattr(value, "__wrapped__", None) is function):
             return name
@@ -250,7 +245,7 @@ def _bound_name(function: FunctionType) -> str:
 
 
 def owner_of(function: FunctionType, entry: str) -> type | None:
-    """The class that a function's qualified name says it is a method of, as its module has it; None for none."""
+    """Return the class of a method by its qualified name; None for functions."""
     scope: Any = function.__globals__
     for part in entry.split(".")[:-1]:
         scope = (scope if isinstance(scope, dict) else vars(scope)).get(part)
@@ -261,7 +256,7 @@ def owner_of(function: FunctionType, entry: str) -> type | None:
 
 @dataclass(frozen=True, slots=True)
 class _RandomStates:
-    """Generators before a call."""
+    """States of random generators before a call."""
 
     cpu: Tensor
     device: Tensor | None
@@ -270,12 +265,7 @@ class _RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What is known of a call before it runs.
-
-    Attributes
-    ----------
-    tree : the arguments with their tensors copied
-    """
+    """What is known of a call before it runs; `tree` holds the arguments with copied tensors."""
 
     names: Mapping[str, Any]
     tree: Any
@@ -293,7 +283,7 @@ def _copy_within_limit(spec_tree: SpecTree) -> Any:
 
 
 def _is_on_nothing(tree: Any) -> bool:
-    """Whether arguments have tensors, all of them empty; those in objects, as a module's parameters, are no matter."""
+    """Return True if all tensors in arguments are empty, apart from those in objects, such as a module's parameters."""
     tensors: list[Tensor] = []
     waiting = [tree]
     while waiting:
@@ -320,11 +310,11 @@ def _random_states() -> _RandomStates:
 
 
 def _has_drawn(before: _RandomStates) -> bool:
-    """Whether random numbers were drawn since, by torch on the CPU.
+    """Return True if torch's CPU generator has drawn numbers since.
 
     Raises
     ------
-    CannotHold : where others were, whose generators a sample does not set
+    CannotHold : if other generators did, which a sample does not set
     """
     now = _random_states()
     if now.others != before.others:

@@ -1,4 +1,4 @@
-"""Grip the functions that patterns name: replace them wherever a program has them, and write each as a sample."""
+"""Grip functions: replace them wherever a program has them, keep or record their calls, and write each as a sample."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from opgrip.capture.grip.objects import SpecTree, take
 from opgrip.capture.grip.patterns import (
     LOCALS,
     CannotDecorate,
+    GripTarget,
     Pattern,
-    Target,
     decorated_inside,
     decorated_module,
     find_targets,
@@ -43,22 +43,19 @@ KEEP = Keep()
 
 
 class Grips:
-    """While it is entered, the functions that its patterns name are gripped, those of modules loaded later too.
-
-    And so are those that `grip` is given.
+    """Grips the functions that patterns match, also in modules loaded later, and those passed to `grip`, while entered.
 
     Parameters
     ----------
-    patterns : which functions; `grip` takes others
-    keep : what is kept of each
-    to : the folder that samples are written into, each once it has the calls that are wanted, the others by `finish`;
-        None for no samples
-    recorder : of the trace that calls are recorded in, None for none
+    patterns : patterns of functions
+    keep : what is kept of each function
+    to : folder for samples, each written once it has enough calls, the others by `finish`; None for no samples
+    recorder : recorder of a trace for the calls, if any
 
     Attributes
     ----------
-    written : the samples' folders
-    refused : by a function's name, why it could not be gripped, or no sample be made of it
+    written : folders of the samples
+    refused : by function, why it could not be gripped or written
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Grips:
         # the program may go to another folder
         self._to = None if to is None else to.absolute()
         self._recorder = recorder
-        self._watched: dict[tuple[int, str | None], Watched] = {}
+        self._watched: dict[tuple[int, str | None], WatchedFunction] = {}
         self._codes: dict[FunctionType, Any] = {}
         self._lent: list[tuple[type, str]] = []
         self._matched: set[Pattern] = set()
@@ -88,8 +85,8 @@ class Grips:
         )
 
     @property
-    def watched(self) -> tuple[Watched, ...]:
-        """The functions that are gripped."""
+    def watched(self) -> tuple[WatchedFunction, ...]:
+        """The gripped functions."""
         return tuple(self._watched.values())
 
     def __enter__(self) -> Grips:
@@ -115,7 +112,7 @@ class Grips:
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
-        """A function, or a static or class method, with its calls gripped; as it is where that cannot be."""
+        """Return a function, static or class method with its calls gripped; unchanged if that is not possible."""
         function = plain_function(value)
         candidate = value if function is None else function
         name = entry or str(getattr(candidate, "__qualname__", None) or candidate)
@@ -123,11 +120,11 @@ class Grips:
         if reason is not None or function is None:
             self.refused[name] = str(reason)
             return value
-        wrapper = self._watch(Target(function, owner, name)).wrapper
+        wrapper = self._watch(GripTarget(function, owner, name)).wrapper
         return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
 
     def finish(self) -> None:
-        """Write the samples that have calls and are not written yet, and tell of the patterns that matched nothing."""
+        """Write the remaining samples that have calls, and report patterns that matched nothing."""
         for thread in self._writing:
             thread.join()
         for watched in self.watched:
@@ -141,7 +138,7 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """What compiles a script so that its functions are gripped when they are made; None where none is meant."""
+        """Return a function that compiles a script so that its functions are gripped; None if no pattern is for it."""
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None
@@ -180,8 +177,8 @@ class Grips:
                     replacements[target.function] = self._watch(target).wrapper
         rebind(replacements, modules if len(modules) == 1 else None)
 
-    def _lend(self, target: Target) -> None:
-        """Give a class the method that it has from another one, gripped, as its own."""
+    def _lend(self, target: GripTarget) -> None:
+        """Give a class its inherited method, gripped, as its own."""
         name = target.qualname.rpartition(".")[2]
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
@@ -191,7 +188,7 @@ class Grips:
             type.__setattr__(target.owner, name, kind(wrapper) if kind in (staticmethod, classmethod) else wrapper)
             self._lent.append((target.owner, name))
 
-    def _grip_inside(self, target: Target, around: FunctionType) -> None:
+    def _grip_inside(self, target: GripTarget, around: FunctionType) -> None:
         if around in self._codes:
             return
         outer = around.__qualname__
@@ -206,8 +203,8 @@ class Grips:
         except CannotDecorate as error:
             self.refused[target.qualname] = str(error)
 
-    def _watch(self, target: Target) -> Watched:
-        """A function as it is watched, the same whenever it is asked for."""
+    def _watch(self, target: GripTarget) -> WatchedFunction:
+        """Return the watched form of a function, always the same one."""
         function = target.function
         # a function that is made whenever another one runs is one function all the same
         is_local = LOCALS in target.qualname
@@ -218,19 +215,18 @@ class Grips:
         keeper = previous.keeper if previous is not None else None
         if keeper is None and self._to is not None:
             keeper = Keeper(function, target.owner, target.qualname, self._keep, self._write_beside)
-        watched = Watched(function, target.qualname, self._recorder, keeper)
+        watched = WatchedFunction(function, target.qualname, self._recorder, keeper)
         self._watched[key] = watched
         return watched
 
     def _write_beside(self, keeper: Keeper) -> None:
-        """Write a function's sample while the program goes on."""
+        """Write a function's sample while the program continues."""
         thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
         self._writing.append(thread)
         with own_work() if self._recorder is None else self._recorder.own_calls.lock:
             thread.start()
 
     def _write(self, keeper: Keeper) -> None:
-        """Write a function's sample, once."""
         if self._to is None or os.getpid() != self._pid:
             return
         try:
@@ -243,7 +239,7 @@ class Grips:
 
     def _write_sample(self, keeper: Keeper, to: Path) -> None:
         # not before it is needed: it reads syntax trees
-        from opgrip.capture.grip.source import write_folder
+        from opgrip.capture.grip.source.folder import write_folder
 
         gripped = keeper.gripped()
         if not gripped.calls:
@@ -252,19 +248,18 @@ class Grips:
         self.written.append(write_folder(gripped, to, lambda folder: write_calls(folder, gripped)))
 
 
-class Watched:
-    """A function whose calls are kept, or recorded in a trace, or both.
+class WatchedFunction:
+    """A function whose calls are kept, recorded in a trace, or both.
 
     Parameters
     ----------
-    function : the original
-    recorder : of the trace, None for none
-    keeper : None where no sample is wanted
+    recorder : recorder of the trace, if any
+    keeper : keeper of calls, if a sample is wanted
 
     Attributes
     ----------
-    active : calls are looked at; else they run as if nobody watched
-    called : there was one
+    active : whether calls are watched
+    called : whether there was a call
     """
 
     def __init__(self, function: FunctionType, entry: str, recorder: Recorder | None, keeper: Keeper | None) -> None:
@@ -310,7 +305,7 @@ class Watched:
             self.recorder.drop(self.name, error)
 
 
-def _wrapper(function: FunctionType, watched: Watched) -> FunctionType:
+def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:
     @functools.wraps(function)
     def gripped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not watched.active or _is_traced():
@@ -323,12 +318,12 @@ def _wrapper(function: FunctionType, watched: Watched) -> FunctionType:
 
 
 def _is_traced() -> bool:
-    """Whether what runs is being turned into a program of another kind."""
+    """Return True if the running code is being converted into another kind of program."""
     tracing: bool = torch._C._get_tracing_state() is not None
     return tracing or is_transforming()
 
 
 def _describe_result(result: Any) -> Any:
-    """A result as a trace holds it."""
+    """Return a result as a trace holds it."""
     with own_work(), isolate_from_program():
         return take(result).tree

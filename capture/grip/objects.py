@@ -1,7 +1,6 @@
-"""Takes live arguments apart: into trees of specs whose leaves are the live tensors and plain values.
+"""Take live arguments apart, into trees of specs whose leaves are live tensors and plain values.
 
-Objects are read past their own ways to be read, so none of the program's code runs: not even by `isinstance`, which
-asks them what they say they are.
+Objects are read without calling any of the program's code; not even `isinstance` is used, as classes can override it.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
-    """An argument that a sample cannot hold, by the reason."""
+    """The reason why a sample cannot hold an argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,8 @@ class SpecTree:
     Attributes
     ----------
     tree : specs, live tensors and plain values; `Opaque` for what cannot be held
-    names : the classes, functions and enumerations' members that the tree names
-    refused : why an argument cannot be held, fields of objects aside; None where all can be
+    names : classes, functions and enum members that the tree names
+    refused : why an argument cannot be held, fields of objects aside; None if all can be
     """
 
     tree: Any
@@ -78,12 +77,7 @@ class SpecTree:
 
 
 def take(value: Any) -> SpecTree:
-    """What a value is made of.
-
-    Raises
-    ------
-    CannotHold : where it is too much
-    """
+    """Take a value apart; `CannotHold` if it is too large."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))
@@ -91,7 +85,7 @@ def take(value: Any) -> SpecTree:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What an object is made of: its class, its fields, and what it holds as the builtin that it extends."""
+    """The parts of an object: its class, its fields, and its content as the builtin that it extends."""
 
     cls: type
     fields: Mapping[str, Any]
@@ -111,7 +105,7 @@ class _Taker:
     _in_field: bool = False
 
     def count(self, value: Any) -> None:
-        """Count how often each thing is met."""
+        """Count how often each object occurs."""
         stack = [value]
         while stack:
             item = stack.pop()
@@ -127,7 +121,6 @@ class _Taker:
                     raise CannotHold(f"more than {MOST_VALUES:,} values")
 
     def take(self, value: Any) -> Any:
-        """A value taken apart."""
         try:
             return self._take(value) if self._occurrences[id(value)] < 2 else self._take_shared(value)
         except CannotHold as error:
@@ -231,7 +224,7 @@ class _Taker:
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """What stands in a value that can stand in several places; None for others."""
+    """Return the parts of a value that may occur in several places; None for other values."""
     kind = type(value)
     if kind in _PLAIN or issubclass(kind, torch.Tensor | np.ndarray | np.generic):
         return None
@@ -256,7 +249,7 @@ def _inner(value: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> _Parts:
-    """The parts of an object that Python made."""
+    """Return the parts of an object that Python made."""
     cls = type(value)
     _check_class(cls)
     fields = dict(_fields_of(value))
@@ -287,7 +280,7 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 
 
 def _module_parts(module: nn.Module) -> _Parts:
-    """A module's class and the fields that are not in its tables."""
+    """Return a module's class and the fields that are not in its tables."""
     if issubclass(type(module), torch.jit.ScriptModule):
         raise CannotHold("a module that torch.jit made")
     _check_class(type(module))
@@ -319,7 +312,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_class(cls: type) -> None:
-    """Raise `CannotHold` for a class whose objects are more than their fields and what their builtin holds."""
+    """Raise `CannotHold` for a class whose objects are more than their fields and their builtin's content."""
     if cls not in _checked:
         _checked[cls] = _refusal(cls)
     if (reason := _checked[cls]) is not None:
@@ -346,7 +339,7 @@ def _refusal(cls: type) -> str | None:
 
 
 def _name(value: Any) -> str | None:
-    """The name that a class, function or enumeration's member is held by; None for all else."""
+    """Return the name by which a class, function or enum member is held; None for other values."""
     if (listed_name := _NAMES_BY_ID.get(id(value))) is not None:
         return listed_name
     kind = type(value)

@@ -1,4 +1,8 @@
-"""Which functions patterns mean, where they are found, and how they are replaced."""
+"""Which functions patterns mean, where these are found, and how they are replaced.
+
+Functions inside others, and those of a script, are decorated before they exist: the source is compiled again with one
+more decorator before each of them, a placeholder constant. Lines and columns stay as they were.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ LOCALS = "<locals>"
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Names of functions, as shells match file names.
+    """A pattern of functions, with globs as in file names.
 
     Attributes
     ----------
-    module : of names of modules that define functions, or of packages that give those of their own modules on
-    qualname : of qualified names in them: `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
+    module : matches modules that define functions, or packages that re-export those of their own modules
+    qualname : matches qualified names in them: `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
     """
 
     module: str
@@ -33,14 +37,13 @@ class Pattern:
         return f"{self.module}:{self.qualname}"
 
     def matches_module(self, name: str) -> bool:
-        """Whether a module of that name may hold what is meant."""
+        """Return True if a module of that name may hold such a function."""
         return fnmatchcase(name, self.module)
 
     def matches(self, qualname: str) -> bool:
-        """Whether a function of that name is meant.
+        """Return True for the qualified name of such a function.
 
-        Methods with two underscores before and after, and functions inside functions, are only where the pattern
-        says so.
+        Special methods and functions inside functions match only if the pattern names them explicitly.
         """
         last, pattern_last = qualname.rpartition(".")[2], self.qualname.rpartition(".")[2]
         if last.startswith("__") and last.endswith("__") and not pattern_last.startswith("__"):
@@ -51,12 +54,7 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """The pattern that a user wrote.
-
-    Raises
-    ------
-    UserError : for what is none
-    """
+    """Parse `module:function`; `UserError` for other forms."""
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
         raise UserError(f"{text!r} names no functions", "write module:function, such as 'mmdet.models.*:delta2bbox'")
@@ -64,15 +62,15 @@ def parse_pattern(text: str) -> Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A function that a pattern means.
+class GripTarget:
+    """A function that a pattern matches.
 
     Attributes
     ----------
-    owner : the class that it was found in, None outside of classes
-    qualname : what it is called where it was found
-    inside : of a function that is made anew whenever another one runs, that one
-    inherited : the class has it from another one
+    owner : class in which it was found, if any
+    qualname : its name where it was found
+    inside : the function around it, if it is created whenever that runs
+    inherited : the class inherits it
     """
 
     function: FunctionType
@@ -82,10 +80,10 @@ class Target:
     inherited: bool = False
 
 
-def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[Target]:
-    """The functions of a loaded module that the patterns mean.
+def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
+    """Yield the functions of a loaded module that patterns match.
 
-    Of functions inside others, `function` is the one around them.
+    For functions inside others, `function` is the one around them.
     """
     module_patterns = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
     if module_patterns:
@@ -94,13 +92,13 @@ def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[Ta
 
 def _in_namespace(
     namespace: Any, module: str, patterns: Sequence[Pattern], owner: type | None, prefix: str, visited_ids: set[int]
-) -> Iterator[Target]:
+) -> Iterator[GripTarget]:
     for name, value in list(namespace.items()):
         function = plain_function(value)
         if function is not None and _belongs(function, module):
             qualname = f"{prefix}{name}"
             if any(pattern.matches(qualname) for pattern in patterns):
-                yield Target(function, owner, qualname)
+                yield GripTarget(function, owner, qualname)
             yield from _find_nested(function, qualname, owner, patterns)
         elif issubclass(type(value), type) and _belongs(value, module) and id(value) not in visited_ids:
             visited_ids.add(id(value))
@@ -109,30 +107,30 @@ def _in_namespace(
             yield from _find_inherited(value, inner, patterns)
 
 
-def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[Target]:
-    """The methods that a pattern names as a class's, and that it has from another class."""
+def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
+    """Yield the inherited methods that a pattern names as a class's."""
     for pattern in patterns:
         # not where it has a wildcard: then the class that has the method matches too, or should not
         name = pattern.qualname.rpartition(".")[2]
         if pattern.qualname == prefix + name and name not in vars(cls):
             function = plain_function(inspect.getattr_static(cls, name, None))
             if function is not None:
-                yield Target(function, cls, pattern.qualname, inherited=True)
+                yield GripTarget(function, cls, pattern.qualname, inherited=True)
 
 
 def _find_nested(
     function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]
-) -> Iterator[Target]:
+) -> Iterator[GripTarget]:
     around = cast(Any, inspect.unwrap(function))
     if not isinstance(around, FunctionType):
         return
     for inner in nested_names(around.__code__, qualname):
         if any(pattern.matches(inner) for pattern in patterns):
-            yield Target(around, owner, inner, inside=around)
+            yield GripTarget(around, owner, inner, inside=around)
 
 
 def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
-    """The qualified names of the functions that a function makes when it runs."""
+    """Yield the qualified names of the functions that a function creates when it runs."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType) and not constant.co_name.startswith("<"):
             inner = f"{qualname}.{LOCALS}.{constant.co_name}"
@@ -141,7 +139,7 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """The Python function that a name of a module or class stands for; None where it is something else."""
+    """Return the Python function behind a name of a module or class, if there is one."""
     # not isinstance, which asks some values what they say they are
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
@@ -149,13 +147,13 @@ def plain_function(value: Any) -> FunctionType | None:
 
 
 def _belongs(value: Any, module: str) -> bool:
-    """Whether a module defines it, or is the package that gives it on from below."""
+    """Return True if a module defines it, or is a package above the module that does."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and (home == module or home.startswith(f"{module}."))
 
 
 def refusal(function: Any) -> str | None:
-    """Why a function's calls cannot be kept; None where they can."""
+    """Return why a function's calls cannot be kept, or None."""
     if isinstance(function, type):
         return "it is a class: name the method with entry="
     if not isinstance(function, FunctionType):
@@ -169,17 +167,16 @@ def refusal(function: Any) -> str | None:
 
 
 def loaded_modules() -> list[ModuleType]:
-    """The program's modules."""
     modules: list[Any] = list(sys.modules.values())
     return [module for module in modules if isinstance(module, ModuleType)]
 
 
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
-    """Put each value of the mapping where its key stands: in modules' namespaces and in classes, as a method too.
+    """Replace each key of the mapping by its value, in modules' namespaces and in classes, also as a method.
 
     Parameters
     ----------
-    modules : where to look; None for all that are loaded
+    modules : where to look; None for all loaded modules
     """
     by_id = {id(old): new for old, new in replacements.items()}
     if not by_id:
@@ -207,7 +204,7 @@ def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
 
 
 def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
-    """The classes in namespaces, those inside classes included, each once."""
+    """Yield the classes in namespaces and in these classes, each once."""
     visited_ids: set[int] = set()
     stack: list[Mapping[str, Any]] = list(namespaces)
     while stack:
@@ -233,11 +230,11 @@ _FUTURE = 0x1FF0000
 
 
 class CannotDecorate(Exception):
-    """A function inside another one that cannot be had, by the reason."""
+    """The reason why a function inside another one cannot be decorated."""
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
-    """The code of a module whose functions of wanted qualified names are decorated."""
+    """Return the code of a module in which matching functions are decorated."""
     tree = ast.parse(source, file)
     mark = _Marks(is_gripped)
     mark.visit(tree)
@@ -247,15 +244,11 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """The code of a function whose inner functions of wanted qualified names are decorated when they are made.
-
-    Parameters
-    ----------
-    qualname : of the function
+    """Return the code of a function in which matching inner functions are decorated when they are created.
 
     Raises
     ------
-    CannotDecorate : where its source is not there, or is not what was loaded
+    CannotDecorate : if its source is missing, or differs from what was loaded
     """
     code = function.__code__
     try:
@@ -284,7 +277,7 @@ def decorated_inside(
 
 
 def _compile_function(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
-    """The code of a function, compiled where it finds the same variables around it."""
+    """Compile a function where it finds the same variables around it."""
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef = node
     owner = qualname.split(".")[-2] if qualname.count(".") else LOCALS
     if owner != LOCALS:
@@ -322,7 +315,7 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:
-    """Compiled code with the qualified names that it has in its module."""
+    """Restore the qualified names that code has in its module."""
     before = f"{_AROUND}.{LOCALS}.{qualname.rpartition(f'{LOCALS}.')[2]}"
 
     def name(text: str) -> str:
@@ -341,7 +334,7 @@ def _rename_code(code: CodeType, qualname: str) -> CodeType:
 
 
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
-    """Code, and the code in it, with another constant in the place of a text."""
+    """Return code, and the code in it, with `value` in place of the placeholder."""
     constants = tuple(
         value
         if item == sentinel and isinstance(item, str)
@@ -354,7 +347,7 @@ def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
 
 
 class _Marks(ast.NodeVisitor):
-    """Puts a constant before each wanted function as its first decorator."""
+    """Puts the placeholder before each matching function as its first decorator."""
 
     sentinel = "opgrip: a decorator stands here"
 
@@ -363,19 +356,16 @@ class _Marks(ast.NodeVisitor):
         self._prefix = f"{inside}.{LOCALS}." if inside else ""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Mark a function, and those in it."""
         self._function(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        """The same for one that is asynchronous."""
         self._function(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Mark a class's methods."""
         self._inside(node, f"{self._prefix}{node.name}.")
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        """What a lambda holds has no name."""
+        """Skip lambdas, in which functions have no names."""
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         name = f"{self._prefix}{node.name}"

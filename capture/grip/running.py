@@ -1,4 +1,4 @@
-"""Watches what a call runs: how many operators, for how long, and which of the tags they earn it."""
+"""Watch what a call runs: how many operators, for how long, and which tags these imply."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class _Spent(threading.local):
-    """The time that watching took in this thread, in ns: it is no part of what is watched."""
+    """The time in ns that watching took in this thread, which is not part of the watched time."""
 
     ns = 0
 
@@ -68,7 +68,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """What this thread calls in the block is not looked at."""
+    """Do not watch what this thread calls in the block."""
     if at_own_work():
         yield
         return
@@ -82,7 +82,7 @@ def own_work() -> Iterator[None]:
 
 
 def at_own_work() -> bool:
-    """Whether this thread is inside an `own_work` block."""
+    """Return True if this thread is inside an `own_work` block."""
     return getattr(_own, "busy", False)
 
 
@@ -91,9 +91,8 @@ class Running(OrderlyMode):
 
     Attributes
     ----------
-    operators : how many ran
-    operator_ns : their time
-    tags : what they are told by
+    operators, operator_ns : their number and time
+    tags : tags that they imply
     """
 
     supports_higher_order_operators = True
@@ -106,12 +105,12 @@ class Running(OrderlyMode):
 
     @property
     def tags(self) -> frozenset[str]:
-        """What was seen."""
+        """The tags found so far."""
         return frozenset[str]().union(*self._tags_by_call.values())
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run as it is: else it would give other results than without us."""
+        """Let compiled code run as it is: else it would compute other results than without us."""
         return True
 
     @classmethod
@@ -122,7 +121,6 @@ class Running(OrderlyMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator, and take note of it."""
         entered = perf_counter_ns()
         kwargs = kwargs or {}
         self._look(func, args, kwargs)
@@ -153,11 +151,11 @@ leave_compiled(Running)
 
 
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
-    """The tags that one operator's call earns the function that made it.
+    """Yield the tags that one operator's call implies for the function that made it.
 
     Parameters
     ----------
-    shapes : of the tensors that it takes, in order, each with whether it could be a mask
+    shapes : shapes of its tensors in order, each with whether it could be a mask
     """
     name = func._schema.name.partition("::")[2]
     plain = name.rstrip("_")

@@ -1,4 +1,7 @@
-"""The recorded calls of a sample: written, read, run again and compared."""
+"""The recorded calls of a sample: written, read, run again and compared.
+
+A sample's folder holds them as a trace, with whole tensor values in a second file.
+"""
 
 from __future__ import annotations
 
@@ -53,20 +56,21 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What a call gave, without values: as a trace holds it."""
+    """Results of a call as a trace holds them, without values."""
 
     tree: Any
 
 
 def difference(expected: Any, got: Any) -> str | None:
-    """Where two results differ, in one line; None where they do not.
+    """Return one line on where two results differ, or None.
 
-    Tensors, arrays and floats are alike within `torch.testing.assert_close`'s tolerances for their dtype; nan is alike
-    to nan. Fields of objects that cannot be held are passed over.
+    Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
+    of
+    objects that cannot be held are ignored.
 
     Parameters
     ----------
-    expected : live values, or a `Sketch`, of which numbers' types and tensors' shapes and dtypes are compared
+    expected : live values, or a `Sketch`, with which only types of numbers, shapes and dtypes are compared
     """
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
@@ -102,7 +106,7 @@ _NUMBERS = (bool, int, float, complex, ScalarSpec)
 
 
 def _inner(value: Any) -> dict[str, Any] | None:
-    """What stands in a value, by how it is reached."""
+    """Return the parts of a value by how they are accessed."""
     match value:
         case dict():
             return {f"[{key!r}]": item for key, item in value.items()}
@@ -169,11 +173,11 @@ def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -
 
     Parameters
     ----------
-    most_bytes : of whole values
+    most_bytes : limit of whole values
 
     Raises
     ------
-    UserError : if the file exists
+    UserError : if a file exists already, or safetensors is not installed
     """
     full = FullValues(folder / VALUES, most_bytes=most_bytes)
     records: list[Record] = [Thread(0, "MainThread")]
@@ -201,7 +205,7 @@ class _Writing:
         self._contexts: list[dict[str, Any]] = []
 
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
-        """The records of a call, but those of values, which are pended before."""
+        """Yield the records of a call; those of values are passed to `pend` before."""
         # first, as there may be no room for the values of all that follows
         state = None if call.random_state is None else self._describe(call.random_state)
         args, kwargs = self._describe((call.args, call.kwargs))
@@ -218,7 +222,7 @@ class _Writing:
         self.start_ns += call.duration_ns
 
     def _describe(self, value: Any) -> Any:
-        """A live value as a trace holds it, with its values."""
+        """Return a live value as a trace holds it, with its values."""
         tree = take(value).tree
         (described,), _ = describe_call((tree,), {}, lambda place: self._fit)
         return described
@@ -229,18 +233,18 @@ class _Writing:
 
 
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
-    """The calls that `write_calls` wrote, with live arguments and results.
+    """Return the calls that `write_calls` wrote, with live arguments and results.
 
-    Nothing that the files name is imported. Where a call's whole values are not there, its arguments are drawn from the
-    models of them, its results are a `Sketch`, and `after` is not known.
+    Nothing that the files name is imported. If a call's whole values are missing, its arguments are drawn from value
+    models, its results are a `Sketch`, and `after` is unknown.
 
     Parameters
     ----------
-    classes : what arguments' classes and functions are found in by name, such as the namespace of the sample's module
+    classes : arguments' classes and functions by name, such as the namespace of the sample's module
 
     Raises
     ------
-    UserError : where the files are not there, or a class is not given
+    UserError : if files are missing, or a class is unknown
     """
     trace = load(folder / CALLS, partial=False, unbounded=True)
     reading = _Reading(trace, classes)
@@ -257,7 +261,6 @@ class _Reading:
         self._context = {number: context_of.get(scope) for number, scope in calls["scope"].to_dict().items()}
 
     def call(self, signature: Signature) -> GrippedCall:
-        """One call."""
         number = signature.number
         effects = self._trace.effects.get(number, Effects(number, 0, 0))
         arguments = (signature.args, signature.kwargs)
@@ -281,7 +284,7 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """The block runs under the settings that a call ran under, and draws the random numbers that it drew."""
+    """Run the block under the settings of a call, drawing the random numbers that it drew."""
     settings = call.settings
     with ExitStack() as stack:
         if call.random_state is not None:
@@ -304,11 +307,11 @@ class RecordedSample:
 
     Parameters
     ----------
-    folder : of the sample, whose code is loaded, which runs it: for folders that one trusts
+    folder : folder of the sample, whose code is loaded and so run: only for folders that you trust
 
     Raises
     ------
-    UserError : where there is no sample, or its code cannot be loaded
+    UserError : if there is no sample, or its code cannot be loaded
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -316,16 +319,11 @@ class RecordedSample:
 
     @cached_property
     def calls(self) -> list[GrippedCall]:
-        """The calls that were recorded, with live arguments and results.
-
-        Raises
-        ------
-        UserError : where the files are not there
-        """
+        """The recorded calls, with live arguments and results; `UserError` if files are missing."""
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:
-        """Run a call again, and say where it differs from what was recorded, in one line; None where it does not."""
+        """Run a call again; return one line on where it differs from the recording, or None."""
         with as_it_ran(call):
             results = self._opened.function(*call.args, **call.kwargs)
         line = difference(call.results, results)

@@ -18,7 +18,7 @@ from programs import ROOT, run_python
 
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.sample_calls import write_calls
-from opgrip.capture.grip.source import source_tags, write_folder
+from opgrip.capture.grip.source.folder import source_tags, write_folder
 from opgrip.errors import UserError
 from opgrip.traces.io.sample_folder import open_sample
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from opgrip.capture.grip.running import Running
-from opgrip.capture.grip.source.module import source_tags
+from opgrip.capture.grip.source.folder import source_tags
 from opgrip.samples import Sample, samples
 
 OF_SOURCE = {"ForLoop", "IfElseBranch"}

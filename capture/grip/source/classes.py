@@ -1,4 +1,10 @@
-"""The parts of classes that a sample needs: what an attribute is, and which attributes its code may read."""
+"""Find which parts of classes a sample needs: methods and attributes that its code may read.
+
+A class without a literal form of its own (enums, dataclasses and named tuples have one) is taken in by parts. A part is
+needed if code reads an attribute of its name from an object, a class, `super()` or something whose class is unknown, or
+if Python or an imported base class may call it. Each part brings code that reads others, so `expand` repeats this until
+nothing is added.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +20,16 @@ from typing import Any, Generic, Protocol, is_typeddict
 import torch
 
 from opgrip.capture.grip.source.collect import Collector
-from opgrip.capture.grip.source.free_names import Receiver, bound_by, names_of
+from opgrip.capture.grip.source.free_names import AttributeOwner, bound_by, names_of
 from opgrip.capture.grip.source.imports import is_imported, module_of
-from opgrip.capture.grip.source.items import ClassItem, Item, PartItem, Piece
+from opgrip.capture.grip.source.items import ClassItem, PartItem, Piece, SampleItem
 from opgrip.capture.grip.source.live_names import Mentioned, evaluate, named_in, namespace_of_class, python_function
 from opgrip.capture.grip.source.source_files import find_definition, first_line
 from opgrip.capture.grip.source.values import is_literal
 from opgrip.errors import UserError
 
 NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
-"""Classes that one inherits from for the sake of type checkers, or to be kept from leaving methods out."""
+"""ClassParts that one inherits from for the sake of type checkers, or to be kept from leaving methods out."""
 
 CONSTRUCTORS = ("__new__", "__init__")
 _UNUSED_NAMES = """
@@ -39,23 +45,23 @@ _OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)
 
 
 def is_taken(cls: type) -> bool:
-    """Whether a class's source is taken in rather than imported."""
+    """Return True if a class's source is taken in, not imported."""
     return not is_imported(cls.__module__)
 
 
 def is_whole(cls: type) -> bool:
-    """Whether a class is what its body says as a whole, as enums, dataclasses and named tuples are."""
+    """Return True for a class that its whole body defines, such as an enum, dataclass or named tuple."""
     made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
     return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """The class of an order of resolution that an attribute comes from; None for what each class has."""
+    """Return the class in an MRO that defines an attribute; None for attributes of every class."""
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 
 def is_special(cls: type, name: str) -> bool:
-    """Whether an attribute is a special method that its class defines and that Python may call."""
+    """Return True for a special method that its class defines and Python may call."""
     if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
         return False
     functions = [python_function(one) for one in functions_of(vars(cls)[name])]
@@ -63,16 +69,16 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Whether an imported class may call a method that it leaves to those that inherit from it.
+    """Return True if an imported base class may call this method.
 
-    Modules have too many of these; of them, only `forward` is called unseen.
+    Modules have too many such methods; `forward` is the only one of theirs that is called implicitly.
     """
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
 
 
 def functions_of(attribute: Any) -> list[Any]:
-    """The functions that a class's attribute is made of."""
+    """Return the functions that a class's attribute consists of."""
     if isinstance(attribute, property):
         return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
     for name in ("__func__", "func"):
@@ -83,7 +89,7 @@ def functions_of(attribute: Any) -> list[Any]:
 
 
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Whether a decorator makes a method a property, a static method or the like."""
+    """Return True if a decorator makes a method a property, a static method or the like."""
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
     decorator_object = evaluate(decorator, piece.namespace)
@@ -95,7 +101,7 @@ def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
 
 
 def defines(node: ast.stmt, name: str, cls: type) -> bool:
-    """Whether a statement of a class's body gives an attribute of that name a value."""
+    """Return True if a statement of a class's body gives a value to an attribute of that name."""
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return False
     # inside a class, Python puts the class's name before those that begin with two underscores
@@ -104,7 +110,7 @@ def defines(node: ast.stmt, name: str, cls: type) -> bool:
 
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Whether a statement assigns a literal, and the attribute has another value by now."""
+    """Return True if a statement assigns a literal, but the attribute has another value by now."""
     try:
         ast.literal_eval(node.value)  # type: ignore[arg-type]
     except (ValueError, TypeError, SyntaxError):
@@ -112,12 +118,12 @@ def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
     return not is_literal(node, value)
 
 
-class Classes:
-    """Finds the parts of the classes that a collector met.
+class ClassParts:
+    """Finds the parts of the classes that a collector has added.
 
     Parameters
     ----------
-    own : classes of the objects whose method is the sample; such a module's `forward` is not called unseen
+    own : classes of the objects whose method is the sample; the `forward` of such a module is not called implicitly
     """
 
     def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
@@ -125,8 +131,8 @@ class Classes:
         self._own = frozenset(own)
         self._reads = 0
 
-    def meet(self, thing: type | FunctionType, user: Item) -> None:
-        """Enter that there are objects of a class, or that a function is an argument, which an item needs."""
+    def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
+        """Note that there are objects of a class, or that a function is an argument; `user` needs it."""
         if isinstance(thing, FunctionType):
             item = self._collector.function(thing, thing.__name__)
         else:
@@ -135,8 +141,8 @@ class Classes:
         if isinstance(item, ClassItem):
             item.is_live = item.has_bases = True
 
-    def part(self, cls: type, name: str) -> Item:
-        """The item of an attribute that a class itself has."""
+    def part(self, cls: type, name: str) -> SampleItem:
+        """Return the item of an attribute that a class itself defines."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):
             if isinstance(item, ClassItem):
@@ -166,7 +172,7 @@ class Classes:
     def _pieces(
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
-        """The statements of a class that define an attribute; none where it was set since."""
+        """Yield the statements of a class that define an attribute; none if it was set later."""
         namespace = namespace_of_class(cls)
         functions = {
             (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
@@ -188,13 +194,13 @@ class Classes:
 
     # what may be read
 
-    def expand(self, objects: Iterable[Any], root: Item) -> None:
-        """Take the parts that the code may use, until that takes in no more code.
+    def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
+        """Take the parts that code may use, until these bring no more code.
 
         Parameters
         ----------
-        objects : the arguments and results of recorded calls
-        root : what needs their classes
+        objects : arguments and results of recorded calls
+        root : item that needs their classes
         """
         objects = list(objects)
         before = (-1, -1)
@@ -223,16 +229,16 @@ class Classes:
             cls = provider_of(item.cls.__mro__, name)
             if cls is None or is_imported(cls.__module__):
                 # an inherited function that makes objects, as that of autograd functions does
-                item.is_live = item.is_made = item.has_bases = True
+                item.mark_made()
                 continue
             user.need(self.part(cls, name), early)
             if cls is not item.cls:
                 user.need(self._collector.class_item(cls), early)
             if isinstance(vars(cls)[name], classmethod):
-                item.is_live = item.is_made = item.has_bases = True
+                item.mark_made()
 
     def _take_bases(self, item: ClassItem) -> None:
-        """Enter the imported classes that a class inherits from, and its metaclass."""
+        """Add the imported base classes of a class, and its metaclass."""
         meta = type(item.cls)
         if not is_imported(meta.__module__):
             self.meet(meta, item)
@@ -257,7 +263,7 @@ class Classes:
         self._take_decorators(item)
 
     def _base_expressions(self, cls: type) -> dict[type, Piece]:
-        """How a class's source writes the classes that it inherits from."""
+        """Return how a class's source writes its base classes."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem):
             return {}
@@ -278,7 +284,7 @@ class Classes:
 
     @staticmethod
     def _stays(decorator: ast.expr, cls: type) -> bool:
-        """Whether a class decorator is of an imported package; the project's own register classes."""
+        """Return True for a class decorator of an imported package; the project's own ones register classes."""
         decorator_object = evaluate(
             decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
         )
@@ -293,7 +299,7 @@ class Classes:
         self._collector.scan(item.whole, item)
 
     def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
-        """Take the parts that code may read off an object without naming its class."""
+        """Take the parts that code may read from an object without naming its class."""
         cls = item.cls
         for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
             provider = provider_of(cls.__mro__, name)
@@ -310,13 +316,13 @@ class Classes:
                     item.may_need.append(part)
 
     def _take_own(self) -> None:
-        """Take what methods read off their own object, their own class, and `super()`."""
+        """Take what methods read from their own object, their own class, and `super()`."""
         for mention, piece, user in tuple(self._collector.mentions):
-            if piece.cls is None or mention.receiver is Receiver.ANY:
+            if piece.cls is None or mention.owner is AttributeOwner.ANY:
                 continue
             for cls in self._own_classes(piece.cls):
                 mro = cls.__mro__
-                if mention.receiver is Receiver.SUPER:
+                if mention.owner is AttributeOwner.SUPER:
                     mro = mro[mro.index(piece.cls) + 1 :]
                 names = {name for base in mro for name in vars(base) if re.fullmatch(mention.attribute, name)}
                 for name in names:
@@ -327,27 +333,27 @@ class Classes:
                     self._take_calls(piece, item, part)
 
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
-        """Take what it needs to make an object of its own class, or to call its own object."""
+        """Take what code needs that makes an object of its own class, or calls its own object."""
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):
             own_item = self._collector.class_item(cls)
             if piece.names.makes_own or (piece.names.calls_self and is_class_method):
                 if isinstance(own_item, ClassItem):
-                    own_item.is_live = own_item.is_made = own_item.has_bases = True
+                    own_item.mark_made()
             elif piece.names.calls_self and issubclass(cls, torch.nn.Module):
                 self._needs_from(cls.__mro__, "forward", part)
 
     def _own_classes(self, cls: type) -> list[type]:
-        """The classes of which a method's object may be."""
+        """Return the possible classes of a method's object."""
         live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
         return live or [cls]
 
-    def _needs_from(self, mro: tuple[type, ...], name: str, user: Item) -> None:
+    def _needs_from(self, mro: tuple[type, ...], name: str, user: SampleItem) -> None:
         provider = provider_of(mro, name)
         if provider is not None and is_taken(provider):
             self._needs(user, self.part(provider, name))
 
     @staticmethod
-    def _needs(user: Item, needed: Item) -> None:
+    def _needs(user: SampleItem, needed: SampleItem) -> None:
         if needed is not user and needed not in user.needs:
             user.need(needed)

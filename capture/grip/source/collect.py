@@ -1,4 +1,10 @@
-"""Collects what a function needs: from free names to live objects, from those to their source, and so on."""
+"""Find what a function needs: from its free names to live objects, from those to their source, and so on.
+
+Each object that is needed becomes one item (`items`). An item holds the source that the sample takes over, as pieces;
+`Collector.scan` adds to an item the items that its pieces name. What an item cannot be, for example a value without a
+literal, makes it refused: then everything that cannot do without it is refused too, with the reason. Classes are added
+here without their parts; `classes` finds those.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +19,19 @@ from opgrip.capture.grip.source.items import (
     BuiltinItem,
     ClassItem,
     FunctionItem,
-    Item,
     ItemTable,
     Link,
     Piece,
+    SampleItem,
     ValueItem,
 )
 from opgrip.capture.grip.source.live_names import (
-    Kind,
     Meaning,
-    kind_of,
+    Treatment,
     namespace_of,
     python_function,
     resolve,
+    treatment_of,
 )
 from opgrip.capture.grip.source.source_files import FunctionDefinition, find_class, find_definition
 from opgrip.capture.grip.source.values import (
@@ -41,52 +47,50 @@ from opgrip.capture.grip.source.values import (
 )
 from opgrip.errors import UserError
 
-_BY_TEXT = ("eval", "globals")
+_FINDING_BY_TEXT = ("eval", "globals")
 _OF_EACH_MODULE = ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__builtins__", "__class__")
-_USUAL = {"numpy": "np", "pandas": "pd"}
+_USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
 class Collector(ItemTable):
-    """Enters the items of one sample.
+    """Collects the items of one sample.
 
     Parameters
     ----------
-    words : strings that arguments hold, by which code may find functions
+    words : strings in arguments, by which code may find functions
 
     Attributes
     ----------
     mentions : attributes whose owner the source does not tell, with the piece that reads them and its item
-    class_reads : attributes that are read off a class, with the item that reads them, and whether its definition does
+    class_reads : attributes that are read from a class, with the item that reads them, and whether its definition does
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__()
         self.words = frozenset(words)
-        self.mentions: list[tuple[Mention, Piece, Item]] = []
-        self.class_reads: list[tuple[ClassItem, str, Item, bool]] = []
+        self.mentions: list[tuple[Mention, Piece, SampleItem]] = []
+        self.class_reads: list[tuple[ClassItem, str, SampleItem, bool]] = []
 
-    # source
+    # from source to names
 
-    def scan(self, piece: Piece, item: Item) -> None:
-        """Enter what a piece of source needs; the item is refused where something of that cannot be had."""
-        skipped = {
-            id(part) for one in (*piece.dropped, *(node for node, _ in piece.defaults)) for part in ast.walk(one)
-        }
-        uses = [one for one in piece.names.uses if id(one.nodes[0]) not in skipped and one.name not in _OF_EACH_MODULE]
-        # imports first: what a helper imports under another name is called as here
-        for use in sorted(uses, key=lambda one: resolve(one, piece.namespace).kind is not Kind.IMPORT):
+    def scan(self, piece: Piece, item: SampleItem) -> None:
+        """Add what a piece of source needs; refuse the item if that is not possible."""
+        left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
+        skipped = {id(part) for node in left_out for part in ast.walk(node)}
+        uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
+        # imports first: what a helper imports under another name gets the name that it has here
+        for use in sorted(uses, key=lambda use: resolve(use, piece.namespace).treatment is not Treatment.IMPORT):
             self._link(use, piece, item)
-        for mention in piece.names.mentions:
-            self.mentions.append((_mangle(mention, piece), piece, item))
+        self.mentions += [(_mangled(mention, piece), piece, item) for mention in piece.names.mentions]
         for statement in piece.names.imports:
-            self._local_import(statement, piece, item)
-        if any(isinstance(link.item, BuiltinItem) and link.item.name in _BY_TEXT for link in piece.links):
+            self._add_local_import(statement, piece, item)
+        if any(isinstance(link.item, BuiltinItem) and link.item.name in _FINDING_BY_TEXT for link in piece.links):
             self._link_words(piece, item)
         for annotation in piece.names.annotations:
-            meant = [(use, resolve(use, piece.namespace)) for use in annotation.uses]
-            piece.hints.append((annotation, meant))
+            meanings = [(use, resolve(use, piece.namespace)) for use in annotation.uses]
+            piece.hints.append((annotation, meanings))
 
-    def _link(self, use: Use, piece: Piece, item: Item) -> None:
+    def _link(self, use: Use, piece: Piece, item: SampleItem) -> None:
         early = use.role is Role.DEFINE
         if early and piece.cls is not None and use.name in vars(piece.cls):
             own = self.class_item(piece.cls)
@@ -94,7 +98,7 @@ class Collector(ItemTable):
                 self.class_reads.append((own, use.name, item, False))
             return
         meaning = resolve(use, piece.namespace)
-        needed = self._item(meaning, use, piece)
+        needed = self._item_of(meaning, use, piece)
         if needed is None:
             piece.absent.add(use.name)
             return
@@ -106,80 +110,76 @@ class Collector(ItemTable):
         if meaning.rest:
             self.class_reads.append((needed, meaning.rest[0], item, early))
         elif use.role is not Role.CHECK:
-            needed.is_live = needed.is_made = True
+            needed.mark_made()
 
-    def _link_words(self, piece: Piece, item: Item) -> None:
-        """Enter the functions and classes that a piece may find by their names in strings."""
+    def _link_words(self, piece: Piece, item: SampleItem) -> None:
+        """Add the functions and classes that a piece may find by their names in strings."""
         for word in sorted(piece.names.words | self.words):
             use = Use(word, (), (), Role.TEXT)
             meaning = resolve(use, piece.namespace)
-            if meaning.kind in (Kind.FUNCTION, Kind.CLASS):
-                needed = self._item(meaning, use, piece)
+            if meaning.treatment in (Treatment.FUNCTION, Treatment.CLASS):
+                needed = self._item_of(meaning, use, piece)
                 assert needed is not None
                 item.need(needed)
                 piece.links.append(Link(use, needed, 0))
                 if isinstance(needed, ClassItem):
-                    needed.is_live = needed.is_made = needed.has_bases = True
+                    needed.mark_made()
 
-    def _local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: Item) -> None:
-        """Enter what an import statement inside a function binds, where that is not imported in a sample either."""
-        package = piece.namespace.variables.get("__package__") or ""
+    def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
+        """Add what an import statement inside a function binds, unless samples import that too."""
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
                 item.refuse(f"{item.name} imports {', '.join(names)} as a whole")
             return
-        module = source_module(statement, package)
-        # what nothing imported so far, no call that was recorded came by
-        live = [(alias, live_import(module, alias.name)) for alias in statement.names]
-        if is_imported(module) or any(thing is None for _, thing in live):
+        module = source_module(statement, piece.namespace.variables.get("__package__") or "")
+        objects = [(alias, live_import(module, alias.name)) for alias in statement.names]
+        # no recorded call has executed an import of something that is not loaded
+        if is_imported(module) or any(thing is None for _, thing in objects):
             return
         bound = []
-        for alias, thing in live:
+        for alias, thing in objects:
             name = alias.asname or alias.name
             use = Use(name, (), (ast.Name(name),), Role.RUN)
-            needed = self._item(Meaning(kind_of(thing), thing, 0, ()), use, piece)
+            needed = self._item_of(Meaning(treatment_of(thing), thing, 0, ()), use, piece)
             if needed is not None:
                 item.need(needed)
                 bound.append((name, needed))
                 if isinstance(needed, ClassItem):
-                    needed.is_live = needed.is_made = needed.has_bases = True
+                    needed.mark_made()
         piece.local_imports.append((statement, bound))
 
-    # live objects
+    # from live objects to items
 
-    def _item(self, meaning: Meaning, use: Use, piece: Piece) -> Item | None:
-        """The item that a name in a piece of source stands for; None where nothing is bound to it."""
+    def _item_of(self, meaning: Meaning, use: Use, piece: Piece) -> SampleItem | None:
+        """Return the item for a name in a piece of source, or None if nothing is bound to the name."""
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
-        if meaning.kind is Kind.ABSENT:
-            return (
-                self.add_refused(f"{'.'.join((use.name, *use.attributes))} is not there")
-                if meaning.attribute_count
-                else None
-            )
-        if meaning.kind is Kind.BUILTIN:
+        if meaning.treatment is Treatment.ABSENT:
+            path = ".".join((use.name, *use.attributes))
+            return self.add_refused(f"{path} is not there") if meaning.attribute_count else None
+        if meaning.treatment is Treatment.BUILTIN:
             return self.builtin(getattr(thing, "__name__", name))
-        # what is gripped itself is taken in, of whatever package it is
-        if meaning.kind is Kind.FUNCTION or self.knows_function(thing):
+        # the gripped function itself is taken in, whatever package it is of
+        if meaning.treatment is Treatment.FUNCTION or self.knows_function(thing):
             return self.function(thing, name, meaning.rest[:1])
-        if meaning.kind is Kind.CLASS:
+        if meaning.treatment is Treatment.CLASS:
             return self.class_item(thing)
         imported = self.add_import(thing, name, meaning.rest, piece)
         if imported is not None:
             return imported
         if isinstance(thing, ModuleType):
             return self.add_refused(f"the module {thing.__name__} is used as a value")
-        if meaning.kind is Kind.IMPORT:
+        if meaning.treatment is Treatment.IMPORT:
             return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by a name")
         return self._value(thing, name, piece, meaning.attribute_count)
 
-    def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> Item:
-        """The item of a Python function, or of what decorators made of one.
+    def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
+        """Return the item of a Python function, decorated or not.
 
         Parameters
         ----------
-        name : that it is used by, which becomes that of a lambda, or of a function that another one made
-        attributes : that are read off it
+        name : name that it is used by, for lambdas and functions made by others
+        attributes : attributes that are read from it
         """
         key = ("function", id(thing))
         item = self._items.get(key)
@@ -208,32 +208,31 @@ class Collector(ItemTable):
         item.piece = self.function_piece(definition, item)
         self.scan(item.piece, item)
 
-    def function_piece(self, definition: FunctionDefinition, item: Item, cls: type | None = None) -> Piece:
-        """The source of a function, whose default arguments are written by value where what they name is gone.
+    def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
+        """Return a function's source; default arguments that name something lost are written by value.
 
         Parameters
         ----------
-        cls : the class that it stands in
+        cls : class in whose body it stands
         """
         namespace = namespace_of(definition.function)
         is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
-        piece = Piece(
-            definition.file, definition.node, namespace, names_of(definition.node, is_method), cls, definition.dropped
-        )
+        names = names_of(definition.node, is_method)
+        piece = Piece(definition.file, definition.node, namespace, names, cls, definition.dropped)
         piece.defaults = tuple(lost_defaults(definition, piece))
         for _, value in piece.defaults:
             self.check(value, item, "a default argument")
         return piece
 
-    def class_item(self, cls: type) -> Item:
-        """The item of a class, so far without any of its parts."""
+    def class_item(self, cls: type) -> SampleItem:
+        """Return the item of a class, which has no parts when it is new."""
         key = ("class", id(cls))
         if key in self._items:
             return self._items[key]
         try:
             file, node = find_class(cls)
         except UserError as error:
-            item: Item = ValueItem(cls.__name__, cls.__module__, value=cls, is_class=True)
+            item: SampleItem = ValueItem(cls.__name__, cls.__module__, value=cls, is_class=True)
             self.remember(key, item, cls)
             try:
                 express_class(cls, self.referring(item))
@@ -246,7 +245,8 @@ class Collector(ItemTable):
 
     # values
 
-    def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> Item:
+    def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
+        """Return the item of a constant: written by its value, or by the statement that made it."""
         key = ("value", name, id(thing))
         if key in self._items:
             return self._items[key]
@@ -267,15 +267,15 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
         return item
 
-    def check(self, value: Any, item: Item, what: str) -> None:
-        """Enter what a value refers to, and refuse the item where there is no text that would make the value anew."""
+    def check(self, value: Any, item: SampleItem, what: str) -> None:
+        """Add what a value refers to, and refuse the item if no text makes the value."""
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
             item.refuse(f"{what} of {item.name} is {error}, for which there is no literal")
 
-    def referring(self, user: Item) -> Refer:
-        """Gives what stands for a class, function or module within a value of an item, which then needs it."""
+    def referring(self, user: SampleItem) -> Refer:
+        """Return what names a class, function or module within a value of an item, which then needs it."""
 
         def refer(thing: Any) -> str:
             item = self.of_value(thing)
@@ -286,24 +286,24 @@ class Collector(ItemTable):
 
         return refer
 
-    def of_value(self, thing: Any) -> Item | None:
-        """The item of a class, function or module within a value; None where it has none."""
-        kind, name = kind_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
-        if kind is Kind.BUILTIN:
+    def of_value(self, thing: Any) -> SampleItem | None:
+        """Return the item of a class, function or module within a value, or None if it cannot be one."""
+        treatment, name = treatment_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
+        if treatment is Treatment.BUILTIN:
             return self.builtin(thing.__name__)
-        if kind is Kind.FUNCTION:
+        if treatment is Treatment.FUNCTION:
             return self.function(thing, name)
-        if kind is Kind.CLASS:
+        if treatment is Treatment.CLASS:
             item = self.class_item(thing)
             if isinstance(item, ClassItem):
-                item.is_live = item.is_made = item.has_bases = True
+                item.mark_made()
             return item
-        return self.add_import(thing, _USUAL.get(name, name), (), None)
+        return self.add_import(thing, _USUAL_NAMES.get(name, name), (), None)
 
 
-def _mangle(mention: Mention, piece: Piece) -> Mention:
-    """What is read off an object, under the name that Python gives it inside a class: `_Coder__scale` for `__scale`."""
+def _mangled(mention: Mention, piece: Piece) -> Mention:
+    """Return the attribute under the name that Python gives it inside a class: `_Coder__scale` for `__scale`."""
     name = mention.attribute
     if piece.cls is None or not name.startswith("__") or name.endswith("__"):
         return mention
-    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.receiver)
+    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.owner)

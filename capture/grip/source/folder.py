@@ -1,4 +1,4 @@
-"""Write the folder of a sample: its module, or a reference to it, and the proof that the module runs alone."""
+"""Write the folder of a sample: its module or a reference to it, checked to run without the project; and its tags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,18 +18,27 @@ from types import FunctionType
 from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
-from opgrip.capture.grip.source.free_names import bound_by, names_of
+from opgrip.capture.grip.source.free_names import COMPREHENSIONS, bound_by, names_of
 from opgrip.capture.grip.source.imports import (
     IMPORTED,
     Import,
     distribution_of,
     file_within,
     is_imported,
+    is_of_python,
     render,
     top_level,
 )
+from opgrip.capture.grip.source.items import ClassItem, ImportItem, pieces_of, reachable
 from opgrip.capture.grip.source.live_names import Everything, named_in
-from opgrip.capture.grip.source.module import ModuleText, lay_out, objects_of, owner_of, source_tags, tags_of, take
+from opgrip.capture.grip.source.module import (
+    ModuleText,
+    Requirements,
+    lay_out,
+    objects_of,
+    owner_of,
+    take,
+)
 from opgrip.capture.grip.source.source_files import find_definition, first_line
 from opgrip.errors import UserError
 from opgrip.traces.io.sample_folder import SAMPLE
@@ -66,11 +75,11 @@ for name in entry.split("."):
 
 
 def check_names(text: str, allowed: Iterable[str]) -> None:
-    """Raise `UserError` where a module's text names what it neither defines nor imports.
+    """Raise `UserError` if a module's text names what it neither defines nor imports.
 
     Parameters
     ----------
-    allowed : names that nothing was bound to where the code comes from either
+    allowed : names that nothing is bound to in the original either
     """
     tree = ast.parse(text)
     defined_names = {*vars(builtins), *allowed, "__file__"}
@@ -82,12 +91,12 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 
 
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
-    """Raise `UserError` where a module cannot be imported by a Python that cannot import the project.
+    """Raise `UserError` if a module cannot be imported by a Python without the project.
 
     Parameters
     ----------
-    entry : what it has to have: `Coder.decode`
-    blocked : top-level packages that are not to be found
+    entry : what it must have: `Coder.decode`
+    blocked : top-level packages that cannot be imported there
     """
     names = sorted(set(blocked) - {"__main__"})
     command = [sys.executable, "-c", _PROGRAM, str(path), entry, *names]
@@ -104,11 +113,11 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """The text of a module that imports a function, and the classes and functions among its arguments.
+    """Return the text of a module that imports a function, and the classes and functions among its arguments.
 
     Raises
     ------
-    UserError : where it cannot be imported by its name
+    UserError : if it cannot be imported by name
     """
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
@@ -168,19 +177,19 @@ def test_{name}_gives_what_was_recorded(call):
 
 
 def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]) -> Path:
-    """Write a sample that stands alone into a folder of its own, and give that.
+    """Write a sample into a folder of its own, and return the folder.
 
-    Nothing is overwritten: where there is a folder of its name, it is left as it is if it holds the same, and another
-    name is taken if not: `delta2bbox_2`.
+    Nothing is overwritten: a folder of its name with the same content is kept, otherwise the sample gets another name:
+    `delta2bbox_2`.
 
     Parameters
     ----------
-    to : the folder of samples
+    to : folder of samples
     write_calls : writes the recorded calls into a folder
 
     Raises
     ------
-    UserError : where the function cannot be taken out, with the reason, or the folder cannot be written
+    UserError : if the function cannot be taken out, or the folder cannot be written
     """
     source, dropped = _source(gripped)
     module_text, tags = _module(gripped, _origin(source))
@@ -222,16 +231,16 @@ def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
 
 
 def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
-    """The packages that the sample has to do without: all whose source it took in.
+    """Return the packages that the sample must do without: all whose source it took in.
 
-    Where it imports something compiled of one of them, that needs others of them: then its own project alone.
+    If it imports a compiled module of one of them, which needs others of them, only its own project.
     """
     compiled = module_text.imports - IMPORTED
     return {own} - compiled if compiled else set(module_text.projects)
 
 
 def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
-    """Give a folder the first name that is free, unless one of these has the same in it already."""
+    """Rename a folder to the first free name, unless one of these names has the same content already."""
     for number in count(1):
         name = sample_name if number == 1 else f"{sample_name}_{number}"
         folder = to / name
@@ -260,7 +269,7 @@ def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about:
 
 
 def _holds(folder: Path, text: str, part: Path) -> bool:
-    """Whether a folder has a sample of that text with the same calls."""
+    """Return True if a folder has a sample of that text with the same calls."""
     try:
         about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
         if (folder / about["file"]).read_text(encoding="utf-8") != text:
@@ -271,7 +280,7 @@ def _holds(folder: Path, text: str, part: Path) -> bool:
 
 
 def _calls(folder: Path) -> list[Any]:
-    """What the recorded calls of a folder were, without when they ran and how long."""
+    """Return the recorded calls of a folder, without their times."""
     records = []
     for path in sorted(folder.glob("calls.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -282,7 +291,7 @@ def _calls(folder: Path) -> list[Any]:
 
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
-    """Where a function comes from, and its top-level package."""
+    """Return where a function comes from, and its top-level package."""
     definition = find_definition(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
     module = definition.function.__module__ or "__main__"
     project = distribution_of(module)
@@ -303,3 +312,81 @@ def _origin(source: dict[str, Any]) -> str:
     version = f" {source['version']}" if source["version"] else ""
     project = f"{source['project']}{version} " if source["project"] != "__main__" else ""
     return f"{project}({source['file']}, line {source['line']})"
+
+
+FOR_LOOP, IF_ELSE, CONTAINERS = "ForLoop", "IfElseBranch", "BuiltInDataStructure"
+CUSTOMIZED, THIRD_PARTY = "Customized", "ThirdPartyCodes"
+
+_OF_TORCH = ("torch", "functorch", "torchgen")
+_MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
+"""Functions and methods that make or fill containers."""
+
+
+def source_tags(function: Callable[..., Any]) -> frozenset[str]:
+    """Return tags of a function by its source and that of its helpers; only its own if these are not available."""
+    name = getattr(function, "__qualname__", "function")
+    try:
+        return tags_of(take(Gripped(function, None, name.rpartition(".")[2], "function", frozenset(), ())))
+    except UserError:
+        pass
+    try:
+        return frozenset(_tags_of_node(find_definition(function).node))
+    except UserError:
+        return frozenset()
+
+
+def tags_of(requirements: Requirements) -> frozenset[str]:
+    """Return tags of a function by the source of everything that it certainly needs."""
+    # what may be called is not: `may_need` is passed by
+    needed = [item for item in requirements.items if item in _certain(requirements)]
+    tags = {tag for item in needed for piece in pieces_of(item) for tag in _tags_of_node(piece.node)}
+    if any(isinstance(item, ClassItem) for item in needed):
+        tags.add(CUSTOMIZED)
+    modules = {item.statement.module for item in needed if isinstance(item, ImportItem)}
+    if any(top_level(module) not in _OF_TORCH and not is_of_python(module) for module in modules):
+        tags.add(THIRD_PARTY)
+    return frozenset(tags)
+
+
+def _certain(requirements: Requirements) -> set[Any]:
+    every = {needed for item in requirements.items for needed in item.may_need}
+    return set(reachable(requirements.root, every))
+
+
+def _tags_of_node(node: ast.AST) -> Iterator[str]:
+    for part in _code_in(node):
+        if isinstance(part, (ast.For, ast.AsyncFor, ast.While, *COMPREHENSIONS)):
+            yield FOR_LOOP
+        if isinstance(part, ast.If | ast.IfExp | ast.Match):
+            yield IF_ELSE
+        if _is_container(part):
+            yield CONTAINERS
+
+
+def _code_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run, so not annotations and decorators."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _code_in(child)
+
+
+def _is_container(node: ast.AST) -> bool:
+    """Return True if code makes or fills a container of more than literals."""
+    if isinstance(node, ast.Call):
+        called = node.func
+        return getattr(called, "id", getattr(called, "attr", "")) in _MAKERS and bool(node.args)
+    if isinstance(node, ast.Return):
+        return isinstance(node.value, ast.Tuple)
+    if isinstance(node, ast.List | ast.Set):
+        return isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and not all(map(_is_literal, node.elts))
+    if isinstance(node, ast.Dict):
+        return not all(map(_is_literal, node.values))
+    return isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))

@@ -22,11 +22,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name with the attributes that are read off it: `np.linalg.norm`.
-
-    Attributes
-    ----------
-    nodes : the name's, then those of the attributes around it, from the inside; empty in an annotation that is a string
+    """A free name with the attributes that are read from it, `np.linalg.norm`, and their nodes unless in a quoted
+    annotation.
     """
 
     name: str
@@ -35,8 +32,8 @@ class Use:
     role: Role
 
 
-class Receiver(Enum):
-    """What an attribute is read off."""
+class AttributeOwner(Enum):
+    """What an attribute is read from."""
 
     SELF = "the method's object or class"
     SUPER = "super()"
@@ -45,25 +42,17 @@ class Receiver(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """An attribute that is read off something whose class the source does not tell.
-
-    Attributes
-    ----------
-    attribute : a regular expression, which is just the name but where `getattr` takes an f-string
+    """An attribute that is read from something of unknown class; a regular expression if `getattr` takes an
+    f-string.
     """
 
     attribute: str
-    receiver: Receiver
+    owner: AttributeOwner
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A type annotation, and the free names in it.
-
-    Attributes
-    ----------
-    holder : what it annotates: a parameter, a function for what it returns, a variable
-    """
+    """A type annotation of a parameter, a function (its return value) or a variable, and the free names in it."""
 
     holder: ast.arg | FunctionNode | ast.AnnAssign
     expression: ast.expr
@@ -71,14 +60,14 @@ class Annotation:
 
 
 @dataclass(slots=True)
-class Names:
+class FreeNames:
     """What a piece of source takes from outside itself.
 
     Attributes
     ----------
-    uses : free names, annotations aside
-    bound : all names that some scope in it binds
-    outer : statements that declare names of the module, or of a function around the piece, with those names
+    uses : free names, not those in annotations
+    bound : all names that a scope in it binds
+    outer : `global` and `nonlocal` statements for names outside of it, with those names
     imports : import statements inside its functions
     words : strings in it that could be names
     makes_own : it calls its object's class: `type(self)(...)`
@@ -97,7 +86,7 @@ class Names:
 
 
 def dotted(node: ast.expr) -> tuple[ast.Name, list[ast.Attribute]] | None:
-    """The name and attributes of `a.b.c`, from the inside; None for what is no such chain."""
+    """Return the name and attributes of `a.b.c`, innermost first, or None."""
     attributes: list[ast.Attribute] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node)
@@ -111,15 +100,8 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(slots=True)
-class Scope:
-    """Names of a function, class or comprehension.
-
-    Attributes
-    ----------
-    bound : names that are bound in it, `nonlocals` included
-    globals : names that are the module's
-    nonlocals : names that are those of a function around it
-    """
+class NameScope:
+    """Names of a function, class or comprehension; `bound` includes `nonlocals`."""
 
     is_class: bool
     bound: set[str]
@@ -128,35 +110,32 @@ class Scope:
 
 
 def bound_by(node: ast.stmt) -> set[str]:
-    """The names that a statement binds in the scope that it stands in."""
-    scope = Scope(False, set())
+    """Return the names that a statement binds in its scope."""
+    scope = NameScope(False, set())
     bind(node, scope)
     return scope.bound
 
 
 def parameters(arguments: ast.arguments) -> list[ast.arg]:
-    """All parameters of a function, `*args` and `**kwargs` last."""
+    """Return all parameters of a function, `*args` and `**kwargs` last."""
     stars = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *stars]
 
 
 def defaults(arguments: ast.arguments) -> list[ast.expr]:
-    """The default arguments of a function."""
     return [*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None)]
 
 
 def type_parameters(node: ast.AST) -> set[str]:
-    """The names of the type parameters that a definition has since Python 3.12."""
     return {parameter.name for parameter in getattr(node, "type_params", ())}
 
 
 def stored(node: ast.AST) -> set[str]:
-    """The names that an expression assigns to."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
 
 
-def bind(node: ast.AST, scope: Scope) -> None:
-    """Enter the names that a statement binds into its scope, without those that scopes inside it bind."""
+def bind(node: ast.AST, scope: NameScope) -> None:
+    """Add the names that a statement binds to its scope, without those of inner scopes."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             scope.bound.add(node.id)
@@ -185,13 +164,8 @@ def bind(node: ast.AST, scope: Scope) -> None:
         bind(part.target if isinstance(part, ast.NamedExpr) and isinstance(node, COMPREHENSIONS) else part, scope)
 
 
-def names_of(node: ast.AST, is_method: bool = False) -> Names:
-    """The names that a definition, statement or expression takes from outside itself.
-
-    Parameters
-    ----------
-    is_method : its first parameter is its object or class
-    """
+def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
+    """Return the names that a definition, statement or expression takes from outside; methods have an own object."""
     walker = _Walker()
     if is_method and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         first = [*node.args.posonlyargs, *node.args.args][:1]
@@ -204,9 +178,9 @@ class _Walker(ast.NodeVisitor):
     """Collects into `names` while it keeps the scopes that it is in."""
 
     def __init__(self) -> None:
-        self.names = Names()
+        self.names = FreeNames()
         self.self_name: str | None = None
-        self._scopes: list[Scope] = []
+        self._scopes: list[NameScope] = []
         self._functions = 0
         self._checks = False
         self._annotation: list[Use] | None = None
@@ -214,7 +188,7 @@ class _Walker(ast.NodeVisitor):
     # names
 
     def _scope_of(self, name: str) -> int | None:
-        """The index of the scope that binds a name, None where it is free."""
+        """Return the index of the scope that binds a name, or None if it is free."""
         for index in reversed(range(len(self._scopes))):
             scope = self._scopes[index]
             if scope.is_class and index != len(self._scopes) - 1:
@@ -244,7 +218,7 @@ class _Walker(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         chain = dotted(node)
         if chain is None:
-            self._mention(node.attr, Receiver.SUPER if _is_super(node.value) else Receiver.ANY)
+            self._mention(node.attr, AttributeOwner.SUPER if _is_super(node.value) else AttributeOwner.ANY)
             self.visit(node.value)
             return
         name, attributes = chain
@@ -254,11 +228,11 @@ class _Walker(ast.NodeVisitor):
             return
         of_self = scope == 0 and name.id == self.self_name
         for index, attribute in enumerate(attributes):
-            self._mention(attribute.attr, Receiver.SELF if of_self and not index else Receiver.ANY)
+            self._mention(attribute.attr, AttributeOwner.SELF if of_self and not index else AttributeOwner.ANY)
 
-    def _mention(self, attribute: str, receiver: Receiver, is_pattern: bool = False) -> None:
+    def _mention(self, attribute: str, owner: AttributeOwner, is_pattern: bool = False) -> None:
         pattern = attribute if is_pattern else re.escape(attribute)
-        self.names.mentions.add(Mention(pattern, receiver))
+        self.names.mentions.add(Mention(pattern, owner))
 
     # calls that look attributes up or compare classes
 
@@ -282,12 +256,12 @@ class _Walker(ast.NodeVisitor):
         for argument in arguments[1:2] if looked_up else arguments:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 for word in argument.value.split("."):
-                    self._mention(word, Receiver.SELF if of_self else Receiver.ANY)
+                    self._mention(word, AttributeOwner.SELF if of_self else AttributeOwner.ANY)
             elif isinstance(argument, ast.JoinedStr):
                 parts = [
                     re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".*" for part in argument.values
                 ]
-                self._mention("".join(parts), Receiver.SELF if of_self else Receiver.ANY, is_pattern=True)
+                self._mention("".join(parts), AttributeOwner.SELF if of_self else AttributeOwner.ANY, is_pattern=True)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         if node.type is not None:
@@ -299,7 +273,7 @@ class _Walker(ast.NodeVisitor):
         with self._checking(True):
             self.visit(node.cls)
         for attribute in node.kwd_attrs:
-            self._mention(attribute, Receiver.ANY)
+            self._mention(attribute, AttributeOwner.ANY)
         self._visit_all([*node.patterns, *node.kwd_patterns])
 
     @contextmanager
@@ -310,17 +284,11 @@ class _Walker(ast.NodeVisitor):
 
     # scopes
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._function(node)
-
-    def _function(self, node: FunctionNode) -> None:
+    def visit_FunctionDef(self, node: FunctionNode) -> None:
         self._visit_all([*node.decorator_list, *defaults(node.args)])
         types = type_parameters(node)
         if types:
-            self._scopes.append(Scope(False, types))
+            self._scopes.append(NameScope(False, types))
         for parameter in parameters(node.args):
             self._annotate(parameter, parameter.annotation)
         self._annotate(node, node.returns)
@@ -328,6 +296,8 @@ class _Walker(ast.NodeVisitor):
             self._scopes.pop()
         with self._inside(node, types | {one.arg for one in parameters(node.args)}, node.body):
             self._visit_all(node.body)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._visit_all(defaults(node.args))
@@ -339,14 +309,10 @@ class _Walker(ast.NodeVisitor):
         with self._inside(node, type_parameters(node), node.body):
             self._visit_all(node.body)
 
-    def visit_ListComp(self, node: ast.ListComp) -> None:
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> None:
         self._comprehension(node, [node.elt])
 
-    def visit_SetComp(self, node: ast.SetComp) -> None:
-        self._comprehension(node, [node.elt])
-
-    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
-        self._comprehension(node, [node.elt])
+    visit_SetComp = visit_GeneratorExp = visit_ListComp
 
     def visit_DictComp(self, node: ast.DictComp) -> None:
         self._comprehension(node, [node.key, node.value])
@@ -357,7 +323,7 @@ class _Walker(ast.NodeVisitor):
         self.visit(generators[0].iter)
         bound = {name for generator in generators for name in stored(generator.target)}
         self.names.bound |= bound
-        self._scopes.append(Scope(False, bound))
+        self._scopes.append(NameScope(False, bound))
         for index, generator in enumerate(generators):
             self._visit_all([*([generator.iter] if index else []), *generator.ifs])
         self._visit_all(results)
@@ -366,7 +332,7 @@ class _Walker(ast.NodeVisitor):
     @contextmanager
     def _inside(self, node: Scoped, bound: set[str], body: Iterable[ast.AST]) -> Iterator[None]:
         is_class = isinstance(node, ast.ClassDef)
-        scope = Scope(is_class, bound)
+        scope = NameScope(is_class, bound)
         for statement in body:
             bind(statement, scope)
         self.names.bound |= scope.bound - scope.globals - scope.nonlocals
@@ -395,7 +361,7 @@ class _Walker(ast.NodeVisitor):
         self._annotation = before
 
     def _visit_quoted(self, text: str) -> None:
-        """Visit what a string in an annotation says, which has no places in the file."""
+        """Visit a quoted type in an annotation, whose nodes have no positions in the file."""
         assert self._annotation is not None
         try:
             expression = ast.parse(text.strip(), mode="eval").body
@@ -413,11 +379,10 @@ class _Walker(ast.NodeVisitor):
         if outer:
             self.names.outer.append((node, outer))
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.names.imports.append(node)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.names.imports.append(node)
+    visit_ImportFrom = visit_Import
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
@@ -431,7 +396,7 @@ def _is_class_of_something(called: ast.expr) -> bool:
 
 
 def _quoted_types(expression: ast.AST) -> Iterator[str]:
-    """The types in an annotation that are strings; those of `Literal` are values."""
+    """Yield the types in an annotation that are strings, but not the values of `Literal`."""
     if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
         yield expression.value
     elif not (isinstance(expression, ast.Subscript) and ast.unparse(expression.value).endswith("Literal")):

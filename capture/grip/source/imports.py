@@ -1,9 +1,8 @@
 """Import statements of a sample, and which packages it imports instead of including their source.
 
-The rule: what belongs to Python, what is compiled, and the widely used packages listed here are imported.
-Everything else is taken in as source: the project that the function comes from, modules and scripts of the user's
-own, and the frameworks below them (mmdet, mmseg, mmcv, mmengine, detectron2, timm, ...), which someone who runs the
-sample need not have.
+Imported are the standard library, compiled modules, and the widely used packages listed here. Everything else is taken
+in as source: the function's project, the user's modules and scripts, and the frameworks below them (mmdet, mmcv,
+mmengine, detectron2, timm, ...), which somebody who runs the sample may not have.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 
 
 def top_level(module: str) -> str:
-    """`mmdet` of `mmdet.models.losses`."""
+    """Return `mmdet` of `mmdet.models.losses`."""
     return module.partition(".")[0]
 
 
 @cache
 def is_of_python(module: str) -> bool:
-    """Whether a module is of the standard library; a user's own one of the same name is not."""
+    """Return True for a module of the standard library, but not for a user's own one of the same name."""
     name = top_level(module)
     if name not in sys.stdlib_module_names:
         return False
@@ -51,36 +50,35 @@ def is_of_python(module: str) -> bool:
 
 
 def is_imported(module: str) -> bool:
-    """Whether a sample imports a module, named in full, rather than takes in its source."""
+    """Return True if a sample imports a module, given by full name, instead of including its source."""
     return top_level(module) in IMPORTED or is_of_python(module) or is_compiled(sys.modules.get(module))
 
 
 def is_compiled(module: ModuleType | None) -> bool:
-    """Whether a module is an extension, of which there is no source to take in."""
+    """Return True if a module is an extension, without source."""
     file = getattr(module, "__file__", None)
     return file is not None and file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def module_of(thing: Any) -> str | None:
-    """The name of the module that a module, class or function is or says that it is of; None where it does not say."""
+    """Return the name of a module, or of the module that a class or function claims; None if it does not say."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
     return name if isinstance(name, str) else None
 
 
 @cache
 def distribution_of(module: str) -> tuple[str, str] | None:
-    """Name and version of the distribution that a module is installed by: `mmsegmentation`, `1.2.2`; None for none."""
+    """Return name and version of a module's distribution: `mmsegmentation`, `1.2.2`; None if there is none."""
     names = packages_distributions().get(top_level(module), ())
     return next(((name, version(name)) for name in names), None)
 
 
 def file_within(module: str, file: str) -> str:
-    """A source file as one names it within its project, which tells nothing of this machine: `mmdet/ops/nms.py`.
+    """Return a source file's path within its project, without this machine's folders: `mmdet/ops/nms.py`.
 
     Parameters
     ----------
-    module : in full, `mmdet.ops.nms`; `__main__` for a script or a notebook
-    file : where it lies here
+    module : full name, `mmdet.ops.nms`; `__main__` for a script or notebook
     """
     path, depth = Path(file), module.count(".")
     if path.name == "__init__.py":
@@ -94,13 +92,13 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What an import statement binds one name to.
+    """An import statement for one name.
 
     Attributes
     ----------
-    module : in full
+    module : full name
     attribute : `Tensor` of `from torch import Tensor`; None for `import torch`
-    alias : the name that it binds; empty for `import scipy.optimize`, which binds `scipy`
+    alias : name that it binds; empty for `import scipy.optimize`, which binds `scipy`
     """
 
     module: str
@@ -109,18 +107,18 @@ class Import:
 
     @property
     def name(self) -> str:
-        """The name that it binds."""
+        """Name that it binds."""
         return self.alias or self.module.partition(".")[0]
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """An import statement that binds a name to a live object, as its author wrote it where that can be seen.
+    """Return an import statement for a live object, as its author wrote it if that is known.
 
     Parameters
     ----------
-    attributes : that are read off the name, which tell the submodules that it is to have
-    file : where the name is used, None for nowhere
-    package : that relative imports of the file begin at
+    attributes : attributes that are read from the name, which tell the submodules it needs
+    file : file in which the name is used, if any
+    package : package of relative imports in the file
     """
     plain: Import | None = None
     for statement in _bindings(file).get(name, ()) if file is not None else ():
@@ -136,7 +134,7 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
 
 @lru_cache(maxsize=512)
 def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
-    """The import statements of a file, outside its functions, by the names that they bind."""
+    """Return the import statements of a file outside of functions, by the names that they bind."""
     statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_inside_function(node):
@@ -146,7 +144,7 @@ def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
 
 
 def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
-    """What a statement binds a name to."""
+    """Return what a statement binds a name to."""
     imports = []
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
@@ -160,7 +158,7 @@ def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> li
 
 
 def source_module(statement: ast.ImportFrom, package: str) -> str:
-    """The full name of the module that a `from` statement imports from."""
+    """Return the full name of the module that a `from` statement imports from."""
     if not statement.level:
         return statement.module or ""
     parents = package.split(".")
@@ -169,7 +167,7 @@ def source_module(statement: ast.ImportFrom, package: str) -> str:
 
 
 def live_import(module: str, attribute: str | None) -> Any:
-    """What importing something would give, without importing what nothing imported so far; None for nothing."""
+    """Return what an import would give, without importing anything; None if it is not loaded."""
     if attribute is None:
         return sys.modules.get(module)
     value = getattr(sys.modules.get(module), attribute, None)
@@ -182,7 +180,7 @@ def _gives(candidate: Import, thing: Any) -> bool:
 
 
 def _import_by_object(name: str, thing: Any) -> Import | None:
-    """An import of a module, class or function by what it says of itself."""
+    """Return an import of a module, class or function by what it says of itself."""
     module = module_of(thing)
     if module is None or not is_imported(module):
         return None
@@ -205,7 +203,7 @@ def _import_by_object(name: str, thing: Any) -> Import | None:
 
 
 def render(imports: Iterable[Import]) -> str:
-    """Import statements by section, the standard library's first, `from` statements after the others."""
+    """Return import statements in sections, the standard library first, `from` statements last."""
     unique_imports = set(imports)
     sections = [{one for one in unique_imports if is_of_python(one.module)}]
     sections.append(unique_imports - sections[0])

@@ -1,4 +1,4 @@
-"""The items of a sample's module, which item needs which, and the table of those that are known."""
+"""The items of a sample's module, which item needs which, and their order."""
 
 from __future__ import annotations
 
@@ -7,41 +7,39 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from opgrip.capture.grip.source.free_names import Annotation, Names, Use
+from opgrip.capture.grip.source.free_names import Annotation, FreeNames, Use
 from opgrip.capture.grip.source.imports import Import, import_of
-from opgrip.capture.grip.source.live_names import Kind, Meaning, Namespace, kind_of
+from opgrip.capture.grip.source.live_names import Meaning, Namespace, Treatment, treatment_of
 from opgrip.capture.grip.source.source_files import SourceFile
 
 
 @dataclass(eq=False, slots=True)
-class Item:
-    """Something that a sample's module is to have.
+class SampleItem:
+    """Something that a sample's module has.
 
     Attributes
     ----------
-    name : that it has where it comes from
-    module : where it comes from
-    refusal : why it cannot be taken out, None where it can
-    needs : what it does not work without
-    early : those of `needs` that have to be there when it is defined
-    may_need : what it works without, as far as can be told
+    name, module : its name and module where it comes from
+    refusal : why it cannot be taken out, if so
+    needs : items that it does not work without
+    early : those of `needs` that must precede its definition
+    may_need : items that it works without, as far as is known
     """
 
     name: str
     module: str
     refusal: str | None = None
-    needs: list[Item] = field(default_factory=list)
-    early: list[Item] = field(default_factory=list)
-    may_need: list[Item] = field(default_factory=list)
+    needs: list[SampleItem] = field(default_factory=list)
+    early: list[SampleItem] = field(default_factory=list)
+    may_need: list[SampleItem] = field(default_factory=list)
 
-    def need(self, item: Item, early: bool = False) -> None:
-        """Enter what it does not work without."""
+    def need(self, item: SampleItem, early: bool = False) -> None:
         self.needs.append(item)
         if early:
             self.early.append(item)
 
     def refuse(self, reason: str) -> None:
-        """Enter why it cannot be taken out; the first reason counts."""
+        """Note why it cannot be taken out; the first reason counts."""
         self.refusal = self.refusal or reason
 
 
@@ -51,11 +49,11 @@ class Link:
 
     Attributes
     ----------
-    attribute_count : how many of the use's attributes the item's name stands for, besides the use's name
+    attribute_count : number of the use's attributes that the item's name replaces, besides the use's name
     """
 
     use: Use
-    item: Item
+    item: SampleItem
     attribute_count: int
 
 
@@ -65,47 +63,47 @@ class Piece:
 
     Attributes
     ----------
-    cls : the class in whose body it stands
+    cls : class in whose body it stands
     dropped : decorators that are left out
-    defaults : default arguments that are written by their value, since what they name is gone
+    defaults : default arguments that are written by value, as what they name is gone
     absent : free names that nothing is bound to
-    local_imports : import statements of the project inside functions, with the names that they bind
-    hints : type annotations, with what the names in them mean
+    local_imports : the project's import statements inside functions, with the names that they bind
+    hints : type annotations, with the meaning of their names
     """
 
     file: SourceFile
     node: ast.AST
     namespace: Namespace
-    names: Names
+    names: FreeNames
     cls: type | None = None
     dropped: tuple[ast.expr, ...] = ()
     defaults: tuple[tuple[ast.expr, Any], ...] = ()
     links: list[Link] = field(default_factory=list)
     absent: set[str] = field(default_factory=set)
-    local_imports: list[tuple[ast.ImportFrom, list[tuple[str, Item]]]] = field(default_factory=list)
+    local_imports: list[tuple[ast.ImportFrom, list[tuple[str, SampleItem]]]] = field(default_factory=list)
     hints: list[tuple[Annotation, list[tuple[Use, Meaning]]]] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
-class BuiltinItem(Item):
-    """What Python has under that name everywhere."""
+class BuiltinItem(SampleItem):
+    """A builtin of Python."""
 
 
 @dataclass(eq=False, slots=True)
-class ImportItem(Item):
-    """What is imported."""
+class ImportItem(SampleItem):
+    """Something imported."""
 
     statement: Import = field(default_factory=lambda: Import("", None, ""))
 
 
 @dataclass(eq=False, slots=True)
-class ValueItem(Item):
+class ValueItem(SampleItem):
     """A constant.
 
     Attributes
     ----------
-    piece : the statement that it is taken over from; None where it is written by its value
-    is_class : the value is a class that a call of `namedtuple` or `Enum` made
+    piece : the statement that is taken over; None to write its value
+    is_class : the value is a class made by a call of `namedtuple` or `Enum`
     """
 
     value: Any = None
@@ -114,31 +112,25 @@ class ValueItem(Item):
 
 
 @dataclass(eq=False, slots=True)
-class FunctionItem(Item):
-    """A function.
-
-    Attributes
-    ----------
-    attributes : those of its own that are read
-    """
+class FunctionItem(SampleItem):
+    """A function; `attributes` are those of its own that are read."""
 
     piece: Piece | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class ClassItem(Item):
+class ClassItem(SampleItem):
     """A class.
 
     Attributes
     ----------
-    whole : all of it, where it is not taken by parts
-    decorators : those that stay
-    bases : the imported classes that it inherits from, itself or by classes that a sample may do without, as the source
-        writes them, None where it does not
+    whole : all of its source, if it is not taken by parts
+    decorators : decorators that stay
+    bases : imported base classes, also those of bases that a sample leaves out, as the source writes them, else None
     is_live : there may be objects of it
     is_made : its constructor may be called
-    has_bases : classes that it inherits from and that are imported matter
+    has_bases : its imported base classes matter
     """
 
     cls: type
@@ -152,28 +144,27 @@ class ClassItem(Item):
     is_made: bool = False
     has_bases: bool = False
 
+    def mark_made(self) -> None:
+        """Note that code may make objects of it."""
+        self.is_live = self.is_made = self.has_bases = True
+
 
 @dataclass(eq=False, slots=True)
-class PartItem(Item):
-    """A method or attribute of a class.
-
-    Attributes
-    ----------
-    pieces : the statements that define it; none where it is written by its value
-    """
+class PartItem(SampleItem):
+    """A method or attribute of a class; `pieces` are the statements that define it, none if its value is written."""
 
     owner: ClassItem | None = None
     pieces: list[Piece] = field(default_factory=list)
     value: Any = None
 
 
-def unit(item: Item) -> Item:
-    """What is defined at the module's top level: the class of a part."""
+def unit(item: SampleItem) -> SampleItem:
+    """Return the item at the module's top level that holds an item: the class of a part."""
     return item.owner if isinstance(item, PartItem) and item.owner is not None else item
 
 
-def pieces_of(item: Item) -> list[Piece]:
-    """The source that an item is made of, the parts of a class aside."""
+def pieces_of(item: SampleItem) -> list[Piece]:
+    """Return the source of an item, without the parts of a class."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -184,10 +175,10 @@ def pieces_of(item: Item) -> list[Piece]:
     return []
 
 
-def refusals(items: Iterable[Item]) -> dict[Item, list[Item]]:
-    """The items that cannot be taken out, each with the way from it to the one that is to blame, itself included."""
-    users: dict[Item, list[Item]] = {}
-    ways: dict[Item, list[Item]] = {}
+def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
+    """Return the items that cannot be taken out, each with the path from it to the item that is the reason."""
+    users: dict[SampleItem, list[SampleItem]] = {}
+    ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
         for needed in item.needs:
             users.setdefault(needed, []).append(item)
@@ -202,8 +193,8 @@ def refusals(items: Iterable[Item]) -> dict[Item, list[Item]]:
     return ways
 
 
-def reachable(root: Item, refused: Iterable[Item]) -> list[Item]:
-    """All that an item needs or may need and that can be taken out, itself included."""
+def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
+    """Return all items that an item needs, or may need and that can be taken out, including itself."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -213,12 +204,12 @@ def reachable(root: Item, refused: Iterable[Item]) -> list[Item]:
     return list(reachable_items)
 
 
-def in_order(root: Item, included: Iterable[Item]) -> list[Item]:
-    """The items in an order in which each stands after what its definition needs, and helpers before their users."""
+def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
+    """Return the top-level items so that each follows what its definition needs, and helpers precede their users."""
     included = list(included)
     units = list(dict.fromkeys(map(unit, included)))
-    early: dict[Item, list[Item]] = {one: [] for one in units}
-    needs: dict[Item, list[Item]] = {one: [] for one in units}
+    early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
+    needs: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
     for item in included:
         early[unit(item)] += [unit(one) for one in item.early]
         needs[unit(item)] += [unit(one) for one in (*item.needs, *item.may_need)]
@@ -226,20 +217,20 @@ def in_order(root: Item, included: Iterable[Item]) -> list[Item]:
 
 
 class _Order:
-    """Visits what an item needs before it, without ever putting it before what its definition needs."""
+    """Visits what an item needs before it, but never puts it before what its definition needs."""
 
-    def __init__(self, early: dict[Item, list[Item]], needs: dict[Item, list[Item]]) -> None:
+    def __init__(self, early: dict[SampleItem, list[SampleItem]], needs: dict[SampleItem, list[SampleItem]]) -> None:
         self._early = early
         self._needs = needs
-        self._open: set[Item] = set()
-        self._done: dict[Item, None] = {}
+        self._open: set[SampleItem] = set()
+        self._done: dict[SampleItem, None] = {}
 
-    def run(self, items: Iterable[Item]) -> Iterable[Item]:
+    def run(self, items: Iterable[SampleItem]) -> Iterable[SampleItem]:
         for item in items:
             self._visit(item)
         return self._done
 
-    def _visit(self, item: Item) -> None:
+    def _visit(self, item: SampleItem) -> None:
         if item in self._done or item in self._open:
             return
         self._open.add(item)
@@ -253,14 +244,14 @@ class _Order:
         self._open.discard(item)
         self._done[item] = None
 
-    def _all(self, item: Item) -> Iterator[Item]:
+    def _all(self, item: SampleItem) -> Iterator[SampleItem]:
         return self._closure(item, self._needs)
 
-    def _all_early(self, item: Item) -> Iterator[Item]:
+    def _all_early(self, item: SampleItem) -> Iterator[SampleItem]:
         return self._closure(item, self._early)
 
     @staticmethod
-    def _closure(item: Item, edges: dict[Item, list[Item]]) -> Iterator[Item]:
+    def _closure(item: SampleItem, edges: dict[SampleItem, list[SampleItem]]) -> Iterator[SampleItem]:
         closure = {item: None}
         queue = [item]
         for one in queue:
@@ -277,56 +268,56 @@ class ItemTable:
     """The items of one sample, each once."""
 
     def __init__(self) -> None:
-        self._items: dict[object, Item] = {}
+        self._items: dict[object, SampleItem] = {}
         # what is known by its id has to stay
         self._live_objects: list[Any] = []
 
     @property
-    def items(self) -> list[Item]:
-        """All of them."""
+    def items(self) -> list[SampleItem]:
+        """All items."""
         return list(self._items.values())
 
     @property
     def classes(self) -> list[ClassItem]:
-        """Those of classes."""
+        """The items of classes."""
         return [item for item in self._items.values() if isinstance(item, ClassItem)]
 
-    def ensure_item(self, key: object, make: Callable[[], Item]) -> Item:
-        """The item that is known by a key, made where there is none yet."""
+    def ensure_item(self, key: object, make: Callable[[], SampleItem]) -> SampleItem:
+        """Return the item of a key, made if there is none."""
         if key not in self._items:
             self.remember(key, make())
         return self._items[key]
 
     def knows_function(self, thing: Any) -> bool:
-        """Whether there is an item of a function already."""
+        """Return True if there is an item of a function."""
         return ("function", id(thing)) in self._items
 
-    def remember(self, key: object, item: Item, thing: Any = None) -> None:
-        """Enter an item."""
+    def remember(self, key: object, item: SampleItem, thing: Any = None) -> None:
+        """Add an item; its live object is kept alive, as it is known by its id."""
         self._items[key] = item
         self._live_objects.append(thing)
 
-    def add_refused(self, reason: str) -> Item:
-        """An item that cannot be had."""
-        item = Item("", "", reason)
+    def add_refused(self, reason: str) -> SampleItem:
+        """Add an item that cannot be taken out."""
+        item = SampleItem("", "", reason)
         self.remember(item, item)
         return item
 
-    def builtin(self, name: str) -> Item:
-        """The item of something that Python has under its name everywhere."""
+    def builtin(self, name: str) -> SampleItem:
+        """Return the item of a builtin."""
         item = self.ensure_item(("builtin", name), lambda: BuiltinItem(name, "builtins"))
         if name in _DYNAMIC:
             item.refuse(f"{name}() finds names while it runs")
         return item
 
-    def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> Item | None:
-        """The item of something that is imported, None for what no import statement gives.
+    def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
+        """Return the item of an imported object, or None if no import statement gives it.
 
         Parameters
         ----------
-        name : that it is used by
-        attributes : that are read off it
-        piece : that uses it, None for a value
+        name : name that it is used by
+        attributes : attributes that are read from it
+        piece : source that uses it, None for a value
         """
         file = piece.file if piece is not None else None
         package = (piece.namespace.variables.get("__package__") or "") if piece is not None else ""
@@ -339,9 +330,9 @@ class ItemTable:
             self.remember(key, ImportItem(statement.name, statement.module, statement=statement), thing)
         return self._items[key]
 
-    def find_item(self, thing: Any) -> Item | None:
-        """The item of a class, function or module within a value, where there is one already."""
-        kind = kind_of(thing)
-        if kind is Kind.BUILTIN:
+    def find_item(self, thing: Any) -> SampleItem | None:
+        """Return the item of a class, function or module within a value, if there is one."""
+        kind = treatment_of(thing)
+        if kind is Treatment.BUILTIN:
             return self._items.get(("builtin", thing.__name__))
         return self._items.get((kind.name.lower(), id(thing)))

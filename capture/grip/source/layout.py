@@ -1,4 +1,4 @@
-"""The text of a sample's module: definitions as their source writes them, with what must change."""
+"""The text of a sample's module: definitions as their source writes them, with only the necessary changes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from opgrip.capture.grip.source.items import (
     ClassItem,
     FunctionItem,
     ImportItem,
-    Item,
     Link,
     PartItem,
     Piece,
+    SampleItem,
     ValueItem,
     unit,
 )
@@ -32,31 +32,24 @@ _F_STRINGS_HAVE_PLACES = sys.version_info >= (3, 12)
 
 
 class Edits:
-    """Changes of one file's text.
-
-    Parameters
-    ----------
-    file : whose text stays as it is
-    """
+    """Changes to a file's text, by position."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self._changes: dict[tuple[int, int], str] = {}
 
     def replace(self, begin: int, end: int, text: str) -> None:
-        """Put text in the place of what lies between two offsets."""
+        """Replace the text between two offsets."""
         self._changes[begin, end] = text
 
     def replace_node(self, node: ast.AST, text: str) -> None:
-        """Put text in the place of a node."""
         self.replace(*self.file.span(node), text)
 
     def remove_lines(self, first: int, last: int) -> None:
-        """Leave lines out."""
         self.replace(self.file.line_start(first), self.file.line_start(last + 1), "")
 
     def indent(self, first: int, last: int, before: int, after: int) -> None:
-        """Move lines from one indentation to another; lines that begin inside a string stay."""
+        """Change the indentation of lines, but not of those that begin inside a string."""
         for line in range(first, last + 1):
             text = self.file.lines[line - 1]
             if line in self.file.string_lines or not text.strip():
@@ -66,7 +59,7 @@ class Edits:
             self.replace(begin, begin + min(blank, before), " " * after)
 
     def apply(self, begin: int, end: int) -> str:
-        """The text between two offsets, with the changes that lie in it."""
+        """Return the text between two offsets with the changes in it."""
         pieces, at = [], begin
         for (start, stop), text in sorted(self._changes.items(), key=lambda change: (change[0][0], -change[0][1])):
             # a change within one that was made already is gone with it
@@ -77,14 +70,8 @@ class Edits:
         return "".join([*pieces, self.file.text[at:end]])
 
 
-def edits_of(piece: Piece, names: Mapping[Item, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """The changes that a piece of source needs in a sample, its indentation and own name aside.
-
-    Parameters
-    ----------
-    names : of the items in the sample
-    keeps : whether a type annotation stays
-    """
+def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
+    """Return the changes that a piece of source needs in a sample, apart from its indentation and own name."""
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
     for decorator in piece.dropped:
@@ -104,7 +91,7 @@ def edits_of(piece: Piece, names: Mapping[Item, str], keeps: Callable[[Annotatio
     return edits
 
 
-def _rename(edits: Edits, links: Iterable[Link], names: Mapping[Item, str]) -> None:
+def _rename(edits: Edits, links: Iterable[Link], names: Mapping[SampleItem, str]) -> None:
     in_strings: dict[ast.AST, list[tuple[ast.expr, str]]] = {}
     for link in links:
         if not link.use.nodes:
@@ -123,7 +110,7 @@ def _rename(edits: Edits, links: Iterable[Link], names: Mapping[Item, str]) -> N
 
 
 def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
-    """The outermost f-string around a node."""
+    """Return the outermost f-string around a node."""
     outermost, around = None, file.parents.get(node)
     while around is not None and not isinstance(around, ast.stmt):
         outermost = around if isinstance(around, ast.JoinedStr) else outermost
@@ -132,7 +119,7 @@ def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
 
 
 def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
-    """An f-string written anew: before Python 3.12, what is inside one has no place of its own."""
+    """Return an f-string with changed names: before Python 3.12 its inner nodes have no positions."""
     changed = copy.deepcopy(string)
     copies = {id(old): new for old, new in zip(ast.walk(string), ast.walk(changed), strict=True)}
     for node, name in renamed:
@@ -144,7 +131,7 @@ def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]
 
 
 def _replace_statement(edits: Edits, statement: ast.stmt, text: str) -> None:
-    """Put another statement in the place of one, or none where that leaves others beside it."""
+    """Replace a statement, or remove it if others remain next to it."""
     begin, end = edits.file.span(statement)
     around = edits.file.parents[statement]
     bodies = [getattr(around, name, []) for name in ("body", "orelse", "finalbody")]
@@ -222,22 +209,14 @@ _FUTURE = "from __future__ import annotations"
 
 
 class Layout:
-    """Writes the items of one sample.
-
-    Parameters
-    ----------
-    root : the function or method that it is for
-    items : what it has
-    names : theirs
-    annotations : type annotations that stay
-    """
+    """Writes the items of one sample: `root` is its function or method, `annotations` are those that stay."""
 
     def __init__(
         self,
         collector: Collector,
-        root: Item,
-        items: Iterable[Item],
-        names: Mapping[Item, str],
+        root: SampleItem,
+        items: Iterable[SampleItem],
+        names: Mapping[SampleItem, str],
         annotations: frozenset[Annotation],
     ) -> None:
         self._collector = collector
@@ -247,13 +226,8 @@ class Layout:
         self._names = names
         self._annotations = annotations
 
-    def module(self, docstring: str, ordered: Iterable[Item]) -> str:
-        """The whole text.
-
-        Parameters
-        ----------
-        ordered : the items that are defined at the top level, in their order
-        """
+    def module(self, docstring: str, ordered: Iterable[SampleItem]) -> str:
+        """Return the whole text; `ordered` are the items at the top level."""
         imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
         head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
         definitions = [item for item in ordered if isinstance(item, ValueItem | FunctionItem | ClassItem)]
@@ -266,8 +240,8 @@ class Layout:
                 text += "\n\n" + self.text(item) + "\n"
         return text
 
-    def text(self, item: Item) -> str:
-        """The definition of one item."""
+    def text(self, item: SampleItem) -> str:
+        """Return the definition of one item."""
         if isinstance(item, ClassItem):
             return self._class(item)
         if isinstance(item, FunctionItem):
@@ -283,8 +257,8 @@ class Layout:
         edits.replace_node(node.target if isinstance(node, ast.AnnAssign) else node.targets[0], name)
         return statement_text(item.piece.file, node, edits, 0)
 
-    def _is_constant(self, item: Item) -> bool:
-        """Whether it stands at the top, since it needs nothing but what is imported."""
+    def _is_constant(self, item: SampleItem) -> bool:
+        """Return True if it belongs at the top, as it needs only imports."""
         early = [one for one in item.early if not isinstance(one, BuiltinItem | ImportItem)]
         return isinstance(item, ValueItem) and not early
 
@@ -324,7 +298,7 @@ class Layout:
 
     @staticmethod
     def _lambda(node: ast.Lambda, edits: Edits, name: str) -> str:
-        """A lambda as the function that it is."""
+        """Return a lambda as a function definition."""
         file = edits.file
         begin, end = file.span(node)
         begin += len("lambda")
@@ -354,7 +328,7 @@ class Layout:
         return "\n".join([head, *self._body(item)])
 
     def _bases(self, item: ClassItem) -> list[str]:
-        """What a class inherits from, past the classes that the sample does without."""
+        """Return a class's bases, skipping the classes that the sample leaves out."""
         texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:
@@ -378,7 +352,6 @@ class Layout:
         return [texts_by_base[base] for base in needed] + keywords
 
     def _body(self, item: ClassItem) -> list[str]:
-        """The lines of a class's body."""
         members: list[tuple[int, bool, str]] = []
         for part in item.parts.values():
             if part in self._has:
@@ -396,7 +369,9 @@ class Layout:
         return lines or ["    pass"]
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
-        """The docstring of a class, of which only the summary where it says much of what the sample does without."""
+        """Return a class's docstring; only the summary of a helper class's, as it may describe parts that are
+        left out.
+        """
         edits = Edits(item.file)
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]
@@ -405,7 +380,7 @@ class Layout:
         return statement_text(item.file, node, edits, 4)
 
     def _members(self, part: PartItem) -> list[tuple[int, bool, str]]:
-        """The statements that make an attribute of a class: their line, whether they are a block, their text."""
+        """Return the statements of an attribute of a class: line, whether it is a block, text."""
         if not part.pieces:
             return [(10**9, False, f"    {part.name} = {self._value(part.value, len(part.name) + 7)}")]
         members = []
@@ -417,7 +392,7 @@ class Layout:
 
 
 def _is_whole(expression: str) -> bool:
-    """Whether an expression needs no brackets to stand in several lines."""
+    """Return True if an expression can span several lines without brackets."""
     try:
         ast.parse(f"_ = {expression}")
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""What free names mean in the running program, and which project classes objects of the program are of."""
+"""What free names mean in the running program, and which of the project's classes code reads from objects."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any, get_origin
 import numpy as np
 import torch
 
-from opgrip.capture.grip.source.free_names import Mention, Receiver, Use, dotted
+from opgrip.capture.grip.source.free_names import AttributeOwner, Mention, Use, dotted
 from opgrip.capture.grip.source.imports import is_imported, module_of, top_level
 
 
 class Absent:
-    """What a name stands for that nothing bound so far."""
+    """The value of names that nothing is bound to."""
 
 
 ABSENT = Absent()
 _MOST_LAYERS = 100
 
 
-class Kind(Enum):
+class Treatment(Enum):
     """What becomes of a live object in a sample."""
 
     BUILTIN = "it is there"
@@ -47,8 +47,7 @@ class Namespace:
 
     Attributes
     ----------
-    module : name of the piece's module
-    variables : that module's
+    module, variables : name and variables of the piece's module
     closure : variables of the functions around the piece
     """
 
@@ -57,7 +56,7 @@ class Namespace:
     closure: Mapping[str, Any] = field(default_factory=dict)
 
     def lookup(self, name: str) -> Any:
-        """The live object that a name stands for, `ABSENT` for none."""
+        """Return the live object of a name, or `ABSENT`."""
         for scope in (self.closure, self.variables, vars(builtins)):
             if name in scope:
                 return scope[name]
@@ -70,53 +69,56 @@ class Meaning:
 
     Attributes
     ----------
-    attribute_count : how many of the use's attributes lead from modules of the project to `thing`
-    rest : the attributes after them, which are read off it
+    attribute_count : number of the use's attributes that lead from project modules to `thing`
+    rest : the further attributes, which are read from it
     """
 
-    kind: Kind
+    treatment: Treatment
     thing: Any
     attribute_count: int
     rest: tuple[str, ...]
 
 
 def resolve(use: Use, namespace: Namespace) -> Meaning:
-    """What a free name and the attributes read off it mean."""
+    """Return what a free name with its attributes means."""
     thing, attribute_count = namespace.lookup(use.name), 0
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
         thing = getattr(thing, use.attributes[attribute_count], ABSENT)
         attribute_count += 1
     is_builtin = not attribute_count and thing is not ABSENT and vars(builtins).get(use.name, ABSENT) is thing
     return Meaning(
-        Kind.BUILTIN if is_builtin else kind_of(thing), thing, attribute_count, use.attributes[attribute_count:]
+        Treatment.BUILTIN if is_builtin else treatment_of(thing),
+        thing,
+        attribute_count,
+        use.attributes[attribute_count:],
     )
 
 
-def kind_of(thing: Any) -> Kind:
-    """What becomes of a live object in a sample."""
+def treatment_of(thing: Any) -> Treatment:
+    """Return what becomes of a live object in a sample."""
     if thing is ABSENT:
-        return Kind.ABSENT
+        return Treatment.ABSENT
     name = getattr(thing, "__name__", None)
     if isinstance(name, str) and getattr(builtins, name, ABSENT) is thing:
-        return Kind.BUILTIN
+        return Treatment.BUILTIN
     module = module_of(thing)
     if isinstance(thing, ModuleType):
-        return Kind.IMPORT if is_imported(thing.__name__) else Kind.VALUE
+        return Treatment.IMPORT if is_imported(thing.__name__) else Treatment.VALUE
     if get_origin(thing) is not None:
-        return Kind.VALUE
+        return Treatment.VALUE
     if isinstance(thing, type):
-        return Kind.IMPORT if module and is_imported(module) else Kind.CLASS
+        return Treatment.IMPORT if module and is_imported(module) else Treatment.CLASS
     if isinstance(thing, functools.partial) or is_bound(thing):
-        return Kind.VALUE
+        return Treatment.VALUE
     if python_function(thing) is not None:
-        return Kind.IMPORT if all(map(is_imported_code, layers_of(thing))) else Kind.FUNCTION
+        return Treatment.IMPORT if all(map(is_imported_code, layers_of(thing))) else Treatment.FUNCTION
     if callable(thing) and isinstance(name, str) and is_imported(type(thing).__module__):
-        return Kind.IMPORT
-    return Kind.VALUE
+        return Treatment.IMPORT
+    return Treatment.VALUE
 
 
 def is_bound(thing: Any) -> bool:
-    """Whether something is a method of an object, or of a class that no sample imports."""
+    """Return True for a method of an object, or of a class that samples do not import."""
     if isinstance(thing, MethodType):
         return True
     # `apply` of autograd functions since torch 2.15; functions in C have their module or a class of torch there
@@ -125,13 +127,13 @@ def is_bound(thing: Any) -> bool:
 
 
 def python_function(thing: Any) -> FunctionType | None:
-    """The Python function that something callable is or wraps, None where there is none."""
+    """Return the Python function that a callable is or wraps, if there is one."""
     inner = layers_of(thing)[-1]
     return inner if isinstance(inner, FunctionType) else None
 
 
 def layers_of(thing: Any) -> list[Any]:
-    """Something callable, what it says that it wraps, and so on."""
+    """Return a callable, what it says it wraps, and so on."""
     layers = [plain(thing)]
     while len(layers) < _MOST_LAYERS and (inner := wrapped(layers[-1])) is not None:
         layers.append(plain(inner))
@@ -139,20 +141,20 @@ def layers_of(thing: Any) -> list[Any]:
 
 
 def is_imported_code(layer: Any) -> bool:
-    """Whether a function, or the class of another callable, is of an imported package."""
+    """Return True if a function, or the class of another callable, is of an imported package."""
     if isinstance(layer, FunctionType):
         return is_imported(layer.__globals__.get("__name__") or "")
     return is_imported(type(layer).__module__)
 
 
 def wrapped(thing: Any) -> Any:
-    """What a wrapper says that it wraps, None where it says nothing."""
+    """Return what a wrapper says it wraps, or None."""
     inner = getattr(thing, "__dict__", {}).get("__wrapped__")
     return inner if callable(inner) else None
 
 
 def plain(thing: Any) -> Any:
-    """A function without what scripts, compiles or watches it: a sample runs under other modes than the program."""
+    """Return a function without wrappers that script, compile or watch it: a sample runs under other modes."""
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):
             inner = getattr(thing, "_torchdynamo_inline", None)
@@ -170,7 +172,7 @@ def plain(thing: Any) -> Any:
 
 
 def namespace_of(function: FunctionType) -> Namespace:
-    """Where the free names of a function are looked up."""
+    """Return where the free names of a function are looked up."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: _content(cell) for name, cell in cells if name != "__class__"}
     variables = function.__globals__
@@ -178,7 +180,7 @@ def namespace_of(function: FunctionType) -> Namespace:
 
 
 def namespace_of_class(cls: type) -> Namespace:
-    """Where the names in a class's body are looked up, those of the body itself aside."""
+    """Return where the names in a class's body are looked up, apart from the body's own."""
     closure: dict[str, Any] = {}
     variables: Mapping[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     for attribute in list(vars(cls).values()):
@@ -198,7 +200,7 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """The live object that a name or `a.b.c` means; `ABSENT` for other expressions."""
+    """Return the live object of a name or `a.b.c`; `ABSENT` for other expressions."""
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -213,31 +215,31 @@ _LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 
 
 class Mentioned:
-    """Tells whether code reads an attribute of a name off something whose class it does not tell."""
+    """Which attributes code reads from objects whose class it does not tell."""
 
     def __init__(self, mentions: Iterable[Mention]) -> None:
         mentions = set(mentions)
         self._all = _Words(mention.attribute for mention in mentions)
-        self._of_others = _Words(mention.attribute for mention in mentions if mention.receiver is Receiver.ANY)
+        self._of_others = _Words(mention.attribute for mention in mentions if mention.owner is AttributeOwner.ANY)
 
     def of_others(self, name: str) -> bool:
-        """Whether it is read off something else than the method's own object."""
+        """Return True if the attribute is read from anything but the method's own object."""
         return name in self._of_others
 
     def as_field(self, name: str) -> bool:
-        """Whether it is read off anything."""
+        """Return True if the attribute is read from anything."""
         return name in self._all
 
     def all_children(self) -> bool:
-        """Whether modules are gone through without naming them."""
+        """Return True if code iterates over modules' children."""
         return any(name in self._all for name in _ALL_CHILDREN)
 
 
 class Everything(Mentioned):
-    """Tells that code reads each attribute."""
+    """Mentions every attribute."""
 
     def __init__(self) -> None:
-        super().__init__([Mention(".*", Receiver.ANY)])
+        super().__init__([Mention(".*", AttributeOwner.ANY)])
 
 
 class _Words:
@@ -252,7 +254,7 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Classes and functions, of no imported package, of which or as which objects and what code reads off them are."""
+    """Return the project's classes and functions among objects, and among what code reads from them."""
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -269,7 +271,7 @@ def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | Functi
 
 
 def words_in(objects: Iterable[Any]) -> set[str]:
-    """The strings in containers that could be names."""
+    """Return the strings in containers that could be names."""
     words: set[str] = set()
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -286,7 +288,7 @@ def words_in(objects: Iterable[Any]) -> set[str]:
 
 
 def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
-    """What a container holds, or the fields of an object that code may read."""
+    """Yield the contents of a container, or the fields of an object that code may read."""
     if isinstance(thing, enum.Enum):
         return
     if isinstance(thing, Mapping):

@@ -1,10 +1,10 @@
-"""From a gripped function to the text of a module that runs alone; and its tags."""
+"""From a gripped function to the text of a module that runs alone, with its names and annotations."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -13,19 +13,19 @@ from types import MethodType
 from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
-from opgrip.capture.grip.source.classes import Classes
+from opgrip.capture.grip.source.classes import ClassParts
 from opgrip.capture.grip.source.collect import Collector
-from opgrip.capture.grip.source.free_names import COMPREHENSIONS, Annotation, Role, Use
+from opgrip.capture.grip.source.free_names import Annotation, Role, Use
 from opgrip.capture.grip.source.imports import Import, is_imported, is_of_python, top_level
 from opgrip.capture.grip.source.items import (
     BuiltinItem,
     ClassItem,
     FunctionItem,
     ImportItem,
-    Item,
     Link,
     PartItem,
     Piece,
+    SampleItem,
     ValueItem,
     in_order,
     pieces_of,
@@ -33,22 +33,21 @@ from opgrip.capture.grip.source.items import (
     refusals,
 )
 from opgrip.capture.grip.source.layout import Layout
-from opgrip.capture.grip.source.live_names import Everything, Kind, Meaning, named_in, words_in
-from opgrip.capture.grip.source.source_files import find_definition
+from opgrip.capture.grip.source.live_names import Everything, Meaning, Treatment, named_in, words_in
 from opgrip.errors import UserError
 
 
-def names_for(items: Iterable[Item]) -> dict[Item, str]:
-    """A name for each item: its own where that is free, else with its module's.
+def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
+    """Return a name for each item: its own if that is free, else with its module's.
 
     Parameters
     ----------
-    items : those that come first keep their names
+    items : in the order in which they may claim names
     """
     items = list(items)
-    owners_by_name: dict[str, Item] = {}
+    owners_by_name: dict[str, SampleItem] = {}
     shadowed = _bound_by_users(items)
-    names: dict[Item, str] = {}
+    names: dict[SampleItem, str] = {}
     reserved = {name for item in items for piece in pieces_of(item) for name in piece.absent}
     for item in items:
         if isinstance(item, BuiltinItem):
@@ -68,7 +67,7 @@ def names_for(items: Iterable[Item]) -> dict[Item, str]:
     return names
 
 
-def _candidates(item: Item) -> Iterator[str]:
+def _candidates(item: SampleItem) -> Iterator[str]:
     name = item.name if item.name.isidentifier() and not iskeyword(item.name) else "function"
     yield name
     longer = f"{name}_{item.module.rpartition('.')[2].strip('_')}"
@@ -76,21 +75,21 @@ def _candidates(item: Item) -> Iterator[str]:
     yield from (f"{longer}_{number}" for number in count(2))
 
 
-def _same_package(one: Item, other: Item) -> bool:
-    """Whether both are imports that bind the name of one package: `import scipy`, `import scipy.optimize`."""
+def _same_package(one: SampleItem, other: SampleItem) -> bool:
+    """Return True for imports that bind one package's name: `import scipy`, `import scipy.optimize`."""
     return all(
         isinstance(item, ImportItem) and item.statement.attribute is None and item.statement.alias in ("", item.name)
         for item in (one, other)
     ) and _package(one) == _package(other)
 
 
-def _package(item: Item) -> str:
+def _package(item: SampleItem) -> str:
     return item.statement.module.partition(".")[0] if isinstance(item, ImportItem) else ""
 
 
-def _bound_by_users(items: Iterable[Item]) -> Mapping[Item, set[str]]:
-    """The names that are local variables where an item is used, so that it cannot have them."""
-    bound: dict[Item, set[str]] = {}
+def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]]:
+    """Return names that are local variables where an item is used, so that it cannot have them."""
+    bound: dict[SampleItem, set[str]] = {}
     for item in items:
         for piece in pieces_of(item):
             for link in piece.links:
@@ -103,24 +102,18 @@ _ANY = Import("typing", "Any", "Any")
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What becomes of the annotations of a sample.
-
-    Attributes
-    ----------
-    annotations : those that stay
-    items : what they need besides what the sample has
-    """
+    """What becomes of the annotations of a sample: those that stay, and the items that they need in addition."""
 
     annotations: frozenset[Annotation]
-    items: tuple[Item, ...]
+    items: tuple[SampleItem, ...]
 
 
-def hints_of(collector: Collector, included: Iterable[Item]) -> Hints:
-    """What becomes of the annotations in the source of a sample's items; their names are linked as others are."""
+def hints_of(collector: Collector, included: Iterable[SampleItem]) -> Hints:
+    """Decide which annotations stay, and link their names."""
     included = list(included)
     has = set(included)
     annotations: list[Annotation] = []
-    more: dict[Item, None] = {}
+    more: dict[SampleItem, None] = {}
     for item in included:
         for piece in pieces_of(item):
             for annotation, uses in piece.hints:
@@ -138,14 +131,16 @@ def hints_of(collector: Collector, included: Iterable[Item]) -> Hints:
     return Hints(frozenset(annotations), tuple(one for one in more if one not in has))
 
 
-def _find_item(collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[Item]) -> Item | None:
-    """The item that a name in an annotation stands for, None where the sample does not have it."""
-    if meaning.kind is Kind.IMPORT:
+def _find_item(
+    collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[SampleItem]
+) -> SampleItem | None:
+    """Return the item of a name in an annotation, or None if the sample does not have it."""
+    if meaning.treatment is Treatment.IMPORT:
         return collector.add_import(
             meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
         )
-    item = collector.find_item(meaning.thing) if meaning.kind is not Kind.ABSENT else None
-    if meaning.kind is Kind.BUILTIN:
+    item = collector.find_item(meaning.thing) if meaning.treatment is not Treatment.ABSENT else None
+    if meaning.treatment is Treatment.BUILTIN:
         return collector.builtin(getattr(meaning.thing, "__name__", use.name))
     return item if item in has else None
 
@@ -156,33 +151,33 @@ def _is_field(piece: Piece, holder: ast.AnnAssign) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a function needs, collected.
+    """What a function needs.
 
     Attributes
     ----------
-    root : the function, or the method's place in its class
-    items : all that the sample has, the root first
-    left_out : why parts of its classes that nothing is known to need are not among them, by `Class.part`
+    root : the function, or the method in its class
+    items : all items of the sample, the root first
+    left_out : by `Class.part`, why parts of its classes that may not be needed are left out
     """
 
     collector: Collector
-    root: Item
-    items: tuple[Item, ...]
+    root: SampleItem
+    items: tuple[SampleItem, ...]
     left_out: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """A module that stands alone.
+    """A module that runs alone.
 
     Attributes
     ----------
-    entry : the function in it: `delta2bbox`, `Coder.decode`
-    classes : names in it of the classes and functions among the arguments, by `module:qualname` where they come from
+    entry : its function: `delta2bbox`, `Coder.decode`
+    classes : its names of classes and functions among the arguments, by their original `module:qualname`
     projects : top-level packages and modules whose source was taken in
-    imports : top-level packages that it imports, those of Python aside
-    absent : free names in it that nothing is bound to where it comes from
-    left_out : why parts of its classes that nothing is known to need are not in it, by `Class.part`
+    imports : top-level packages that it imports, without the standard library
+    absent : free names that nothing is bound to in the original either
+    left_out : as in `Requirements`
     """
 
     text: str
@@ -195,11 +190,11 @@ class ModuleText:
 
 
 def take(gripped: Gripped) -> Requirements:
-    """All that a function needs.
+    """Collect all that a function needs.
 
     Raises
     ------
-    UserError : where something of that cannot be taken out, with the reason
+    UserError : if something of it cannot be taken out, with the reason
     """
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
@@ -217,7 +212,7 @@ def take(gripped: Gripped) -> Requirements:
 
 
 def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
-    """The text of a module that holds a function and all that it needs.
+    """Return the text of a module that holds a function and all that it needs.
 
     Parameters
     ----------
@@ -247,7 +242,7 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
 
 
 def owner_of(gripped: Gripped) -> type | None:
-    """The class of a method, also of one that was gripped inside the class's body."""
+    """Return the class of a method, also of one that was gripped inside the class's body."""
     path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
     if gripped.owner is not None or not path:
         return gripped.owner
@@ -264,14 +259,13 @@ def owner_of(gripped: Gripped) -> type | None:
     return thing
 
 
-def _enter_function(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
-    """The item of the function itself."""
+def _enter_function(gripped: Gripped, collector: Collector) -> tuple[SampleItem, ClassParts]:
     function, owner = gripped.function, owner_of(gripped)
     method = gripped.entry.rpartition(".")[2]
     if owner is None:
-        classes = Classes(collector)
+        classes = ClassParts(collector)
         if isinstance(function, partial):
-            root: Item = ValueItem(gripped.name, "", value=function)
+            root: SampleItem = ValueItem(gripped.name, "", value=function)
             collector.remember(root, root)
             collector.check(function, root, "the function")
             return root, classes
@@ -279,7 +273,7 @@ def _enter_function(gripped: Gripped, collector: Collector) -> tuple[Item, Class
             raise UserError(f"{gripped.entry} is bound to an object", "grip it on its class")
         return collector.function(function, method if method.isidentifier() else gripped.name), classes
     first = [call.args[0] for call in gripped.calls if call.args]
-    classes = Classes(collector, {owner, *(type(one) for one in first if isinstance(one, owner))})
+    classes = ClassParts(collector, {owner, *(type(one) for one in first if isinstance(one, owner))})
     provider = next((cls for cls in owner.__mro__ if method in vars(cls)), None)
     if provider is None:
         raise UserError(f"{owner.__qualname__} has no {method}", "name one of its methods")
@@ -293,132 +287,56 @@ def _enter_function(gripped: Gripped, collector: Collector) -> tuple[Item, Class
 
 
 def objects_of(gripped: Gripped) -> Iterator[Any]:
-    """What the calls took and gave."""
+    """Yield the arguments and results of the calls."""
     for call in gripped.calls:
         yield from (call.args, call.kwargs, call.results)
         if call.after is not None:
             yield call.after
 
 
-def _reason(way: Sequence[Item]) -> str:
-    """Why an item is refused, by the way from it to the one that is to blame."""
+def _reason(way: Sequence[SampleItem]) -> str:
+    """Return why an item is refused, from the path to the item that is the reason."""
     through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
     return f"{way[-1].refusal} (by way of {through})"
 
 
-def _label(item: Item) -> str:
+def _label(item: SampleItem) -> str:
     return f"{item.owner.name}.{item.name}" if isinstance(item, PartItem) and item.owner is not None else item.name
 
 
-def _by_claim(requirements: Requirements, items: tuple[Item, ...], ordered: list[Item]) -> list[Item]:
-    """The items in the order in which they may choose their names."""
+def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
+    """Return the items in the order in which they may claim names."""
     root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
-    first: list[Item] = [] if root is None else [root]
+    first: list[SampleItem] = [] if root is None else [root]
     live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
     imports = [item for item in items if isinstance(item, ImportItem)]
     return list(dict.fromkeys([*first, *live, *imports, *ordered, *items]))
 
 
-def _entry(gripped: Gripped, requirements: Requirements, names: dict[Item, str]) -> str:
+def _entry(gripped: Gripped, requirements: Requirements, names: dict[SampleItem, str]) -> str:
     owner = owner_of(gripped)
     if owner is None:
         return names[requirements.root]
     return f"{names[requirements.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
 
 
-def _check_texts(items: Iterable[Item], names: dict[Item, str]) -> None:
-    """Raise `UserError` where something that is found by its name in a string has another name in the sample."""
+def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> None:
+    """Raise `UserError` if something that code finds by its name has another name in the sample."""
     for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
         if link.use.role is Role.TEXT and names[link.item] != link.use.name:
             raise UserError(f"{link.use.name} is found by its name", "another function of the sample has that name")
 
 
-def _argument_names(gripped: Gripped, requirements: Requirements, names: dict[Item, str]) -> Iterator[tuple[str, str]]:
+def _argument_names(
+    gripped: Gripped, requirements: Requirements, names: dict[SampleItem, str]
+) -> Iterator[tuple[str, str]]:
     for thing in named_in(objects_of(gripped), Everything()):
         item = requirements.collector.find_item(thing)
         if item is not None and item in names and not isinstance(item, ImportItem):
             yield f"{thing.__module__}:{thing.__qualname__}", names[item]
 
 
-def _is_source(item: Item) -> bool:
+def _is_source(item: SampleItem) -> bool:
     if isinstance(item, FunctionItem | ClassItem):
         return not is_imported(item.module)
     return False
-
-
-FOR_LOOP, IF_ELSE, CONTAINERS = "ForLoop", "IfElseBranch", "BuiltInDataStructure"
-CUSTOMIZED, THIRD_PARTY = "Customized", "ThirdPartyCodes"
-
-_OF_TORCH = ("torch", "functorch", "torchgen")
-_MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
-"""Functions and methods that make or fill containers."""
-
-
-def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Tags of a function by its syntax tree and those of its helpers; by its own alone where they cannot be had."""
-    name = getattr(function, "__qualname__", "function")
-    try:
-        return tags_of(take(Gripped(function, None, name.rpartition(".")[2], "function", frozenset(), ())))
-    except UserError:
-        pass
-    try:
-        return frozenset(_tags_of_node(find_definition(function).node))
-    except UserError:
-        return frozenset()
-
-
-def tags_of(requirements: Requirements) -> frozenset[str]:
-    """Tags of a function by the source of all that it does not work without."""
-    # what may be called is not: `may_need` is passed by
-    needed = [item for item in requirements.items if item in _certain(requirements)]
-    tags = {tag for item in needed for piece in pieces_of(item) for tag in _tags_of_node(piece.node)}
-    if any(isinstance(item, ClassItem) for item in needed):
-        tags.add(CUSTOMIZED)
-    modules = {item.statement.module for item in needed if isinstance(item, ImportItem)}
-    if any(top_level(module) not in _OF_TORCH and not is_of_python(module) for module in modules):
-        tags.add(THIRD_PARTY)
-    return frozenset(tags)
-
-
-def _certain(requirements: Requirements) -> set[Any]:
-    every = {needed for item in requirements.items for needed in item.may_need}
-    return set(reachable(requirements.root, every))
-
-
-def _tags_of_node(node: ast.AST) -> Iterator[str]:
-    for part in _code_in(node):
-        if isinstance(part, (ast.For, ast.AsyncFor, ast.While, *COMPREHENSIONS)):
-            yield FOR_LOOP
-        if isinstance(part, ast.If | ast.IfExp | ast.Match):
-            yield IF_ELSE
-        if _is_container(part):
-            yield CONTAINERS
-
-
-def _code_in(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run: annotations and decorators do not."""
-    yield node
-    for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _code_in(child)
-
-
-def _is_container(node: ast.AST) -> bool:
-    """Whether code makes or fills a list, tuple, set or dictionary of more than literals."""
-    if isinstance(node, ast.Call):
-        called = node.func
-        return getattr(called, "id", getattr(called, "attr", "")) in _MAKERS and bool(node.args)
-    if isinstance(node, ast.Return):
-        return isinstance(node.value, ast.Tuple)
-    if isinstance(node, ast.List | ast.Set):
-        return isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and not all(map(_is_literal, node.elts))
-    if isinstance(node, ast.Dict):
-        return not all(map(_is_literal, node.values))
-    return isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp)
-
-
-def _is_literal(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))

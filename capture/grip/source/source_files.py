@@ -34,12 +34,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, eq=False)
 class SourceFile:
-    """A file, or the cell of a notebook.
-
-    Attributes
-    ----------
-    name : as code objects have it
-    """
+    """A file, or the cell of a notebook; `name` is as in code objects."""
 
     name: str
     text: str
@@ -47,7 +42,7 @@ class SourceFile:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Its lines with their ends; line 1 is the first of them."""
+        """Lines with their ends."""
         return self.text.splitlines(keepends=True)
 
     @cached_property
@@ -59,12 +54,12 @@ class SourceFile:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The node around each node."""
+        """The parent of each node."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
     def codes(self) -> dict[tuple[str, int], list[CodeType]]:
-        """The code objects that compiling it gives, by name and first line."""
+        """Code objects of the compiled file, by name and first line."""
         codes: dict[tuple[str, int], list[CodeType]] = {}
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
@@ -75,7 +70,7 @@ class SourceFile:
 
     @cached_property
     def string_lines(self) -> frozenset[int]:
-        """Lines that begin inside a string, docstrings aside: their indentation is part of a value."""
+        """Lines that begin inside a string, except docstrings: their indentation is part of a value."""
         inside: set[int] = set()
         opened: list[int] = []
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
@@ -93,28 +88,27 @@ class SourceFile:
         return frozenset(inside)
 
     def offset(self, line: int, column: int) -> int:
-        """Where in the text a position of the syntax tree is, whose columns count bytes."""
+        """Return the text offset of a position in the syntax tree, whose columns count bytes."""
         text = self.lines[line - 1]
         if not text.isascii():
             column = len(text.encode()[:column].decode())
         return self._starts[line - 1] + column
 
     def line_start(self, line: int) -> int:
-        """Where in the text a line begins, or where the text ends for the one after the last."""
+        """Return the text offset of a line, or of the end for the line after the last."""
         return self._starts[line - 1]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where in the text a node begins and ends."""
+        """Return the text offsets of a node's begin and end."""
         begin = self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
         return begin, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
     def segment(self, node: ast.AST) -> str:
-        """A node's text."""
         begin, end = self.span(node)
         return self.text[begin:end]
 
     def enclosing(self, node: ast.AST) -> Iterator[Definition]:
-        """The functions and classes around a node, from the inside."""
+        """Yield the functions and classes around a node, innermost first."""
         around = self.parents.get(node)
         while around is not None:
             if isinstance(around, (*FUNCTIONS, ast.ClassDef)):
@@ -125,7 +119,7 @@ class SourceFile:
         return any(isinstance(around, FUNCTIONS) for around in self.enclosing(node))
 
     def qualified_name(self, node: ast.ClassDef) -> str:
-        """A class's `__qualname__`."""
+        """Return a class's `__qualname__`."""
         names = [node.name]
         for around in self.enclosing(node):
             if isinstance(around, ast.ClassDef):
@@ -136,7 +130,7 @@ class SourceFile:
 
 
 def docstring_of(node: ast.AST) -> ast.Constant | None:
-    """The docstring of a function, class or module, None for other nodes and where there is none."""
+    """Return the docstring node of a function, class or module, if there is one."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) or not node.body:
         return None
     first = node.body[0]
@@ -146,7 +140,7 @@ def docstring_of(node: ast.AST) -> ast.Constant | None:
 
 
 def first_line(node: Definition) -> int:
-    """The line that a definition begins in: that of its first decorator."""
+    """Return the line of a definition's first decorator, or its own."""
     decorators = getattr(node, "decorator_list", None)
     line: int = decorators[0].lineno if decorators else node.lineno
     return line
@@ -158,11 +152,11 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """A source file by the name that a code object has for it, which may be a cell of a notebook.
+    """Return a source file, or cell of a notebook, by its name in a code object.
 
     Raises
     ------
-    UserError : where there is no source for `what`, or it does not parse
+    UserError : if there is no source for `what`, or it does not parse
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
@@ -174,12 +168,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
 
 def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """Where a function is written.
-
-    Raises
-    ------
-    UserError : where that cannot be told
-    """
+    """Return where a function is written; `UserError` if unknown."""
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
     nodes = [
@@ -201,7 +190,7 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
 
 
 def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
-    """Whether compiling a file gives code that names the same; what pytest rewrote is not looked at."""
+    """Return True if compiling a file gives code with the same names; code that pytest rewrote is not checked."""
     if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
         return True
     compiled = file.codes.get((code.co_name, code.co_firstlineno), [])
@@ -225,7 +214,7 @@ def _takes(code: CodeType, parameters: list[str]) -> bool:
 
 
 def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
-    """Whether code is that of this lambda, of several in one line."""
+    """Return True if code is that of this lambda, of several in one line."""
     body = node.body
     if hasattr(code, "co_positions"):
         return (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in set(code.co_positions())
@@ -235,12 +224,7 @@ def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
 
 
 def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
-    """Where a class is written.
-
-    Raises
-    ------
-    UserError : where that cannot be told
-    """
+    """Return where a class is written; `UserError` if unknown."""
     what = cls.__qualname__
     methods = [thing for thing in map(_plain_function, vars(cls).values()) if thing is not None]
     own = [
@@ -272,7 +256,7 @@ def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:
 
 
 def _plain_function(attribute: Any) -> FunctionType | None:
-    """The Python function behind a class's attribute, if there is one."""
+    """Return the Python function behind a class's attribute, if there is one."""
     if isinstance(attribute, staticmethod | classmethod):
         attribute = attribute.__func__
     elif isinstance(attribute, property):
@@ -286,13 +270,12 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionDefinition:
-    """A live function as it is written down.
+    """The definition of a live function.
 
     Attributes
     ----------
-    function : the one inside all decorators
-    node : its definition
-    dropped : those of its decorators that gave it back as it was, or that a sample does without
+    function : the function inside all decorators
+    dropped : decorators that return it unchanged, or that a sample leaves out
     """
 
     function: FunctionType
@@ -302,13 +285,13 @@ class FunctionDefinition:
 
 
 def find_definition(thing: Any) -> FunctionDefinition:
-    """How a callable is written down: its function, with the decorators that made the callable of it.
+    """Return a callable's definition, with the decorators that made the callable of its function.
 
-    A wrapper that no decorator explains, as `fast = cached(slow)` makes one, is written as the function that it is.
+    A wrapper that no decorator explains, such as `fast = cached(slow)`, is written as the function that it is.
 
     Raises
     ------
-    UserError : where there is no source
+    UserError : if there is no source
     """
     layers = _layers(plain(thing))
     for index in range(len(layers) - 1, -1, -1):
@@ -327,7 +310,7 @@ def find_definition(thing: Any) -> FunctionDefinition:
 
 
 def _layers(thing: Any) -> list[Any]:
-    """A callable, what it wraps, and so on."""
+    """Return a callable, what it wraps, and so on."""
     layers = [thing]
     while len(layers) < 100:
         inner = wrapped(layers[-1])
@@ -340,7 +323,7 @@ def _layers(thing: Any) -> list[Any]:
 
 
 def _wrapped_silently(layer: Any) -> FunctionType | None:
-    """The function that a wrapper holds, without saying so, since a decorator put it there."""
+    """Return the function that a decorator has put into a wrapper that does not say so."""
     if isinstance(layer, FunctionType):
         held = list(namespace_of(layer).closure.values())
     elif is_imported(type(layer).__module__):
@@ -363,7 +346,7 @@ def _wrapped_silently(layer: Any) -> FunctionType | None:
 def _find_wrapping_decorators(
     layers: list[Any], decorators: list[ast.expr], namespace: Namespace
 ) -> list[ast.expr] | None:
-    """The decorators that made the wrappers around a function; None where some wrapper is of none of them."""
+    """Return the decorators that made the wrappers around a function; None if one is not explained."""
     wrapping_decorators: list[ast.expr] = []
     for layer in layers:
         reasons = [decorator for decorator in decorators if _explains(decorator, layer, namespace)]
@@ -374,7 +357,7 @@ def _find_wrapping_decorators(
 
 
 def _explains(decorator: ast.expr, layer: Any, namespace: Namespace) -> bool:
-    """Whether a decorator made a wrapper."""
+    """Return True if a decorator made a wrapper."""
     live = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace)
     if live is ABSENT:
         return False
@@ -400,5 +383,5 @@ _MODES = ("torch.jit._script.script", "torch.jit._script.script_if_tracing", "to
 
 
 def plain_name(thing: Any) -> str:
-    """Module and name of a function or class."""
+    """Return module and name of a function or class."""
     return f"{module_of(thing)}.{getattr(thing, '__qualname__', '')}"

@@ -1,4 +1,4 @@
-"""Values as the text that makes them anew: numbers, strings, containers, enums, small tensors."""
+"""Constants: text that makes a value, and whether the statement that made it can stay."""
 
 from __future__ import annotations
 
@@ -52,40 +52,40 @@ Refer = Callable[[Any], str]
 
 
 class Inexpressible(Exception):
-    """There is no text that would make a value anew; says what the value is."""
+    """No text makes a value; the message says what it is."""
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
-    """The text that makes a value anew.
+    """Return text that makes a value.
 
     Parameters
     ----------
-    column : where it begins, which decides where a long one is broken
+    column : column of its begin, for line breaks
 
     Raises
     ------
-    Inexpressible : where there is none
+    Inexpressible : if there is none
     """
     return _Writer(refer).write(value, column)
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Text as it stands, among values."""
+    """Verbatim text among values."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key of a dictionary, which is itself written as a value."""
+    """A dictionary key, which is written as a value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call, among values."""
+    """A call among values."""
 
     called: Any
     arguments: tuple[Any, ...]
@@ -94,12 +94,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Something in brackets: a container, or a call.
-
-    Attributes
-    ----------
-    entries : what stands before each value, as a keyword does, and the value
-    """
+    """A container or call in brackets; each entry has a prefix, such as a keyword, and a value."""
 
     opening: str
     closing: str
@@ -108,14 +103,14 @@ class _Group:
 
 
 class _Writer:
-    """Writes values, and knows how deep it is in them."""
+    """Writes values, and limits their nesting."""
 
     def __init__(self, refer: Refer) -> None:
         self.refer = refer
         self._depth = 0
 
     def write(self, value: Any, column: int = 0, indent: int = 0) -> str:
-        """A value that begins in a column of a line that is indented by `indent`."""
+        """Write a value at a column of a line indented by `indent`."""
         if self._depth > _DEEPEST:
             raise Inexpressible("a value that is nested without end")
         self._depth += 1
@@ -272,7 +267,7 @@ class _Writer:
         return self._call(pathlib.Path if isinstance(value, pathlib.Path) else pathlib.PurePath, str(value))
 
     def _alias(self, value: Any) -> str:
-        """A type with parameters, as `list[int]` is, or a union of types."""
+        """Write a parametrized type such as `list[int]`, or a union of types."""
         origin, parameters = get_origin(value), [None if one is NoneType else one for one in get_args(value)]
         if origin in (Union, UnionType):
             return " | ".join(map(self.write, parameters))
@@ -299,7 +294,7 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
 
 
 def _as_floats(values: Any) -> Any:
-    """Numbers, where numpy's text of such in single precision is given, which is the shortest."""
+    """Return numbers for numpy's texts of single-precision numbers, which are the shortest."""
     if isinstance(values, list):
         return [_as_floats(one) for one in values]
     return float(values) if isinstance(values, str) else values
@@ -311,11 +306,11 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """The call of `namedtuple` or `Enum` that made a class, which has no source then.
+    """Return the call of `namedtuple` or `Enum` that made a class.
 
     Raises
     ------
-    Inexpressible : where none of them made it
+    Inexpressible : if neither made it
     """
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
@@ -329,7 +324,7 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """The one statement that binds a variable of the module that a piece is of; None where there is not just one."""
+    """Return the only statement that binds a variable of a piece's module; None if there are others."""
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
@@ -346,7 +341,7 @@ def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
 
 
 def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Whether a statement assigns a literal, and the variable still has that value."""
+    """Return True if a statement assigns a literal, and the variable still has that value."""
     assert statement.value is not None
     try:
         literal = ast.literal_eval(statement.value)
@@ -356,9 +351,9 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Whether a statement calls a function of an imported package on literals, which would make the value again.
+    """Return True if a statement calls an imported function on literals, which would make the value again.
 
-    That holds for `nn.MSELoss(reduction="none")` and `TypeVar("T")`, not for what the program gave a state since.
+    For example `nn.MSELoss(reduction="none")` or `TypeVar("T")`, but not objects that got a state since.
     """
     call = statement.value
     if not isinstance(call, ast.Call) or not is_imported(type(value).__module__):
@@ -372,7 +367,7 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Whether a statement assigns a container that the program has filled since, as it does with caches."""
+    """Return True if a statement assigns a container that the program has filled since, such as a cache."""
     return type(value) in (dict, list, set) and statement.value is not None and _is_plain(statement.value)
 
 
@@ -385,7 +380,7 @@ def _is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Default arguments whose expression would not give their value any more, with that value."""
+    """Yield default arguments whose expression would not give their value any more, with that value."""
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [
