@@ -68,7 +68,6 @@ class FreeNames:
     uses : free names, not those in annotations
     bound : all names that a scope in it binds
     outer : `global` and `nonlocal` statements for names outside of it, with those names
-    imports : import statements inside its functions
     words : strings in it that could be names
     makes_own : it calls its object's class: `type(self)(...)`
     calls_self : it calls its object or class: `self(...)`, `cls(...)`
@@ -218,7 +217,7 @@ class _Walker(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         chain = dotted(node)
         if chain is None:
-            self._mention(node.attr, AttributeOwner.SUPER if _is_super(node.value) else AttributeOwner.ANY)
+            self._mention(node.attr, AttributeOwner.SUPER if _is_call_of("super", node.value) else AttributeOwner.ANY)
             self.visit(node.value)
             return
         name, attributes = chain
@@ -287,13 +286,11 @@ class _Walker(ast.NodeVisitor):
     def visit_FunctionDef(self, node: FunctionNode) -> None:
         self._visit_all([*node.decorator_list, *defaults(node.args)])
         types = type_parameters(node)
-        if types:
-            self._scopes.append(NameScope(False, types))
+        self._scopes += [NameScope(False, types)] * bool(types)
         for parameter in parameters(node.args):
             self._annotate(parameter, parameter.annotation)
         self._annotate(node, node.returns)
-        if types:
-            self._scopes.pop()
+        del self._scopes[len(self._scopes) - bool(types) :]
         with self._inside(node, types | {one.arg for one in parameters(node.args)}, node.body):
             self._visit_all(node.body)
 
@@ -390,9 +387,7 @@ class _Walker(ast.NodeVisitor):
 
 
 def _is_class_of_something(called: ast.expr) -> bool:
-    if isinstance(called, ast.Call):
-        return isinstance(called.func, ast.Name) and called.func.id == "type"
-    return isinstance(called, ast.Attribute) and called.attr == "__class__"
+    return (isinstance(called, ast.Attribute) and called.attr == "__class__") or _is_call_of("type", called)
 
 
 def _quoted_types(expression: ast.AST) -> Iterator[str]:
@@ -404,5 +399,5 @@ def _quoted_types(expression: ast.AST) -> Iterator[str]:
             yield from _quoted_types(part)
 
 
-def _is_super(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+def _is_call_of(name: str, node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name

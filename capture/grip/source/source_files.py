@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeAlias
 
+from opgrip.capture.grip.source.free_names import parameters
 from opgrip.capture.grip.source.imports import is_imported, module_of
 from opgrip.capture.grip.source.live_names import (
     ABSENT,
@@ -177,7 +178,7 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
         if isinstance(node, FUNCTIONS)
         and first_line(node) == code.co_firstlineno
         and getattr(node, "name", "<lambda>") == code.co_name
-        and _takes(code, _parameters(node))
+        and _takes(code, [one.arg for one in parameters(node.args)])
     ]
     if len(nodes) > 1:
         nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _is_written_at(code, node)]
@@ -195,12 +196,6 @@ def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
         return True
     compiled = file.codes.get((code.co_name, code.co_firstlineno), [])
     return any(sorted(one.co_names) == sorted(code.co_names) for one in compiled)
-
-
-def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
-    arguments = node.args
-    rest = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
-    return [one.arg for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest]]
 
 
 def _takes(code: CodeType, parameters: list[str]) -> bool:
