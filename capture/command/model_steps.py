@@ -113,10 +113,7 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
 
 def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:
     """Run the warm-up steps, in the last of which the capture learns, and the recorded ones; then end the capture.
-
-    Raises
-    ------
-    UserError : if a step fails, or calls no operator; there is no trace then
+    `UserError` if a step fails, or calls no operator; there is no trace then.
     """
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"

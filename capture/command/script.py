@@ -53,16 +53,13 @@ def run_script(
     compiled: Callable[[bytes, str], CodeType] | None = None,
     ended_in: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
-    """Run a script or module, and return the exit status of `python`; a traceback goes to stderr.
+    """Run a script or module, and return the exit status of `python`; a traceback goes to stderr. `UserError` if none
+    of its lines can run.
 
     Parameters
     ----------
     compiled : compiles a script from its source and file name; None for Python's own way
     ended_in : called with the exception that the script ends in, `SystemExit` included
-
-    Raises
-    ------
-    UserError : if none of its lines can run
     """
     before = list(sys.argv), list(sys.path)
     # of what the script has made, or the error whose frames hold it: it is there as long as the script's threads

@@ -24,11 +24,8 @@ class Arrays:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """Return an array as a tensor over its memory, or over a copy if torch has no such layout.
-
-        Raises
-        ------
-        TypeError, ValueError : for a dtype that torch does not have
+        """Return an array as a tensor over its memory, or over a copy if torch has no such layout; `TypeError` or
+        `ValueError` for a dtype that torch does not have.
         """
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         root = _root(array)

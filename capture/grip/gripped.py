@@ -310,11 +310,8 @@ def _random_states() -> _RandomStates:
 
 
 def _has_drawn(before: _RandomStates) -> bool:
-    """Return True if torch's CPU generator has drawn numbers since.
-
-    Raises
-    ------
-    CannotHold : if other generators did, which a sample does not set
+    """Return True if torch's CPU generator has drawn numbers since; `CannotHold` if other generators did, which a
+    sample does not set.
     """
     now = _random_states()
     if now.others != before.others:

@@ -244,11 +244,8 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """Return the code of a function in which matching inner functions are decorated when they are created.
-
-    Raises
-    ------
-    CannotDecorate : if its source is missing, or differs from what was loaded
+    """Return the code of a function in which matching inner functions are decorated when they are created;
+    `CannotDecorate` if its source is missing, or differs from what was loaded.
     """
     code = function.__code__
     try:

@@ -169,15 +169,11 @@ WHOLE_BYTES = 64 << 20
 
 
 def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -> None:
-    """Write a sample's calls into its folder.
+    """Write a sample's calls into its folder; `UserError` if a file exists already, or safetensors is not installed.
 
     Parameters
     ----------
     most_bytes : limit of whole values
-
-    Raises
-    ------
-    UserError : if a file exists already, or safetensors is not installed
     """
     full = FullValues(folder / VALUES, most_bytes=most_bytes)
     records: list[Record] = [Thread(0, "MainThread")]
@@ -233,7 +229,8 @@ class _Writing:
 
 
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
-    """Return the calls that `write_calls` wrote, with live arguments and results.
+    """Return the calls that `write_calls` wrote, with live arguments and results; `UserError` if files are missing, or
+    a class is unknown.
 
     Nothing that the files name is imported. If a call's whole values are missing, its arguments are drawn from value
     models, its results are a `Sketch`, and `after` is unknown.
@@ -241,10 +238,6 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
     Parameters
     ----------
     classes : arguments' classes and functions by name, such as the namespace of the sample's module
-
-    Raises
-    ------
-    UserError : if files are missing, or a class is unknown
     """
     trace = load(folder / CALLS, partial=False, unbounded=True)
     reading = _Reading(trace, classes)
@@ -303,15 +296,11 @@ def as_it_ran(call: GrippedCall) -> Iterator[None]:
 
 
 class RecordedSample:
-    """A sample that `grip` wrote.
+    """A sample that `grip` wrote; `UserError` if there is no sample, or its code cannot be loaded.
 
     Parameters
     ----------
     folder : folder of the sample, whose code is loaded and so run: only for folders that you trust
-
-    Raises
-    ------
-    UserError : if there is no sample, or its code cannot be loaded
     """
 
     def __init__(self, folder: str | Path) -> None:

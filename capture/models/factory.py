@@ -40,7 +40,7 @@ _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
-    """Build the program of a factory.
+    """Build the program of a factory; `UserError` if there is no such factory, it fails, or it returns something else.
 
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. It gets those
     of
@@ -49,10 +49,6 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
     Parameters
     ----------
     source : the user's name for it, if that is not `text`
-
-    Raises
-    ------
-    UserError : if there is no such factory, it fails, or it returns something else
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -73,16 +69,13 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
 def program_of(
     model: nn.Module, inputs: Any, run: str, name: str, details: Mapping[str, Any] = MappingProxyType({})
 ) -> ModelProgram:
-    """Return the program of a module and its inputs.
+    """Return the program of a module and its inputs; `UserError` if the module has no parameters to train, and `run` is
+    `train`; for `generate`.
 
     Parameters
     ----------
     inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
-
-    Raises
-    ------
-    UserError : if the module has no parameters to train, and `run` is `train`; for `generate`
     """
     if run not in RUNS_OF_ALL:
         raise UserError(f"--run {run} is not for a module", f"choose {listed(RUNS_OF_ALL)}")
@@ -224,11 +217,8 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def total_loss(output: Any) -> torch.Tensor:
-    """Return the loss in what a model returned: a tensor, an attribute `loss`, or a dictionary of losses.
-
-    Raises
-    ------
-    UserError : if there is none
+    """Return the loss in what a model returned: a tensor, an attribute `loss`, or a dictionary of losses; `UserError`
+    if there is none.
     """
     import torch
 

@@ -32,17 +32,14 @@ SEGMENTATION_SIZE = (512, 1024)
 
 
 def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> dict[str, Any]:
-    """Return inputs as a data loader passes them to `test_step` and `train_step`.
+    """Return inputs as a data loader passes them to `test_step` and `train_step`; `UserError` for a package whose
+    inputs are not known here.
 
     Parameters
     ----------
     model : model for which they are; a segmentor in training is told to pad to their size
     scope : package of the model
     options : `batch_size`, else 1; `input_size`, else the size of the config's test pipeline
-
-    Raises
-    ------
-    UserError : for a package whose inputs are not known here
     """
     maker = _MAKERS.get(scope)
     if maker is None:
@@ -156,13 +153,10 @@ INSTALL = "make openmmlab, or see docs/openmmlab.md"
 
 
 def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a config, with random weights unless a checkpoint is given.
+    """Build the program of a config, with random weights unless a checkpoint is given; `UserError` if there is no such
+    config, it is invalid, or a package that it needs is missing.
 
     Nothing is downloaded: pretrained parts that the config names are left out.
-
-    Raises
-    ------
-    UserError : if there is no such config, it is invalid, or a package that it needs is missing
     """
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
         raise _no_model(text)
@@ -194,11 +188,8 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
 
 
 def find_config(text: str) -> Path:
-    """Return the config file of that path, or of that bare name in an installed package.
-
-    Raises
-    ------
-    UserError : if there is none, or several of that name
+    """Return the config file of that path, or of that bare name in an installed package; `UserError` if there is none,
+    or several of that name.
     """
     path = Path(text)
     if path.is_file():

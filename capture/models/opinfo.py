@@ -14,11 +14,8 @@ PREFIX = "opinfo:"
 
 
 def load_operators(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program that runs the samples of operators, one operator per step.
-
-    Raises
-    ------
-    UserError : if no operator has such a name, a module cannot be imported, or torch's tables are not available
+    """Build the program that runs the samples of operators, one operator per step; `UserError` if no operator has such
+    a name, a module cannot be imported, or torch's tables are not available.
     """
     import torch
 

@@ -25,11 +25,8 @@ _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a file of weights with torch's loader that runs no code of the file.
-
-    Raises
-    ------
-    UserError : if the file is missing, holds more than weights, or fits another model
+    """Load a file of weights with torch's loader that runs no code of the file; `UserError` if the file is missing,
+    holds more than weights, or fits another model.
     """
     import torch
 
@@ -271,11 +268,8 @@ def source_of(name: str) -> ModelSource:
 
 
 def load_program(name: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a `--model`.
-
-    Raises
-    ------
-    UserError : if no source knows it, its source cannot load it, or does not support the options
+    """Build the program of a `--model`; `UserError` if no source knows it, its source cannot load it, or does not
+    support the options.
     """
     source = source_of(name)
     if options.run not in source.runs:

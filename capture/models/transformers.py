@@ -43,10 +43,7 @@ LEARNING_RATE = 1e-5
 
 def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
     """Build the program of an architecture, with random weights unless a checkpoint is given; nothing is downloaded.
-
-    Raises
-    ------
-    UserError : if there is no such architecture, its config cannot be built, or the package is missing
+    `UserError` if there is no such architecture, its config cannot be built, or the package is missing.
     """
     package = needed("transformers", EXTRA)
     # else it tells what its defaults are
@@ -133,12 +130,7 @@ def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return a model's loss, or else the mean of its first differentiable output.
-
-    Raises
-    ------
-    UserError : if there is none
-    """
+    """Return a model's loss, or else the mean of its first differentiable output; `UserError` if there is none."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -212,11 +204,8 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class of that name, or the class with the usual head of the model type of that name.
-
-    Raises
-    ------
-    UserError : if there is none
+    """Return the class of that name, or the class with the usual head of the model type of that name; `UserError` if
+    there is none.
     """
     package = needed("transformers", EXTRA)
     found: Any = (
@@ -237,16 +226,12 @@ def _class_named(package: Any, name: str) -> Any:
 
 
 def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
-    """Build the config of a class.
+    """Build the config of a class; `UserError` for an unknown setting, or one that does not fit the others.
 
     Parameters
     ----------
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
     sizes : settings that other options imply; ignored if the config does not have them
-
-    Raises
-    ------
-    UserError : for an unknown setting, or one that does not fit the others
     """
     config_class: Any = found.config_class
     default = _build_config(config_class, {}, found.__name__)

@@ -93,15 +93,11 @@ class Agent:
     def record(
         self, request: RecordingRequest, armed: Callable[[Mapping[str, Any]], None] = lambda fields: None
     ) -> dict[str, Any]:
-        """Record, and return what was recorded.
+        """Record, and return what was recorded; `UserError` if it cannot be done.
 
         Parameters
         ----------
         armed : called once the next step will be noticed
-
-        Raises
-        ------
-        UserError : if it cannot be done
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
@@ -281,11 +277,8 @@ def _position() -> int | None:
 
 
 def _wait_for_torch(most_s: float) -> None:
-    """Return once the program has loaded torch: two threads that load it at once get incomplete modules.
-
-    Raises
-    ------
-    UserError : if it has not within `most_s`
+    """Return once the program has loaded torch: two threads that load it at once get incomplete modules; `UserError` if
+    it has not within `most_s`.
     """
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
@@ -312,11 +305,8 @@ _watches_forks = False
 
 
 def start_agent(settings: AgentSettings) -> Agent:
-    """Return the agent of this process, started if there is none.
-
-    Raises
-    ------
-    UserError : if it cannot have a socket or a thread
+    """Return the agent of this process, started if there is none; `UserError` if it cannot have a socket or a
+    thread.
     """
     global _agent, _watches_forks
     from opgrip.errors import UserError

@@ -67,11 +67,8 @@ def _start() -> None:
 
 
 def start(settings: AgentSettings) -> Agent:
-    """Start and return the agent of this process, with its signal and its recordings at intervals.
-
-    Raises
-    ------
-    UserError : if it cannot have a socket or a thread
+    """Start and return the agent of this process, with its signal and its recordings at intervals; `UserError` if it
+    cannot have a socket or a thread.
     """
     from opgrip.capture.on_demand.agent import start_agent
     from opgrip.errors import UserError

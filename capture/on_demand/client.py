@@ -98,11 +98,8 @@ def without_workers(items: Sequence[RecordableProcess]) -> list[RecordableProces
 
 
 def find_processes(word: str) -> list[RecordableProcess]:
-    """Return the process of a pid or name, or all ranks of the job of that name. Workers are found by pid only.
-
-    Raises
-    ------
-    UserError : if there is none, or there are several that are not ranks of one job
+    """Return the process of a pid or name, or all ranks of the job of that name. Workers are found by pid only;
+    `UserError` if there is none, or there are several that are not ranks of one job.
     """
     everyone = processes()
     items = [item for item in everyone if str(item.pid) == word] or [
@@ -118,11 +115,8 @@ def find_processes(word: str) -> list[RecordableProcess]:
 
 
 def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
-    """Send a request and yield the answers as they arrive.
-
-    Raises
-    ------
-    UserError : if it is refused, or the process ends before it is done
+    """Send a request and yield the answers as they arrive; `UserError` if it is refused, or the process ends before it
+    is done.
     """
     try:
         connection = _connect(process.socket)
@@ -196,11 +190,8 @@ def _process_at(path: Path) -> RecordableProcess | None:
 
 
 def _connect(path: Path) -> MessageSocket:
-    """Connect to the process that a socket's name claims.
-
-    Raises
-    ------
-    OSError : if nobody listens there, or another process or user does
+    """Connect to the process that a socket's name claims; `OSError` if nobody listens there, or another process or user
+    does.
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
@@ -253,10 +244,7 @@ TRIES = 3
 
 def attach(pid: int) -> str:
     """Start an agent in a process: by Python's own means if it has them, else by gdb; return how it was done.
-
-    Raises
-    ------
-    UserError : if the system does not allow it, or the process cannot have one
+    `UserError` if the system does not allow it, or the process cannot have one.
     """
     _check_process(pid)
     if _has_agent(pid):

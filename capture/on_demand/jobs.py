@@ -29,13 +29,10 @@ MOST_WORKERS = 4
 
 
 def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter: Reporter) -> list[RecordableProcess]:
-    """Return the processes of this machine that record together: all ranks of the job of a process, or one rank.
+    """Return the processes of this machine that record together: all ranks of the job of a process, or one rank;
+    `UserError` if there is no such rank here.
 
     Workers of ranks, such as data loaders, are not ranks; a worker that was named by its pid is recorded alone.
-
-    Raises
-    ------
-    UserError : if there is no such rank here
     """
     job = items[0].job
     if job is None:
@@ -75,11 +72,8 @@ def _tell_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> Non
 def record_together(
     chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter
 ) -> list[dict[str, Any]]:
-    """Record processes, from the same step on if they are ranks of a job; return what each recorded.
-
-    Raises
-    ------
-    UserError : for what one refuses
+    """Record processes, from the same step on if they are ranks of a job; return what each recorded. `UserError` for
+    what one refuses.
     """
     if len(chosen) == 1 or request.get("begins_at") is not None:
         return _Round(chosen, request, reporter).run()

@@ -210,11 +210,8 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return the private folder of this user's sockets, which is created if needed.
-
-    Raises
-    ------
-    UserError : if other users can enter it or own it
+    """Return the private folder of this user's sockets, which is created if needed; `UserError` if other users can
+    enter it or own it.
     """
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):

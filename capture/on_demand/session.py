@@ -110,16 +110,13 @@ class StepCapture(Capture):
         self._recorder.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
-        """Start recording this thread.
+        """Start recording this thread; `RuntimeError` if a mode of the program is active, which might end before the
+        step does.
 
         Parameters
         ----------
         nested : the step ends before anything does that was there when it began
         label : label of the step's calls in the trace
-
-        Raises
-        ------
-        RuntimeError : if a mode of the program is active, which might end before the step does
         """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch mode of the program is on")
@@ -209,15 +206,11 @@ class RecordingSession:
         self._gave_way = False
 
     def run(self, armed: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        """Record, and return what was recorded.
+        """Record, and return what was recorded; `UserError` if nothing can be written.
 
         Parameters
         ----------
         armed : called once the next step will be noticed
-
-        Raises
-        ------
-        UserError : if nothing can be written
         """
         self._capture.open()
         try:

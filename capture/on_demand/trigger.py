@@ -20,11 +20,8 @@ from opgrip.errors import UserError, one_line, raise_if_from_program
 
 
 def listen_to(number: signal.Signals) -> None:
-    """Record when a signal arrives; the result is printed to stderr, as there is no client.
-
-    Raises
-    ------
-    UserError : if the program has a handler of that signal, or this is not its main thread
+    """Record when a signal arrives; the result is printed to stderr, as there is no client. `UserError` if the program
+    has a handler of that signal, or this is not its main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UserError(f"{number.name} is not listened to", "torch was loaded outside of the program's main thread")
@@ -135,6 +132,7 @@ def trigger(
     **options: Any,
 ) -> Triggered:
     """Record the next steps of this program, in whichever threads they run; returns as soon as they will be noticed.
+    `UserError` if this process cannot have an agent, or a thread that records.
 
     ::
 
@@ -151,10 +149,6 @@ def trigger(
     warmup : steps before the recorded ones, in which the capture learns signatures
     step_module : count outermost calls of modules of such a class as steps
     options : options of `Capture`
-
-    Raises
-    ------
-    UserError : if this process cannot have an agent, or a thread that records
     """
     # what a recording needs is loaded here: two threads that load torch at once get modules that are half done
     from opgrip.capture.on_demand import session

@@ -113,11 +113,8 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a module that imports a function, and the classes and functions among its arguments.
-
-    Raises
-    ------
-    UserError : if it cannot be imported by name
+    """Return the text of a module that imports a function, and the classes and functions among its arguments;
+    `UserError` if it cannot be imported by name.
     """
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
@@ -177,7 +174,8 @@ def test_{name}_gives_what_was_recorded(call):
 
 
 def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]) -> Path:
-    """Write a sample into a folder of its own, and return the folder.
+    """Write a sample into a folder of its own, and return the folder; `UserError` if the function cannot be taken out,
+    or the folder cannot be written.
 
     Nothing is overwritten: a folder of its name with the same content is kept, otherwise the sample gets another name:
     `delta2bbox_2`.
@@ -186,10 +184,6 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
     ----------
     to : folder of samples
     write_calls : writes the recorded calls into a folder
-
-    Raises
-    ------
-    UserError : if the function cannot be taken out, or the folder cannot be written
     """
     source, dropped = _source(gripped)
     module_text, tags = _module(gripped, _origin(source))

@@ -190,12 +190,7 @@ class ModuleText:
 
 
 def take(gripped: Gripped) -> Requirements:
-    """Collect all that a function needs.
-
-    Raises
-    ------
-    UserError : if something of it cannot be taken out, with the reason
-    """
+    """Collect all that a function needs; `UserError` if something of it cannot be taken out, with the reason."""
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)

@@ -153,11 +153,8 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return a source file, or cell of a notebook, by its name in a code object.
-
-    Raises
-    ------
-    UserError : if there is no source for `what`, or it does not parse
+    """Return a source file, or cell of a notebook, by its name in a code object; `UserError` if there is no source for
+    `what`, or it does not parse.
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
@@ -280,13 +277,10 @@ class FunctionDefinition:
 
 
 def find_definition(thing: Any) -> FunctionDefinition:
-    """Return a callable's definition, with the decorators that made the callable of its function.
+    """Return a callable's definition, with the decorators that made the callable of its function; `UserError` if there
+    is no source.
 
     A wrapper that no decorator explains, such as `fast = cached(slow)`, is written as the function that it is.
-
-    Raises
-    ------
-    UserError : if there is no source
     """
     layers = _layers(plain(thing))
     for index in range(len(layers) - 1, -1, -1):

@@ -56,15 +56,11 @@ class Inexpressible(Exception):
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
-    """Return text that makes a value.
+    """Return text that makes a value; `Inexpressible` if there is none.
 
     Parameters
     ----------
     column : column of its begin, for line breaks
-
-    Raises
-    ------
-    Inexpressible : if there is none
     """
     return _Writer(refer).write(value, column)
 
@@ -306,12 +302,7 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """Return the call of `namedtuple` or `Enum` that made a class.
-
-    Raises
-    ------
-    Inexpressible : if neither made it
-    """
+    """Return the call of `namedtuple` or `Enum` that made a class; `Inexpressible` if neither made it."""
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
         members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]

@@ -128,11 +128,8 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators of some categories and names, each once.
-
-    Raises
-    ------
-    UserError : if a name is neither a category nor an operator
+    """Return the operators of some categories and names, each once; `UserError` if a name is neither a category nor an
+    operator.
     """
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
@@ -190,11 +187,8 @@ def _is_named(function: Any, name: str) -> bool:
 def operators_program(
     source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions
 ) -> ModelProgram:
-    """Build the program of some categories of operators, or operators of some names.
-
-    Raises
-    ------
-    UserError : if there are none, or the trace that shapes come from cannot be read
+    """Build the program of some categories of operators, or operators of some names; `UserError` if there are none, or
+    the trace that shapes come from cannot be read.
     """
     # before the table, which takes seconds
     trace = None if options.shapes_from is None else load(options.shapes_from)

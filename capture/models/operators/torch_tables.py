@@ -119,12 +119,7 @@ def private_places() -> dict[str, str]:
 
 
 def table_entries() -> Iterator[OperatorEntry]:
-    """Yield all operators of torch's tables.
-
-    Raises
-    ------
-    UserError : if a package is missing that these tables import
-    """
+    """Yield all operators of torch's tables; `UserError` if a package is missing that these tables import."""
     needed("expecttest", EXTRA)
     with _unchanged_process():
         operators = _operators()
