@@ -12,19 +12,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, zip_longest
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from opgrip.capture.models.operators.operators_program import Coverage
 from opgrip.capture.models.operators.registered import Arguments, OperatorEntry
 from opgrip.capture.signatures.signatures import call_key
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.traces.schema.arguments import leaves, map_leaves
 from opgrip.traces.schema.tensor_specs import plain_name
+
+if TYPE_CHECKING:
+    from opgrip.capture.models.operators.operators_program import Coverage
 
 
 @contextmanager

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgrip.capture.models.operators.operators_program import Coverage
 from opgrip.capture.models.operators.registered import Arguments, OperatorEntry
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel
+
+if TYPE_CHECKING:
+    from opgrip.capture.models.operators.operators_program import Coverage
 
 MOST_BYTES = 1 << 32
 """Of a tensor: a trace may name any size."""
