@@ -240,7 +240,6 @@ OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, TraceOutput, Recordi
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
     usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
     parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES, surplus=SCRIPT)
     add_all_options(parser, OPTIONS)

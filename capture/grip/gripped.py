@@ -126,7 +126,6 @@ class Keeper:
 
     @property
     def name(self) -> str:
-        """Name of the sample."""
         name = self.keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
         return name if name.isidentifier() else _bound_name(self.function)
 

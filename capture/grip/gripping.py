@@ -86,7 +86,6 @@ class Grips:
 
     @property
     def watched(self) -> tuple[WatchedFunction, ...]:
-        """The gripped functions."""
         return tuple(self._watched.values())
 
     def __enter__(self) -> Grips:
@@ -272,7 +271,6 @@ class WatchedFunction:
         self.wrapper = _wrapper(function, self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call."""
         self.called = True
         function, keeper, recorder = self.function, self.keeper, self.recorder
         if at_own_work() or (recorder is None and (keeper is None or not keeper.has_room())):

@@ -188,7 +188,6 @@ def architectures() -> list[str]:
 
 @cache
 def model_types() -> tuple[str, ...]:
-    """Return the model types of transformers."""
     return tuple(sorted(needed("transformers.models.auto.configuration_auto", EXTRA).CONFIG_MAPPING_NAMES))
 
 

@@ -87,7 +87,6 @@ class Agent:
         return self._session is not None
 
     def start(self) -> None:
-        """Start listening."""
         threading.Thread(target=self._serve, name="opgrip-agent", daemon=True).start()
 
     def record(

@@ -58,18 +58,15 @@ class RecordableProcess:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return str(self.about.get("name", "?"))
 
     @property
     def rank(self) -> int | None:
-        """Its rank in its job, if it has one."""
         number = self.about.get("rank")
         return number if isinstance(number, int) else None
 
     @property
     def job(self) -> str | None:
-        """The identity of its job, if it has one."""
         word = self.about.get("job")
         return word if isinstance(word, str) else None
 

@@ -42,7 +42,6 @@ class MessageSocket:
         self._buffer = b""
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message."""
         self._link.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, seconds: float | None) -> dict[str, Any] | None:
@@ -75,7 +74,6 @@ class MessageSocket:
         return message
 
     def close(self) -> None:
-        """Close the socket."""
         self._link.close()
 
 

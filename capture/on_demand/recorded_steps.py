@@ -64,7 +64,6 @@ _here = _Here()
 
 
 def life_here() -> ThreadLife:
-    """Return that of this thread."""
     return _here.life
 
 
@@ -106,11 +105,8 @@ class StepRecording:
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
-        """Record this thread until `end_step`; None if this step is not recorded. Never raises.
-
-        Parameters
-        ----------
-        nested : as in `StepCapture.enter_step`
+        """Record this thread until `end_step`; None if this step is not recorded. Never raises; `nested` as in
+        `enter_step`.
         """
         try:
             with self._lock:
@@ -219,12 +215,7 @@ PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not 
 
 
 class StepSource(ABC):
-    """Notices steps while it is entered.
-
-    Attributes
-    ----------
-    name : what the steps are
-    """
+    """Notices steps while it is entered; `name` says what they are."""
 
     name: str
 
@@ -242,12 +233,7 @@ class StepSource(ABC):
 
 
 class ThreadState(threading.local):
-    """The step that a thread is in.
-
-    Attributes
-    ----------
-    left_on : an ended step, above whose mode one of the program was active then
-    """
+    """The step that a thread is in, and an ended one above whose mode one of the program was active then."""
 
     step: ThreadStep | None = None
     left_on: ThreadStep | None = None
@@ -339,11 +325,8 @@ class OptimizerSteps(Boundaries):
 
 
 class ModuleSteps(StepSource):
-    """Outermost calls of modules.
-
-    Parameters
-    ----------
-    pattern : pattern of the modules' classes; None for all that do not train, as calls of these are parts of steps
+    """Outermost calls of modules whose class matches a pattern, or that do not train: calls of others are parts of
+    steps.
     """
 
     name = MODULE
@@ -411,12 +394,7 @@ class ModuleSteps(StepSource):
 
 
 def sources_of(recording: StepRecording, step_module: str | None) -> list[StepSource]:
-    """Return what notices steps: the program's own marks, else calls of modules and steps of optimizers.
-
-    Parameters
-    ----------
-    step_module : pattern of the modules whose calls are steps
-    """
+    """Return what notices steps: the program's marks, else calls of modules and optimizers; or only `step_module`."""
     here = ThreadState()
     if step_module is not None:
         return [ModuleSteps(recording, here, step_module)]

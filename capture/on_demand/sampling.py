@@ -31,7 +31,6 @@ class Sampler:
         self._seen: SeenSignatures | None = None
 
     def start(self) -> None:
-        """Start recording."""
         threading.Thread(target=self._run, name="opgrip-sampler", daemon=True).start()
 
     def _run(self) -> None:

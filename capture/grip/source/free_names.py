@@ -109,14 +109,12 @@ class NameScope:
 
 
 def bound_by(node: ast.stmt) -> set[str]:
-    """Return the names that a statement binds in its scope."""
     scope = NameScope(False, set())
     bind(node, scope)
     return scope.bound
 
 
 def parameters(arguments: ast.arguments) -> list[ast.arg]:
-    """Return all parameters of a function, `*args` and `**kwargs` last."""
     stars = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *stars]
 
@@ -391,7 +389,7 @@ def _is_class_of_something(called: ast.expr) -> bool:
 
 
 def _quoted_types(expression: ast.AST) -> Iterator[str]:
-    """Yield the types in an annotation that are strings, but not the values of `Literal`."""
+    """Yield the quoted types in an annotation, but not the values of `Literal`."""
     if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
         yield expression.value
     elif not (isinstance(expression, ast.Subscript) and ast.unparse(expression.value).endswith("Literal")):

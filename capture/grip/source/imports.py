@@ -107,7 +107,6 @@ class Import:
 
     @property
     def name(self) -> str:
-        """Name that it binds."""
         return self.alias or self.module.partition(".")[0]
 
 

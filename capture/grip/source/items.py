@@ -274,12 +274,10 @@ class ItemTable:
 
     @property
     def items(self) -> list[SampleItem]:
-        """All items."""
         return list(self._items.values())
 
     @property
     def classes(self) -> list[ClassItem]:
-        """The items of classes."""
         return [item for item in self._items.values() if isinstance(item, ClassItem)]
 
     def ensure_item(self, key: object, make: Callable[[], SampleItem]) -> SampleItem:
@@ -304,7 +302,6 @@ class ItemTable:
         return item
 
     def builtin(self, name: str) -> SampleItem:
-        """Return the item of a builtin."""
         item = self.ensure_item(("builtin", name), lambda: BuiltinItem(name, "builtins"))
         if name in _DYNAMIC:
             item.refuse(f"{name}() finds names while it runs")

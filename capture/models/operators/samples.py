@@ -254,7 +254,6 @@ class SampleScope(nn.Module):
     """Represents an operator among the modules of a trace, so that its calls are found by its name."""
 
     def forward(self, run: Callable[[], Any]) -> Any:
-        """Run a sample."""
         return run()
 
 
