@@ -23,7 +23,7 @@ def step():
 
 def recordings():
     gc.collect()
-    return sum(type(item) is Recording for item in gc.get_objects())
+    return sum(type(item) is StepRecording for item in gc.get_objects())
 
 step()
 """
