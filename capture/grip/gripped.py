@@ -21,7 +21,7 @@ from opgrip.capture.grip.objects import CannotHold, SpecTree, take
 from opgrip.capture.grip.patterns import LOCALS
 from opgrip.capture.grip.running import RANDOM, Running, own_work, spent
 from opgrip.capture.program.capture_choices import CALLS
-from opgrip.capture.program.contexts import describe_autocast, describe_context, read_context
+from opgrip.capture.program.environment import describe_autocast, describe_context, read_context
 from opgrip.capture.signatures.signatures import call_key
 from opgrip.errors import is_from_program, one_line, raise_if_from_program
 from opgrip.traces.rebuild.making import make_arguments

@@ -275,7 +275,7 @@ class WatchedFunction:
         function, keeper, recorder = self.function, self.keeper, self.recorder
         if at_own_work() or (recorder is None and (keeper is None or not keeper.has_room())):
             return function(*args, **kwargs)
-        if recorder is not None and (recorder.at_own_work() or recorder.idle):
+        if recorder is not None and (recorder.at_own_work() or recorder.threads.idle):
             return function(*args, **kwargs)
         try:
             with own_work(), isolate_from_program():
@@ -293,14 +293,14 @@ class WatchedFunction:
         if recorder is None:
             return run_and_keep()
         positional, named = arguments.tree
-        return recorder.mode_here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
+        return recorder.threads.here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
 
     def _lose(self, error: Exception) -> None:
         raise_if_from_program(error)
         if self.keeper is not None:
             self.keeper.lost[one_line(error)] += 1
         if self.recorder is not None:
-            self.recorder.drop(self.name, error)
+            self.recorder.lost.drop(self.name, error)
 
 
 def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:

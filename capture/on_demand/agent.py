@@ -32,7 +32,7 @@ from opgrip.capture.on_demand.protocol import (
     socket_path,
 )
 from opgrip.capture.on_demand.settings import AgentSettings
-from opgrip.capture.program.ranks import rank
+from opgrip.capture.program.processes import rank
 
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.session import RecordingSession

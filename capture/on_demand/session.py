@@ -13,12 +13,12 @@ from typing import Any
 from torch.profiler import record_function
 
 from opgrip.capture.hooks.compiled import CompiledWatch
-from opgrip.capture.hooks.threads import ThreadWatch
+from opgrip.capture.hooks.scopes import ThreadWatch
 from opgrip.capture.on_demand.protocol import RecordingRequest
 from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording, StepSource, sources_of
 from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path, unused
 from opgrip.capture.on_demand.trigger import marks
-from opgrip.capture.program.contexts import describe_autocast
+from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
@@ -53,7 +53,7 @@ class StepCapture(Capture):
         super().__init__(path, schedule=Schedule(warmup=1) if warmup else ALWAYS, **options)
         self.path = path
         self._file = path.absolute()
-        self._recorder.by_steps = True
+        self._recorder.threads.by_steps = True
         watches = [watch for watch in self._watching.watches if not isinstance(watch, ThreadWatch)]
         # while no step has begun, compiled code runs as ever
         self._of_compiled = [watch for watch in watches if isinstance(watch, CompiledWatch)]
@@ -123,12 +123,12 @@ class StepCapture(Capture):
         with self._hooks_lock:
             while self._of_compiled:
                 self._hooks.enter_context(self._of_compiled.pop())
-        mode = self._recorder.mode_here()
+        mode = self._recorder.threads.here()
         mode.settle()
         mode.set_autocast(describe_autocast())
         mode.look_at_settings()
         mode.__enter__()
-        mode.idle = self._recorder.idle
+        mode.idle = self._recorder.threads.idle
         step = ThreadStep(mode)
         if label is not None:
             step.mark = record_function(label)

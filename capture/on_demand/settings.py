@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opgrip.capture.program.ranks import rank, with_mark
+from opgrip.capture.program.processes import rank, with_mark
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.option_types import byte_count, interval
 from opgrip.errors import UserError

@@ -223,7 +223,7 @@ def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
         options["salt_file"] = options["salt_file"].absolute()
     if args.private or args.salt_file is not None:
         # loads torch, which the script itself loads later
-        from opgrip.capture.session.private_captures import check_private
+        from opgrip.capture.program.capture_choices import check_private
 
         check_private(args.private, args.salt_file, args.values, None)
     if args.signal is not None:

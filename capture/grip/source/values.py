@@ -39,7 +39,7 @@ import numpy as np
 import torch
 
 from opgrip.capture.grip.source.imports import is_imported
-from opgrip.traces.values.tensor_arrays import array_of
+from opgrip.traces.values.model import array_of
 
 MOST_ELEMENTS = 256
 """Tensors and arrays of more elements are no constants that belong in a source file."""
