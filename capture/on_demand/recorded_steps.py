@@ -63,10 +63,6 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def life_here() -> ThreadLife:
-    return _here.life
-
-
 class StepRecording:
     """Decides which steps are recorded, and records them in their own threads.
 
@@ -119,7 +115,7 @@ class StepRecording:
                     self.began_at = self._position()
                 label = None if self._learning else f"{STEP} {self._begun + 1}"
                 step = self.capture.enter_step(nested, label)
-                self._running[id(step)] = step, ref(life_here())
+                self._running[id(step)] = step, ref(_here.life)
                 if not self._learning:
                     self._note_begin()
                 return step
@@ -269,7 +265,7 @@ class Boundaries(StepSource):
             if not recording.end_step(step):
                 here.left_on = step
         if here.left_on is None:
-            life = ref(life_here(), self._end_thread)
+            life = ref(_here.life, self._end_thread)
             # before it is looked whether all is over, so that who leaves last sees it
             self._steps[life] = None
             if not self._is_left:

@@ -203,9 +203,8 @@ class _Walker(ast.NodeVisitor):
         (self.names.uses if self._annotation is None else self._annotation).append(use)
 
     def visit_Name(self, node: ast.Name) -> None:
-        # what a statement itself binds, it does not take
-        binds = not self._scopes and not isinstance(node.ctx, ast.Load)
-        if not binds and self._scope_of(node.id) is None:
+        # a statement does not take what it binds itself
+        if (self._scopes or isinstance(node.ctx, ast.Load)) and self._scope_of(node.id) is None:
             self._use(node, [])
 
     def visit_Constant(self, node: ast.Constant) -> None:
