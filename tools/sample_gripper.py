@@ -143,7 +143,7 @@ class Gripper:
         UserError : for what is no pattern, or a parameter that is wrong
         """
         if not patterns:
-            raise UserError("grip.this() names no functions", "write grip.this('module:function')")
+            raise UserError("grip.this() without a function pattern", "write grip.this('module:function')")
         keep = _keep(calls, tags, name, by_reference)
         return Gripping(Grips([parse_pattern(text) for text in patterns], keep, Path(to)))
 

@@ -62,7 +62,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
     if output is not None and str(output) != "-":
         check_writable(Path(output), args.force)
         if not str(output).endswith(SUFFIXES):
-            raise UserError(f"{output} is no name of a trace", f"end it in {', '.join(SUFFIXES)}")
+            raise UserError(f"{output} is not a trace file name", f"end it in {', '.join(SUFFIXES)}")
     if args.device_time == KERNELS:
         check_kernels(device)
     if args.values == FULL:

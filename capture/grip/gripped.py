@@ -192,7 +192,7 @@ class Keeper:
             with own_work(), isolate_from_program():
                 if _is_on_nothing(arguments.tree):
                     # the call of a detector that detects nothing, say: others may follow
-                    raise CannotHold("it is on empty tensors alone, which tell nothing")
+                    raise CannotHold("all its tensors are empty")
                 return _Before(arguments.names, _copy_within_limit(arguments), _random_states(), settings)
         except BaseException as error:
             self._going -= 1

@@ -262,7 +262,7 @@ def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if sign and key:
             yield key, _value(value)
         elif text != SMALL:
-            raise UserError(f"--cfg-options {text} is no setting", f"write key=value, or {SMALL} for a small model")
+            raise UserError(f"--cfg-options {text} is not a setting", f"write key=value, or {SMALL} for a small model")
 
 
 def _value(text: str) -> Any:

@@ -37,7 +37,7 @@ def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter:
     job = items[0].job
     if job is None:
         if rank is not None:
-            raise UserError(f"process {items[0].pid} is no rank of a job", "leave out --rank")
+            raise UserError(f"process {items[0].pid} is not a rank of a job", "leave out --rank")
         _tell_workers(items, reporter)
         return list(items)
     ranks = [item for item in without_workers(processes()) if item.job == job]

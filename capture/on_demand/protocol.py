@@ -233,7 +233,7 @@ def check_private(folder: Path) -> None:
     """Raise `UserError` if another user owns a folder or can enter it."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
-        raise UserError(f"{folder} is no folder", "remove it")
+        raise UserError(f"{folder} is not a folder", "remove it")
     if about.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
         raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder of your own")
     if about.st_mode & 0o077:

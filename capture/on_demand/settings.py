@@ -81,9 +81,9 @@ def check_pattern(pattern: str) -> None:
     strange = next((field for field in _FIELD.findall(pattern) if field not in _FIELDS), None)
     if strange is not None:
         fields = ", ".join(f"%{name}" for name in _FIELDS)
-        raise UserError(f"%{strange} in {pattern} stands for nothing", f"use {fields}")
+        raise UserError(f"%{strange} in {pattern} is not a field", f"use {fields}")
     if not pattern.endswith(_SUFFIXES):
-        raise UserError(f"{pattern} is no name of a trace", f"end it in {', '.join(_SUFFIXES)}")
+        raise UserError(f"{pattern} is not a trace file name", f"end it in {', '.join(_SUFFIXES)}")
 
 
 def recording_path(pattern: str, number: int) -> Path:
@@ -136,7 +136,7 @@ def signal_of(name: str) -> signal.Signals:
     number = getattr(signal, f"SIG{word}", None)
     if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
         advice = f"choose {' or '.join(_ADVISED_SIGNALS)}"
-        raise UserError(f"{name} is no signal that can ask for a recording", advice)
+        raise UserError(f"{name} cannot be used to start a recording", advice)
     return number
 
 

@@ -82,7 +82,7 @@ def test_variables_say_what_a_recording_is() -> None:
     settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_EVERY": "10min", "OPGRIP_SECONDS": "2"})
     assert (settings.every_s, settings.seconds, settings.steps) == (600, 2, None)
     assert Path(settings.output).is_absolute()
-    with pytest.raises(UserError, match="KILL is no signal"):
+    with pytest.raises(UserError, match="KILL cannot be used"):
         settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})
     with pytest.raises(UserError, match="OPGRIP_NEW_ONLY without OPGRIP_EVERY"):
         settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_NEW_ONLY": "1"})

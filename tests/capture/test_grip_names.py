@@ -214,7 +214,7 @@ def test_large_tensors_and_objects_are_refused_by_name(project: Callable[..., Mo
             return MODELS.build()
         """
     )
-    with pytest.raises(UserError, match=r"weigh cannot be taken out: .*WEIGHTS.* 10,000 elements"):
+    with pytest.raises(UserError, match=r"weigh cannot be extracted: .*WEIGHTS.* 10,000 elements"):
         taken(main.weigh)
     with pytest.raises(UserError, match=r"MODELS is an object of class .*Registry.*build -> weigh_less -> MODELS"):
         taken(main.build)

@@ -1,4 +1,4 @@
-"""What cannot be taken out is refused with the reason."""
+"""What cannot be extracted is refused with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_function_without_source_is_refused() -> None:
     scope: dict[str, Any] = {}
     # a name of its own: Python 3.13 has the text of `python -c` under <string>
     exec(compile("def made(x):\n    return x\n", "<made>", "exec"), scope)
-    with pytest.raises(UserError, match="there is no source for made"):
+    with pytest.raises(UserError, match="no source was found for made"):
         taken(scope["made"])
     with pytest.raises(UserError, match="relu"):
         taken(torch.relu)

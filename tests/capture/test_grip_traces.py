@@ -193,7 +193,7 @@ def test_steps_between_are_not_gripped(tmp_path: Path) -> None:
 
 
 def test_a_wrong_pattern_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="names no functions"):
+    with pytest.raises(UserError, match="is not a function pattern"):
         Capture(tmp_path / "t.jsonl", grip=["delta2bbox"])
     done = run_command("opcapture", "--grip-to", "x", "-o", tmp_path / "t.jsonl")
     assert done.returncode == 2

@@ -447,7 +447,7 @@ def test_two_grips_of_one_function_end_in_any_order() -> None:
 
 @pytest.mark.parametrize("text", ["delta2bbox", ":f", "module:", "a:b:c", ""])
 def test_what_names_no_functions_is_an_error(text: str) -> None:
-    with pytest.raises(UserError, match="names no functions"):
+    with pytest.raises(UserError, match="is not a function pattern"):
         parse_pattern(text)
 
 
@@ -472,5 +472,5 @@ def test_a_function_that_was_called_on_empty_tensors_alone_is_no_sample_and_told
         for columns in (2, 4):
             gripping.scaled(torch.ones(0, columns))
     grips.finish()
-    assert grips.refused == {"scaled": "it is on empty tensors alone, which tell nothing"}
+    assert grips.refused == {"scaled": "all its tensors are empty"}
     assert not grips.written

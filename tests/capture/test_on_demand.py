@@ -355,7 +355,7 @@ def test_a_recording_that_cannot_be_written_is_no_matter_of_the_program(own_sock
 def test_names_say_whose_a_recording_is(tmp_path: Path) -> None:
     path = recording_path(str(tmp_path / "a-%h-%p-%r-%n%%.jsonl"), 7)
     assert path.name == f"a-{socket.gethostname()}-{os.getpid()}-0-7%.jsonl"
-    for pattern, reason in {"%q.jsonl": "%q", "t.txt": "no name of a trace"}.items():
+    for pattern, reason in {"%q.jsonl": "%q", "t.txt": "not a trace file name"}.items():
         with pytest.raises(UserError, match=reason):
             check_pattern(pattern)
     host = socket.gethostname()
@@ -434,7 +434,7 @@ def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> No
         ("--on-demand", "--last", "9", "--", "a.py"): "--last is for a capture of a whole program",
         ("--on-demand", "--private", "--values", "full", "--", "a.py"): "--values full writes the values themselves",
         ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",
-        ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL is no signal that can ask",
+        ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL cannot be used to start a recording",
         ("--on-demand", "--max-disk", "2GB", "--", "a.py"): "--max-disk without --every",
     }.items():
         done = run_command("opcapture", *words, cwd=tmp_path)

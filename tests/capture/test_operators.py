@@ -116,7 +116,7 @@ def test_captures_of_operators_leave_random_numbers_as_they_were(tmp_path: Path)
 @pytest.mark.parametrize(
     ("model", "options", "problem"),
     [
-        ("opinfo:flor", {}, "there is no operator 'flor': did you mean floor"),
+        ("opinfo:flor", {}, "unknown operator 'flor': did you mean floor"),
         ("opinfo:", {}, "names no operators"),
         ("opinfo:floor", {"run": "train"}, "run= is for modules: leave it out with model= opinfo:NAME"),
         ("opinfo:floor", {"steps": 2}, "steps= is for modules"),

@@ -235,8 +235,8 @@ def test_a_sample_is_written_as_soon_as_it_has_its_calls(tmp_path: Path) -> None
     ("use", "problem"),
     [
         (lambda: grip("a:b"), "decorates nothing"),
-        (lambda: grip.this(), "names no functions"),
-        (lambda: grip.this("delta2bbox"), "names no functions"),
+        (lambda: grip.this(), "without a function pattern"),
+        (lambda: grip.this("delta2bbox"), "is not a function pattern"),
         (lambda: grip(calls=0), "0 calls are no sample"),
         (lambda: grip(tags=["Fast"]), "'Fast' is no tag"),
         (lambda: grip(name="no name"), "is no name of a sample"),

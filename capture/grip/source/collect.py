@@ -272,7 +272,7 @@ class Collector(ItemTable):
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
-            item.refuse(f"{what} of {item.name} is {error}, for which there is no literal")
+            item.refuse(f"{what} of {item.name} is {error}, which has no literal")
 
     def referring(self, user: SampleItem) -> Refer:
         """Return what names a class, function or module within a value of an item, which then needs it."""

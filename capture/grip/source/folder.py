@@ -174,7 +174,7 @@ def test_{name}_gives_what_was_recorded(call):
 
 
 def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]) -> Path:
-    """Write a sample into a folder of its own, and return the folder; `UserError` if the function cannot be taken out,
+    """Write a sample into a folder of its own, and return the folder; `UserError` if the function cannot be extracted,
     or the folder cannot be written.
 
     Nothing is overwritten: a folder of its name with the same content is kept, otherwise the sample gets another name:

@@ -20,7 +20,7 @@ class SampleItem:
     Attributes
     ----------
     name, module : its name and module where it comes from
-    refusal : why it cannot be taken out, if so
+    refusal : why it cannot be extracted, if so
     needs : items that it does not work without
     early : those of `needs` that must precede its definition
     may_need : items that it works without, as far as is known
@@ -39,7 +39,7 @@ class SampleItem:
             self.early.append(item)
 
     def refuse(self, reason: str) -> None:
-        """Note why it cannot be taken out; the first reason counts."""
+        """Note why it cannot be extracted; the first reason counts."""
         self.refusal = self.refusal or reason
 
 
@@ -176,7 +176,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return the items that cannot be taken out, each with the path from it to the item that is the reason."""
+    """Return the items that cannot be extracted, each with the path from it to the item that is the reason."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -296,7 +296,7 @@ class ItemTable:
         self._live_objects.append(thing)
 
     def add_refused(self, reason: str) -> SampleItem:
-        """Add an item that cannot be taken out."""
+        """Add an item that cannot be extracted."""
         item = SampleItem("", "", reason)
         self.remember(item, item)
         return item

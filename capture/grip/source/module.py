@@ -190,13 +190,13 @@ class ModuleText:
 
 
 def take(gripped: Gripped) -> Requirements:
-    """Collect all that a function needs; `UserError` if something of it cannot be taken out, with the reason."""
+    """Collect all that a function needs; `UserError` if something of it cannot be extracted, with the reason."""
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)
     refused = refusals(collector.items)
     if root in refused:
-        raise UserError(f"{gripped.entry} cannot be taken out", _reason(refused[root]))
+        raise UserError(f"{gripped.entry} cannot be extracted", _reason(refused[root]))
     items = reachable(root, refused)
     for item in items:
         if isinstance(item, ClassItem):

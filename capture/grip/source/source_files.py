@@ -153,12 +153,12 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return a source file, or cell of a notebook, by its name in a code object; `UserError` if there is no source for
+    """Return a source file, or cell of a notebook, by its name in a code object; `UserError` if no source was found for
     `what`, or it does not parse.
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
-        raise UserError(f"there is no source for {what}", f"{name} cannot be read; define it in a file or a cell")
+        raise UserError(f"no source was found for {what}", f"{name} cannot be read; define it in a file or a cell")
     try:
         return _parse(name, "".join(lines))
     except SyntaxError as error:
@@ -231,7 +231,7 @@ def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
         holding = [node for node in nodes if any(node.lineno <= line <= (node.end_lineno or 0) for line in lines)]
         if holding or nodes:
             return file, (holding or nodes)[-1]
-    raise UserError(f"there is no source for the class {what}", "define it in a file or a cell")
+    raise UserError(f"no source was found for the class {what}", "define it in a file or a cell")
 
 
 def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:
@@ -295,7 +295,7 @@ def find_definition(thing: Any) -> FunctionDefinition:
                 function, file, node, tuple(one for one in decorators if one not in wrapping_decorators)
             )
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    raise UserError(f"{name} is no function of Python", f"what makes it, {type(thing).__qualname__}, has no source")
+    raise UserError(f"{name} is not a Python function", f"what makes it, {type(thing).__qualname__}, has no source")
 
 
 def _layers(thing: Any) -> list[Any]:

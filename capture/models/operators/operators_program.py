@@ -145,7 +145,7 @@ def choose(names: Sequence[str], seed: int) -> Operators:
         if not known and not any(_is_named(function, name) for function in named):
             near = [*CATEGORIES, *entries, *map(name_of, registered)]
             raise UserError(
-                f"there is no operator {name!r}", did_you_mean(name, near, "opinfo:all has all that there are")
+                f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all that there are")
             )
     # an operator that is named and stands in the table is run by it
     made = wanted if wanted else [function for function in named if not chosen]
