@@ -250,8 +250,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_grips(args: argparse.Namespace) -> None:
     """Raise `UserError` if functions cannot be gripped as requested."""
-    from opgrip.traces.io.tensor_file import load_safetensors
-
     if args.private and args.grip:
         raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
     if args.grip_to is not None and not args.grip:

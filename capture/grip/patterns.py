@@ -57,7 +57,9 @@ def parse_pattern(text: str) -> Pattern:
     """Parse `module:function`; `UserError` for other forms."""
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
-        raise UserError(f"{text!r} is not a function pattern", "write module:function, such as 'mmdet.models.*:delta2bbox'")
+        raise UserError(
+            f"{text!r} is not a function pattern", "write module:function, such as 'mmdet.models.*:delta2bbox'"
+        )
     return Pattern(module, qualname)
 
 

@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.capture.grip.gripped import Keep
     from opgrip.capture.grip.gripping import Grips
     from opgrip.capture.grip.patterns import parse_pattern
-    from opgrip.traces.io.tensor_file import load_safetensors
 
     program = [args.script, *args.program]
     check_script(program)

@@ -144,9 +144,7 @@ def choose(names: Sequence[str], seed: int) -> Operators:
         known = name in CATEGORIES or any(_is_of(entry, name) for entry in chosen.values())
         if not known and not any(_is_named(function, name) for function in named):
             near = [*CATEGORIES, *entries, *map(name_of, registered)]
-            raise UserError(
-                f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all that there are")
-            )
+            raise UserError(f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all that there are"))
     # an operator that is named and stands in the table is run by it
     made = wanted if wanted else [function for function in named if not chosen]
     samples, reasons = schema_entries([function for function in made if not function._schema.is_mutable], seed)

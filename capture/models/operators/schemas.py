@@ -39,31 +39,6 @@ def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
 
 def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple[Any, str]]:
     """Yield outcomes of the trials up to one that ends the process, including that one."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        _run_child(trials[first:], writer)
-    os.close(writer)
-    remaining = len(trials) - first
-    try:
-        with os.fdopen(reader, "rb", buffering=0) as results:
-            rest = b""
-            while remaining:
-                is_ready, _, _ = select.select([results], [], [], TIMEOUT_S)
-                chunk = results.read(1 << 16) if is_ready else b""
-                if not chunk:
-                    yield None, ENDS if is_ready else HANGS
-                    return
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    remaining -= 1
-                    value, reason = json.loads(line)
-                    yield value, reason
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
     def run(source: int, output: int, heartbeat: Heartbeat) -> None:
         # a pool of threads does not live on in a fork
