@@ -30,12 +30,11 @@ from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures import full_values
 from opgrip.capture.timing.device_time import check_kernels
-from opgrip.cli.error_causes import cause_of
+from opgrip.cli.command import counted
 from opgrip.cli.options import arguments_of, from_arguments, refuse_options, words_in
 from opgrip.cli.output_files import check_writable, reason_of
-from opgrip.cli.plural import counted
 from opgrip.cli.progress import QuietReporter, Reporter
-from opgrip.errors import UserError, in_words_of_python
+from opgrip.errors import UserError, cause_of, in_words_of_python
 from opgrip.traces.table.trace import Trace, load
 
 MOST_LEARNED = 2

@@ -22,10 +22,9 @@ from opgrip.capture.models.program import (
     load_weights,
     model_sources,
 )
-from opgrip.cli.error_causes import cause_of
-from opgrip.cli.suggestions import did_you_mean, listed
-from opgrip.errors import UserError
-from opgrip.platform.devices import check_device
+from opgrip.cli.command import did_you_mean, listed
+from opgrip.errors import UserError, cause_of
+from opgrip.platform.machine import check_device
 
 if TYPE_CHECKING:
     import torch

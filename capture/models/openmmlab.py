@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.models.factory import PREFIX, builtin_models
 from opgrip.capture.models.program import ModelOptions, ModelProgram, ModelSource, load_weights, model_sources
-from opgrip.cli.suggestions import did_you_mean
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 from opgrip.platform.machine import check_device
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 
 from opgrip.capture.models.program import ModelOptions, ModelProgram, ModelSource, model_sources
-from opgrip.cli.error_causes import cause_of
 from opgrip.cli.output_files import check_writable
 from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import check_device

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import did_you_mean, not_negative, positive
+from opgrip.cli.command import did_you_mean, listed, not_negative, positive
 from opgrip.cli.option_types import image_size
 from opgrip.cli.options import flag_of, option, titled
 from opgrip.cli.plugins import Registry
-from opgrip.cli.suggestions import did_you_mean, listed
 from opgrip.errors import MissingFileError, UserError, shortened
 
 if TYPE_CHECKING:

@@ -26,11 +26,10 @@ from opgrip.capture.models.program import (
     model_sources,
 )
 from opgrip.capture.models.transformers_inputs import make_inputs
+from opgrip.cli.command import did_you_mean
 from opgrip.cli.plugins import needed
-from opgrip.cli.suggestions import did_you_mean
-from opgrip.errors import UserError
-from opgrip.platform.devices import check_device
-from opgrip.platform.machine import free_memory
+from opgrip.errors import UserError, cause_of
+from opgrip.platform.machine import check_device, free_memory
 
 if TYPE_CHECKING:
     import torch

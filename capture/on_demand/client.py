@@ -31,8 +31,7 @@ from opgrip.capture.on_demand.protocol import (
     pid_of,
     sockets,
 )
-from opgrip.cli.command import printable
-from opgrip.cli.suggestions import listed
+from opgrip.cli.command import listed, printable
 from opgrip.errors import UserError
 
 CONNECT_S = 2.0

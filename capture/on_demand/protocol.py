@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from opgrip.cli.plural import counted
+from opgrip.cli.command import counted
 from opgrip.errors import UserError, shortened
 
 PROTOCOL = 1

@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.torch_private import MODULE_CALLS
-from opgrip.cli.plural import STEP
+from opgrip.cli.command import STEP
 from opgrip.errors import one_line, raise_if_from_program
 
 if TYPE_CHECKING:

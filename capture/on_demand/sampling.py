@@ -99,7 +99,7 @@ def is_own(path: Path) -> bool:
 
 def is_sampled(path: Path) -> bool:
     """Return True if the first line of a file says that a process made this recording by itself."""
-    from opgrip.cli.compressed_files import Damage, read_chunks
+    from opgrip.cli.output_files import Damage, read_chunks
 
     line = b""
     with suppress(OSError, ValueError, RecursionError, UserError, Damage):

@@ -26,9 +26,8 @@ from opgrip.capture.models.operators.schemas import schema_entries
 from opgrip.capture.models.operators.torch_tables import ALL, CATEGORIES, CUSTOM, SCHEMA, table_entries
 from opgrip.capture.models.operators.trace_calls import trace_entries
 from opgrip.capture.models.program import ModelProgram, OperatorOptions
+from opgrip.cli.command import counted, did_you_mean
 from opgrip.cli.output_files import whole_file
-from opgrip.cli.plural import counted
-from opgrip.cli.suggestions import did_you_mean
 from opgrip.errors import UserError, one_line
 from opgrip.traces.table.trace import Trace, load
 
