@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from redrawn import drawn, fitted
 
 from opgrip.traces.values import fit
-from opgrip.traces.values.distribution import PROBABILITIES
+from opgrip.traces.values.distribution import PROBABILITIES, Probabilities
 from opgrip.traces.values.drawing import at_quantiles
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.matrices import Factorable, Triangular
-from opgrip.traces.values.probabilities import Probabilities
 
 WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

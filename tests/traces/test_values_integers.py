@@ -13,9 +13,8 @@ from redrawn import drawn, fitted
 from opgrip.traces.values import fit
 from opgrip.traces.values.drawing import distinct, exactly, parts
 from opgrip.traces.values.integers import Integers
-from opgrip.traces.values.offsets import Offsets
 from opgrip.traces.values.order import Permutation
-from opgrip.traces.values.progression import Progression
+from opgrip.traces.values.progression import Offsets, Progression
 
 TOP = torch.iinfo(torch.int64).max
 

@@ -24,7 +24,7 @@ from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular
 from opgrip.traces.values.needs import refine_model
-from opgrip.traces.values.offsets import Offsets
+from opgrip.traces.values.progression import Offsets
 
 Call = Mapping[str, Any]
 """What a call takes, by the names of the operator's schema."""

@@ -14,14 +14,13 @@ from opgrip.traces.analysis.redaction.call_facts import CallFacts, TensorSlot
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs
 from opgrip.traces.values.booleans import Booleans, OneHot
 from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.distribution import Probabilities
 from opgrip.traces.values.exact import Constant, Exact
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular
-from opgrip.traces.values.offsets import Offsets
 from opgrip.traces.values.order import Permutation
-from opgrip.traces.values.probabilities import Probabilities
-from opgrip.traces.values.progression import Progression
+from opgrip.traces.values.progression import Offsets, Progression
 
 BITS = 3
 """Leading bits that a coarse number keeps."""

@@ -34,9 +34,8 @@ from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Constant, Exact
 from opgrip.traces.values.integers import Integers
-from opgrip.traces.values.offsets import Offsets
 from opgrip.traces.values.order import Permutation
-from opgrip.traces.values.progression import Progression
+from opgrip.traces.values.progression import Offsets, Progression
 
 ROOT = 1
 EMPTY = Port([], [], [], [])
