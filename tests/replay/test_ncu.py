@@ -60,7 +60,7 @@ if importing:
 work = json.loads(Path(sys.argv[-2]).read_text())
 cases = [case for case in told["cases"] if case not in work["without"]]
 with open(told["log"], "a") as log:
-    log.write(json.dumps({"argv": sys.argv[1:], "cases": cases, "job": work["job"]}) + "\\n")
+    log.write(json.dumps({"argv": sys.argv[1:], "cases": cases, "request": work["request"]}) + "\\n")
 metrics = next(word for word in sys.argv if word.startswith("--metrics=")).partition("=")[2].split(",")
 for lacking in told["lacks"]:
     if lacking in metrics:
@@ -194,11 +194,10 @@ def test_ncu_is_asked_for_the_rows_ranges_alone_and_leaves_the_clocks(
         *("--section", "SpeedOfLight"),
     }
     assert wanted <= set(call["argv"])  # type: ignore[arg-type]
-    job = call["job"]
-    assert isinstance(job, dict)
-    plan = job["plan"]
-    assert (plan["inputs"]["device"], plan["profiled"]) == ("cuda", "ncu")
-    assert (plan["effort"]["iterations"], plan["effort"]["warmup"]) == (1, 1)
+    request = call["request"]
+    assert isinstance(request, dict)
+    assert (request["inputs"]["device"], request["profiled"]) == ("cuda", "ncu")
+    assert (request["effort"]["iterations"], request["effort"]["warmup"]) == (1, 1)
 
 
 def test_a_batch_that_dies_loses_itself_alone_and_resume_runs_it_again(
