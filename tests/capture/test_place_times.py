@@ -11,7 +11,7 @@ import torch
 
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.timing.place_times import ANY, MOST_LOOKS, MOST_PLACES, PlaceKey, PlaceTimes
-from opgrip.capture.writing.definitions import Held
+from opgrip.capture.writing.definitions import Definitions
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, Observed, Signature, Values
@@ -169,8 +169,12 @@ def test_a_call_is_looked_at_once_however_many_places_are_waited_for(
 
 def test_what_a_later_look_met_is_let_go_with_it() -> None:
     spec = TensorSpec((2,), (1,), torch.float32, "cpu", values=0)
-    held = Held()
-    held.add([(Values(0, Constant(1.0)), b"0"), (Signature(0, "operator", "aten.sqrt.default", (spec,), {}), b"s")])
-    assert held.release([Calls(0, [0], [0], [0], [5])]) == b"0s"
-    held.add([(Values(1, Constant(2.0)), b"1"), (Values(2, Constant(3.0)), b"2"), (Observed(0, [1], None), b"o")])
-    assert held.release([]) == b"1o"
+    definitions = Definitions(keeps_written=False)
+    definitions.add(
+        [(Values(0, Constant(1.0)), b"0"), (Signature(0, "operator", "aten.sqrt.default", (spec,), {}), b"s")]
+    )
+    assert definitions.lines_for([Calls(0, [0], [0], [0], [5])]) == b"0s"
+    definitions.add(
+        [(Values(1, Constant(2.0)), b"1"), (Values(2, Constant(3.0)), b"2"), (Observed(0, [1], None), b"o")]
+    )
+    assert definitions.lines_for([]) == b"1o"
