@@ -36,7 +36,7 @@ test-all: $(INSTALLED) ## run all tests whose packages are installed
 	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) --durations 25 --durations-min 5 $(ARGS)
 
 test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on the oldest and the newest Python and torch
-	@for pair in $(VERSIONS); do $$pair/bin/python tests/private_places.py || exit 1; done
+	@for pair in $(VERSIONS); do $$pair/bin/python tests/support/runners/private_places.py || exit 1; done
 	@for pair in $(VERSIONS); do \
 	  echo "== $$pair"; \
 	  $$pair/bin/opcapture --force -o $$pair/faster_rcnn.jsonl && \
@@ -48,14 +48,14 @@ set-up-versions: $(VERSIONS:=/installed) ## set up environments of the oldest an
 
 smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest and the newest Python and torch
 	@for pair in $(VERSIONS); do \
-	  $$pair/bin/python tests/private_places.py && \
+	  $$pair/bin/python tests/support/runners/private_places.py && \
 	  $$pair/bin/opcapture --input-size 96 --batch-size 1 --force -o $$pair/trace.jsonl && \
 	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict || exit 1; \
 	done
 
 fuzz: $(FUZZER) ## fuzz the readers of traces and other tools' files for ten minutes: ARGS='--seconds 60' for one
-	$(BIN)/python tests/fuzz $(ARGS)
-	$(BIN)/python tests/fuzz/guided.py $(ARGS)
+	$(BIN)/python tests/support/fuzz $(ARGS)
+	$(BIN)/python tests/support/fuzz/guided.py $(ARGS)
 
 coverage: $(INSTALLED) ## run all tests and print the branch coverage
 	@rm -rf build/coverage && mkdir -p build/coverage

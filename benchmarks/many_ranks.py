@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/support/builders"))
 from made_ranks import made_rank
 
 OPGRIP = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[1:]))"

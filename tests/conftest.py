@@ -19,6 +19,7 @@ import pytest
 import torch
 from busy import TimesDisagree, usage_now
 from forks import PROVING
+from gripped_projects import project  # noqa: F401
 from others import MOST_BY_OTHERS, share_of_others
 from passed import ALL, EVERY_PART, IGNORANT, Passed, need_not_run_again, of_other_parts, part
 from programs import run_command, train_tiny_net

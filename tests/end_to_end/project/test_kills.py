@@ -1,0 +1,150 @@
+"""Commands that are killed at random moments lose nothing that was measured: a few times here, more where asked.
+
+`OPGRIP_KILLS=30 make test ARGS=tests/end_to_end/project/test_kills.py` kills each thirty times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from programs import ROOT, program_path, train_tiny_net
+
+from opgrip.replay import load_results
+from opgrip.traces import load
+
+KILLS = int(os.environ.get("OPGRIP_KILLS", "3"))
+LAST_S = 2.0
+"""Of a capture that is killed, what may be missing: a second, and another for a machine that is busy."""
+
+pytestmark = pytest.mark.slow
+
+LOOP = """
+import sys, time, torch
+x = torch.ones(16)
+with open(sys.argv[1], "w") as log:
+    for number in range(10**9):
+        x + number
+        log.write(f"{number} {time.monotonic()}\\n")
+        log.flush()
+        time.sleep(0.001)
+"""
+
+
+@pytest.fixture
+def randomness(request: pytest.FixtureRequest) -> random.Random:
+    """Other moments in each run; a failure names the seed."""
+    seed = int(os.environ.get("OPGRIP_SEED", time.time_ns() % 10**6))
+    print(f"OPGRIP_SEED={seed}")
+    return random.Random(f"{seed} {request.node.name}")
+
+
+def killed(command: list[Any], folder: Path, after_s: float) -> bool:
+    """Run a command and kill it after some time; whether it had not ended before."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            _, errors = process.communicate(timeout=after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return True
+        assert process.returncode == 0, errors.decode()
+    return False
+
+
+def seconds_of(command: list[Any], folder: Path) -> float:
+    """What a command takes that is left alone."""
+    start = time.monotonic()
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return time.monotonic() - start
+
+
+def test_a_killed_capture_lacks_its_last_second_at_most(tmp_path: Path, randomness: random.Random) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        log = folder / "log"
+        command = [program_path("opcapture"), "-o", "t.jsonl", "--", tmp_path / "loop.py", log]
+        with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
+            while not log.exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            time.sleep(randomness.uniform(0, 3 * LAST_S))
+            at = time.monotonic()
+            process.kill()
+        lines = [line.split() for line in log.read_text().splitlines() if line.count(" ") == 1]
+        done = sum(float(when) < at - LAST_S for _, when in lines)
+        parts = list(folder.glob("t*.jsonl"))
+        additions = sum((load(part).calls["op"] == "aten.add.Tensor").sum() for part in parts)
+        assert additions >= done, f"{len(lines)} iterations ran"
+
+
+def rows_kept(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """The rows of each case that a replay has put on disk so far."""
+    journal = folder / "r.json.journal"
+    if (folder / "r.json").exists():
+        frame: pd.DataFrame = load_results(folder / "r.json")
+        return {int(case): rows.to_dict("records") for case, rows in frame.groupby("case")}
+    lines = journal.read_text().splitlines(keepends=True)[1:] if journal.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {rows[0]["case"]: rows for rows in records}
+
+
+def test_a_replay_that_is_killed_and_resumed_again_and_again_keeps_every_row(
+    tmp_path: Path, randomness: random.Random, detector_trace: Path
+) -> None:
+    options = ["--iterations", "2", "--warmup", "0"]
+    command = [program_path("opreplay"), detector_trace, *options, "-o", "r.json", "--resume"]
+    medians: dict[int, list[float]] = {}
+    kills = whole_runs = 0
+    while kills < KILLS:
+        kills += killed(command, tmp_path, randomness.uniform(1.5, 6))
+        rows = rows_kept(tmp_path)
+        assert set(medians) <= set(rows), f"{len(medians)} cases had been measured"
+        new_medians = {case: [row["median_us"] for row in of_case] for case, of_case in rows.items()}
+        assert all(new_medians[case] == times for case, times in medians.items())
+        medians = new_medians
+        if (tmp_path / "r.json").exists():
+            whole_runs += 1
+            assert not (tmp_path / "r.json.journal").exists()
+            (tmp_path / "r.json").unlink()
+            medians = {}
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    frame = load_results(tmp_path / "r.json")
+    assert frame["case"].is_unique
+    assert all(frame.set_index("case").loc[case, "median_us"] in times for case, times in medians.items())
+
+
+@pytest.mark.parametrize(
+    ("verb", "sources", "output"),
+    [("merge", ["a.jsonl", "b.jsonl"], "all.jsonl.gz"), ("timeline", ["t.jsonl"], "timeline.json")],
+)
+def test_a_verb_that_is_killed_leaves_its_files_whole(
+    tmp_path: Path, randomness: random.Random, verb: str, sources: list[str], output: str
+) -> None:
+    train_tiny_net(tmp_path / "a.jsonl", steps=1)
+    train_tiny_net(tmp_path / "b.jsonl", steps=1)
+    shutil.copy(ROOT / "traces" / "faster_rcnn.jsonl", tmp_path / "t.jsonl")
+    before = {name: (tmp_path / name).read_bytes() for name in sources}
+    command = [program_path("opgrip"), "trace", verb, *sources, "-o", output]
+    whole_s = seconds_of(command, tmp_path)
+    size = (tmp_path / output).stat().st_size
+    (tmp_path / output).unlink()
+    kills = 0
+    while kills < KILLS:
+        # most of the time it imports, and writes at the end
+        kills += killed(command, tmp_path, whole_s * (1 - randomness.random() ** 2 / 2))
+        assert {name: (tmp_path / name).read_bytes() for name in sources} == before
+        if (tmp_path / output).exists():
+            assert abs((tmp_path / output).stat().st_size - size) < 100
+            (tmp_path / output).unlink()
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert abs((tmp_path / output).stat().st_size - size) < 100

@@ -1,0 +1,352 @@
+"""`grip`, as users write it: their program does not notice, and what it leaves runs on its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import gripping
+import pytest
+import torch
+from optional import needs
+from programs import ROOT, run_command, run_python
+
+from opgrip.tools.sample_gripper import grip
+from opgrip.traces import UserError, load
+
+HEADER = "import torch\nfrom opgrip.tools.sample_gripper import grip\n"
+
+
+def run_program(text: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process and folder of its own."""
+    (folder / "program.py").write_text(text)
+    return run_python("program.py", *arguments, cwd=folder)
+
+
+def run_samples(folder: Path) -> int:
+    """Run all tests of a folder of samples in a process of their own; how many passed."""
+    # those of the project's own options are not the user's
+    options = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder)
+    done = run_python("-m", "pytest", *options, folder, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout.strip().splitlines()[-1].split()[0])
+
+
+def about(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "sample.json").read_text())
+    return found
+
+
+MANY = ", ".join(f"t{place}" for place in range(30))
+
+DECORATED = f"""\
+{HEADER}
+SCALE = 2.0
+
+
+def area(boxes):
+    return (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
+
+
+@grip
+def bare(boxes, others):
+    '''Two tensors, and a helper.'''
+    if boxes.shape[0] > 2:
+        boxes = boxes * SCALE
+    return area(boxes) / area(others).clamp(min=1)
+
+
+@grip(calls=1, tags=["Customized"], name="sums", to="elsewhere")
+def many({MANY}):
+    return torch.stack([{MANY}]).sum(dim=0)
+
+
+class Base(torch.nn.Module):
+    def forward(self, boxes):
+        return boxes + 1
+
+
+@grip(entry="forward")
+class Head(Base):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 2)
+
+    def forward(self, boxes):
+        return self.fc(super().forward(boxes))
+
+
+class Coder:
+    @grip
+    @staticmethod
+    def halved(boxes):
+        return boxes if boxes.max() < 1 else Coder.halved(boxes / 2)
+
+
+shrunk = grip(lambda boxes: boxes - 1)
+
+torch.manual_seed(0)
+head = Head()
+for rows in (2, 3, 3, 2):
+    boxes = torch.rand(rows, 4)
+    print(bare(boxes, boxes + 1).tolist(), head(boxes).tolist(), Coder.halved(boxes * 3).tolist(), shrunk(boxes).sum())
+    print(many(*[boxes] * 30).tolist())
+print(torch.rand(1))
+"""
+
+
+@pytest.mark.slow
+def test_decorated_functions_leave_samples_that_run_unedited(tmp_path: Path) -> None:
+    done = run_program(DECORATED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = DECORATED.replace("= grip(lambda", "= (lambda").splitlines()
+    plain = "\n".join(line for line in lines if "@grip" not in line and "import grip" not in line)
+    (tmp_path / "plain").mkdir()
+    assert run_program(plain, tmp_path / "plain").stdout == done.stdout
+    samples = tmp_path / "grips"
+    assert {path.name for path in samples.iterdir()} == {"bare", "Head_forward", "Coder_halved", "shrunk"}
+    assert about(samples / "bare")["calls"][0]["operators"] > 0
+    assert about(tmp_path / "elsewhere" / "sums")["tags"] == ["BuiltInDataStructure", "Customized", "Reduce"]
+    # of the recursion, calls inside the first are calls of their own
+    assert run_samples(samples) >= 7
+    assert run_samples(tmp_path / "elsewhere") == 1
+    before = {path: path.read_bytes() for path in samples.rglob("*.*")}
+    assert run_program(DECORATED, tmp_path).returncode == 0
+    assert {path: path.read_bytes() for path in samples.rglob("*.*") if "__pycache__" not in path.parts} == {
+        path: data for path, data in before.items() if "__pycache__" not in path.parts
+    }
+
+
+REFUSED = f"""\
+{HEADER}
+import asyncio
+
+
+@grip
+def streamed(boxes):
+    yield boxes
+
+
+@grip
+async def awaited(boxes):
+    return boxes
+
+
+@grip
+def given_on(boxes):
+    return iter([boxes])
+
+
+@grip
+def never():
+    pass
+
+
+print(len(list(streamed(1))), asyncio.run(awaited(2)), len(list(given_on(3))))
+"""
+
+
+def test_what_cannot_be_gripped_is_told_and_runs_as_it_is(tmp_path: Path) -> None:
+    done = run_program(REFUSED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1 2 1\n"
+    warnings = [line.partition("RuntimeWarning: ")[2] for line in done.stderr.splitlines() if "Warning" in line]
+    assert warnings == [
+        "streamed is not gripped: it is a generator: a call of it gives what has yet to run",
+        "awaited is not gripped: it is asynchronous: a call of it gives what has yet to run",
+        "given_on was not gripped: it has an object of type builtins.list_iterator",
+    ]
+    assert not (tmp_path / "grips").exists()
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_leaves_what_it_called(tmp_path: Path) -> None:
+    text = f"{HEADER}\n\n@grip\ndef f(boxes):\n    return boxes + 1\n\n\nf(torch.ones(2))\nraise KeyError('over')\n"
+    done = run_program(text, tmp_path)
+    assert done.returncode == 1
+    assert "KeyError: 'over'" in done.stderr
+    assert (tmp_path / "grips" / "f" / "f.py").exists()
+
+
+@pytest.mark.slow
+def test_a_function_of_another_text_gets_another_name(tmp_path: Path) -> None:
+    text = f"{HEADER}\n\n@grip\ndef f(boxes):\n    return boxes + 1\n\n\nf(torch.ones(2))\n"
+    assert run_program(text, tmp_path).returncode == 0
+    assert run_program(text.replace("+ 1", "+ 2"), tmp_path).returncode == 0
+    assert {path.name for path in (tmp_path / "grips").iterdir()} == {"f", "f_2"}
+    assert "boxes + 1" in (tmp_path / "grips" / "f" / "f.py").read_text()
+
+
+def test_functions_are_gripped_by_name_in_a_block(tmp_path: Path) -> None:
+    with grip.this("gripping:kept", "gripping:Coder.decode", calls=2, to=tmp_path) as gripped:
+        for rows in (2, 3, 4):
+            gripping.kept(torch.ones(rows, 4), torch.ones(rows), 0.5)
+            gripping.Coder().decode(torch.ones(rows, 4))
+    assert {path.name for path in gripped.written} == {"kept", "Coder_decode"}
+    assert gripped.refused == {}
+    assert not hasattr(gripping.kept, "__wrapped__")
+    assert len(load(tmp_path / "kept" / "calls.jsonl").signatures) == 2
+    assert {"InputAware", "DataDependentShape", "IfElseBranch"} <= set(about(tmp_path / "kept")["tags"])
+
+
+def test_functions_are_gripped_by_name_until_the_program_ends(tmp_path: Path) -> None:
+    text = f"{HEADER}import sys\nsys.path.insert(0, {str(ROOT / 'tests/support/models')!r})\nimport gripping\n"
+    text += "grip.this('gripping:scaled', by_reference=True)\nimport os\nos.chdir('/')\n"
+    text += "gripping.scaled(torch.ones(2))\n"
+    done = run_program(text, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = tmp_path / "grips" / "scaled"
+    assert about(folder)["by_reference"]
+    assert "def scaled" not in (folder / "scaled.py").read_text()
+
+
+KILLED = f"""\
+{HEADER}
+import os
+import threading
+
+
+@grip(calls=1)
+def f(boxes):
+    return boxes + 1
+
+
+f(torch.ones(2))
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join()
+os._exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_a_sample_is_written_as_soon_as_it_has_its_calls(tmp_path: Path) -> None:
+    assert run_program(KILLED, tmp_path).returncode == 7
+    assert (tmp_path / "grips" / "f" / "sample.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("use", "problem"),
+    [
+        (lambda: grip("a:b"), "decorates nothing"),
+        (lambda: grip.this(), "without a function pattern"),
+        (lambda: grip.this("delta2bbox"), "is not a function pattern"),
+        (lambda: grip(calls=0), "0 calls are no sample"),
+        (lambda: grip(tags=["Fast"]), "'Fast' is no tag"),
+        (lambda: grip(name="no name"), "is no name of a sample"),
+        (lambda: grip(entry="go")(gripping.Coder), "Coder has no method go"),
+        (lambda: grip(entry="go")(gripping.scaled), "is for classes"),
+    ],
+)
+def test_wrong_use_is_an_error(use: Any, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        use()
+
+
+def test_a_class_without_a_method_is_a_warning() -> None:
+    with pytest.warns(RuntimeWarning, match="it is a class: name the method with entry="):
+        assert grip(gripping.Coder) is gripping.Coder
+
+
+SCRIPT = """\
+import sys
+import torch
+
+
+def scale(boxes, by=2.0):
+    return (boxes * by).relu()
+
+
+class Head(torch.nn.Module):
+    def forward(self, boxes):
+        def moved(boxes):
+            return boxes + 1
+
+        return scale(moved(boxes))
+
+
+print(sys.argv, __name__)
+for rows in (2, 3):
+    Head()(torch.ones(rows, 4))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_the_verb_grips_functions_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    names = ("scale", "Head.forward", "Head.forward.moved")
+    flags = [word for name in names for word in ("--function", name)]
+    words = ("script.py", *flags, "--to", "out", "--", "--status", "0")
+    done = run_command("opgrip", "grip", *words, cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['script.py', '--status', '0'] __main__\n"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"scale", "Head_forward", "moved"}
+    assert run_samples(tmp_path / "out") == 6
+    assert len(done.stderr.splitlines()) == 3
+
+
+def test_the_verb_has_the_script_s_status_and_says_what_was_not_gripped(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run_command("opgrip", "grip", "script.py", "--function", "no_such", "--", "--status", "3", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "__main__:no_such was not gripped: it matches no function" in done.stderr
+    done = run_command("opgrip", "grip", "script.py", "--function", "no_such", "--", "--status", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    done = run_command("opgrip", "grip", "missing.py", "--function", "f", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "opgrip grip: error: missing.py is not there: name a script, or -m and a module\n"
+
+
+@pytest.mark.slow
+def test_opcapture_grips_functions_of_a_script_into_trace_and_folder(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run_command(
+        "opcapture", "--grip", "__main__:scale", "-o", "t.jsonl", "--", "script.py", "--status", "0", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert trace.calls["op"].tolist().count("__main__:scale") == 2
+    assert trace.own_calls["op"].tolist() == [*["aten.ones.default", "aten.add.Tensor"], *_SCALED] * 2
+    assert (tmp_path / "grips" / "scale" / "scale.py").exists()
+
+
+_SCALED = ["aten.mul.Tensor", "aten.relu.default"]
+
+
+@needs("mmdet")
+@pytest.mark.slow
+def test_opcapture_grips_functions_of_a_model(tmp_path: Path) -> None:
+    model = ("--model", "faster-rcnn_r50_fpn_1x_coco.py", "--input-size", "64", "--batch-size", "1", "-o", "t.jsonl")
+    pattern = "mmdet.models.task_modules.coders.*:delta2bbox"
+    done = run_command("opcapture", *model, "--grip", pattern, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    functions = trace.calls[trace.calls["kind"] == "function"]
+    assert set(functions["op"]) == {"mmdet.models.task_modules.coders.delta_xywh_bbox_coder:delta2bbox"}
+    assert run_samples(tmp_path / "grips") >= 1
+
+
+@pytest.mark.slow
+def test_what_generated_files_import_of_opgrip_is_public(tmp_path: Path) -> None:
+    done = run_program(
+        f"{HEADER}\n@grip(tags=['Reduce'])\ndef summed(x):\n    return x.sum()\n\n\nsummed(torch.ones(3))\n", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    names = {
+        (node.module or "", alias.name)
+        for path in (tmp_path / "grips").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    of_opgrip = {(module, name) for module, name in names if module.startswith("opgrip")}
+    assert of_opgrip == {("opgrip.tools.sample_gripper", "RecordedSample")}
+    assert all(name in import_module(module).__all__ for module, name in of_opgrip)
+    assert run_samples(tmp_path / "grips") == 1

@@ -1,0 +1,118 @@
+"""Programs with compiled regions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import ROOT, run_command, run_python
+from versions import leaves_compiled_code_under_modes
+
+from opgrip.capture import Capture
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.traces import load
+
+X, W = torch.rand(8, 8), torch.rand(8, 8)
+
+
+def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w + 1).sum()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Backend:
+    """Counts what it is asked to compile."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.compiled += 1
+        return graph
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_compiled_function_is_recorded_and_still_compiled_afterwards(
+    tmp_path: Path, fullgraph: bool, before: bool
+) -> None:
+    backend = Backend()
+    compiled = torch.compile(layer, backend=backend, fullgraph=fullgraph)
+    if before:
+        compiled(X, W)
+    with Capture(tmp_path / "t.jsonl"):
+        captured = compiled(X, W)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert trace.calls["op"].tolist() == ["aten.mm.default", "aten.add.Tensor", "aten.relu.default", "aten.sum.default"]
+    assert backend.compiled == before
+    assert torch.equal(compiled(X, W), captured)
+    assert backend.compiled == 1
+    compiled(X, W)
+    assert backend.compiled == 1
+
+
+def test_flex_attention_runs_under_a_capture(tmp_path: Path) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.rand(1, 1, 128, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Capture(tmp_path / "t.jsonl") as watched:
+            captured = flex_attention(q, q, q)
+        assert torch.equal(captured, flex_attention(q, q, q))
+    assert watched.dropped == 0
+
+
+@pytest.mark.slow
+def test_opaque_regions_are_one_call_with_the_kernels_that_they_launch(tmp_path: Path) -> None:
+    compiled = torch.compile(layer)
+    with Capture(tmp_path / "t.jsonl", compiled="opaque"):
+        first = compiled(X, W)
+        second = compiled(X, W)
+        X.sin()
+    assert torch.equal(first, second)
+    assert torch.allclose(first, layer(X, W))
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    own = trace.calls[trace.calls["inside"].isna()]
+    (region,) = (item for item in trace.signatures if item.kind == "compiled")
+    assert region.op.startswith("torch.compile:cpp_fused_")
+    assert "extern_kernels.mm" in region.op
+    assert own["op"].tolist() == [region.op, region.op, "aten.sin.default"]
+    inside = trace.calls[trace.calls["inside"] == region.op]
+    assert set(inside["op"]) == {"aten.mm.out"}
+    assert not trace.end.dropped  # type: ignore[union-attr]
+    with pytest.raises(Unsupported, match="compiled region"):
+        find_operator(region)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not leaves_compiled_code_under_modes(), reason="this torch compiles anew under a mode")
+def test_what_is_compiled_stays_compiled_where_regions_are_recorded(tmp_path: Path) -> None:
+    program = ROOT / "tests/support/models/compiled_programs.py"
+    alone = run_python(program, cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert alone.stdout.count('"unique_graphs"') == 7
+    watched = run_command("opcapture", "--compiled", "opaque", "-o", "t.jsonl", "--", program, cwd=tmp_path)
+    assert (watched.returncode, watched.stdout) == (0, alone.stdout), watched.stderr
+
+
+@pytest.mark.slow
+def test_a_compiled_module_is_recorded_region_by_region(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    with Capture(tmp_path / "t.jsonl", compiled="opaque"):
+        compiled = torch.compile(net)
+        for _ in range(3):
+            compiled(X).sum().backward()
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    regions = calls[calls["kind"] == "compiled"]
+    assert regions["phase"].value_counts().to_dict() == {"forward": 3, "backward": 3}

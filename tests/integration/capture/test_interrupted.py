@@ -1,0 +1,254 @@
+"""Exceptions that interrupt a captured program, and threads that meet everything at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import async_exceptions
+import pytest
+import threads_at_once
+import torch
+from async_exceptions import MODES
+
+from opgrip.capture import Capture
+from opgrip.capture.hooks.dispatch import RecordingMode
+from opgrip.capture.program.places import ModulePaths
+from opgrip.capture.recording.scope_table import ScopeTable
+from opgrip.capture.recording.signature_table import SignatureTable
+from opgrip.capture.recording.storages import StorageNumbers
+from opgrip.capture.recording.thread_mode import ThreadModes
+from opgrip.capture.writing.flusher import Flusher
+from opgrip.errors import is_from_program
+from opgrip.traces import load
+from opgrip.traces.analysis.validation import validate
+
+PROGRAMS = Path(__file__).resolve().parents[4] / "shared/cases/programs"
+OPTIONS = {
+    "plain": (),
+    "full values": ("--values", "full"),
+    "last 100": ("--last", "100"),
+    "private": ("--private",),
+    "write ahead": ("--write-ahead",),
+    "opaque": ("--compiled", "opaque"),
+}
+slowly = [pytest.param(mode, marks=[] if mode == "plain" else pytest.mark.slow) for mode in MODES]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("mode", slowly)
+def test_each_asynchronous_exception_is_raised_exactly_once(tmp_path: Path, mode: str) -> None:
+    assert async_exceptions.check(mode, 45, 1, tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", [item for item in slowly if item.values[0] != "last 100"])
+def test_threads_that_meet_everything_at_once_leave_a_valid_trace(tmp_path: Path, mode: str) -> None:
+    sys.setswitchinterval(threads_at_once.SWITCH_S)
+    assert [item for number in range(4) for item in threads_at_once.check(mode, number, tmp_path)] == []
+
+
+def raise_with_arguments(signum: int, frame: FrameType | None) -> None:
+    raise RuntimeError("from a handler")
+
+
+def raise_without_arguments(signum: int, frame: FrameType | None) -> None:
+    del signum, frame
+    raise RuntimeError("from a handler")
+
+
+def is_programs(run: Callable[[], object]) -> list[bool]:
+    """Return whether what a function raises is the program's, as a hook around it would find."""
+    answers: list[bool] = []
+    try:
+        run()
+    except Exception as error:
+        answers.append(is_from_program(error))
+    return answers
+
+
+@pytest.mark.parametrize("handler", [raise_with_arguments, raise_without_arguments, lambda *_: int("x")])
+def test_an_exception_of_a_signal_handler_is_the_programs(handler: Callable[..., None]) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert is_programs(lambda: signal.raise_signal(signal.SIGUSR1)) == [True]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class TakesSeconds(Exception):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"{seconds} s are over")
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, RuntimeError("no class"), TakesSeconds])
+def test_what_python_raises_for_an_asynchronous_exception_is_the_programs(kind: object) -> None:
+    set_error, ident = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
+    assert is_programs(lambda: set_error(ident, ctypes.py_object(kind))) == [True]
+
+
+def raise_itself() -> None:
+    raise RuntimeError
+
+
+FAULTS: list[Callable[[], object]] = [
+    lambda: int("x"),
+    lambda: {}[1],
+    lambda: next(iter(())),
+    lambda: torch.ones(2) @ torch.ones(3),
+    lambda: torch.ones(2).to_sparse().untyped_storage(),
+    raise_itself,
+    lambda: raise_itself(1),  # type: ignore[call-arg]
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_exception_that_called_code_raises_is_a_fault_of_the_hook(fault: Callable[[], object]) -> None:
+    assert is_programs(fault) == [False]
+
+
+class Late(Exception):
+    pass
+
+
+def late(*_: object) -> None:
+    raise Late
+
+
+HOOKS = [
+    (RecordingMode, "_find"),
+    (RecordingMode, "_keep"),
+    (RecordingMode, "enter"),
+    (RecordingMode, "_go"),
+    (SignatureTable, "number"),
+    (SignatureTable, "close"),
+    (ThreadModes, "in_step"),
+    (ScopeTable, "point"),
+    (ScopeTable, "pair"),
+    (StorageNumbers, "number"),
+    (StorageNumbers, "sweep"),
+    (ModulePaths, "called"),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "hook"), HOOKS, ids=[f"{owner.__name__}.{hook}" for owner, hook in HOOKS])
+def test_a_signal_in_a_hook_reaches_the_program_and_leaves_a_valid_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, hook: str, after: bool
+) -> None:
+    original, armed, raised = getattr(owner, hook), threading.Event(), []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if armed.is_set() and not after:
+            armed.clear()
+            raised.append(signal.raise_signal(signal.SIGUSR1))
+        result = original(*args, **kwargs)
+        if armed.is_set() and after:
+            armed.clear()
+            raised.append(signal.raise_signal(signal.SIGUSR1))
+        return result
+
+    monkeypatch.setattr(owner, hook, interrupted)
+    before = signal.signal(signal.SIGUSR1, late)
+    trainer, arrived = async_exceptions.Trainer(), 0
+    rows = 2
+    with Capture(tmp_path / "t.jsonl") as capture:
+        for _ in range(6):
+            armed.set()
+            try:
+                for _ in range(300):
+                    trainer()
+                    # with new signatures, and storages to sweep
+                    torch.ones(rows, 8) * 2
+                    rows += 1
+                    if not armed.is_set():
+                        break
+            except Late:
+                arrived += 1
+            torch.set_grad_enabled(True)
+        armed.clear()
+        trainer()
+        torch.full((3,), 2.0)
+    signal.signal(signal.SIGUSR1, before)
+    assert arrived == 6
+    assert capture.problem is None
+    assert validate(tmp_path / "t.jsonl").findings == []
+    # the places that it was in have been left
+    calls = load(tmp_path / "t.jsonl").calls
+    assert list(calls["op"])[-1] == "aten.full.default"
+    assert list(calls["module"])[-1] == ""
+    assert "1.1" in set(calls["module"])
+
+
+def test_an_interrupt_of_closing_leaves_a_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = Flusher.finish
+
+    def interrupting(flusher: Flusher) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        finish(flusher)
+
+    monkeypatch.setattr(Flusher, "finish", interrupting)
+    with pytest.raises(KeyboardInterrupt), Capture(tmp_path / "t.jsonl"):
+        torch.ones(2).sin()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert trace.missing is None
+    assert len(trace.calls) == 2
+
+
+@pytest.mark.slow
+def test_a_limit_of_pytest_timeout_ends_a_captured_loop(tmp_path: Path) -> None:
+    (tmp_path / "test_endless.py").write_text(
+        "import pytest, torch\nfrom opgrip.capture import Capture\n"
+        "@pytest.mark.timeout(2, method='signal')\n"
+        "def test_endless(tmp_path):\n"
+        "    with Capture(tmp_path / 't.jsonl'):\n        while True: torch.ones(3).sin()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "Failed: Timeout" in done.stdout
+
+
+def run_program(name: str, mode: str, folder: Path) -> tuple[int, str]:
+    """Run a program of the field under `opcapture`; return its exit status and output."""
+    command = [str(Path(sys.executable).with_name("opcapture")), "-o", "t.jsonl", "--force", *OPTIONS[mode]]
+    done = subprocess.run(
+        [*command, "--", str(PROGRAMS / name)], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.skipif(not PROGRAMS.is_dir(), reason="the programs of the field are not there")
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.slow) for mode in OPTIONS])
+@pytest.mark.parametrize("name", ["p31_threads.py", "p32_signals.py"])
+def test_programs_with_threads_and_signals_run_as_without_a_capture(tmp_path: Path, name: str, mode: str) -> None:
+    command = [sys.executable, str(PROGRAMS / name)]
+    plain = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
+    # torch's own threads abort many runs of p31 when they end, without a capture too
+    assert {done.returncode for done in plain} <= {0, -signal.SIGABRT}
+    for _ in range(3):
+        status, output = run_program(name, mode, tmp_path)
+        assert status in {0, *(done.returncode for done in plain)}
+        assert output == plain[0].stdout
+        if (tmp_path / "t.jsonl").exists():
+            assert validate(tmp_path / "t.jsonl").findings == []

@@ -1,0 +1,113 @@
+"""What tests can do without is what the extras install, and is asked for in one way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import optional
+import pytest
+from programs import ROOT
+from project_files import pyproject
+
+MODULES_OF = {
+    "mmsegmentation": "mmseg",
+    "nvidia-ml-py": "pynvml",
+    "absl-py": "absl",
+    "apache-tvm": "tvm",
+    "apache-tvm-ffi": "tvm_ffi",
+    "tensorflow-cpu": "tensorflow",
+    "axe-playwright-python": "axe_playwright_python",
+}
+"""Modules of the distributions that have another name."""
+
+OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "gdb", "c++", "ninja", "chromium")
+"""What no extra and no target installs."""
+
+OF_SOME_VERSIONS = ("duckdb", "polars")
+"""What developing brings where there is one for the version of Python."""
+
+IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")
+
+
+def distribution(requirement: str) -> str:
+    return re.split(r"[\[<>=~!; ]", requirement, maxsplit=1)[0]
+
+
+def all_extras() -> dict[str, list[str]]:
+    extras: dict[str, list[str]] = pyproject()["project"]["optional-dependencies"]
+    return extras
+
+
+def modules_of_extras() -> dict[str, set[str]]:
+    """What each module's extras are called, of those that may be missing."""
+    extras: dict[str, set[str]] = {}
+    for extra, requirements in all_extras().items():
+        for name in map(distribution, requirements):
+            if name != "opgrip":
+                extras.setdefault(MODULES_OF.get(name, name), set()).add(extra)
+    return {module: names for module, names in extras.items() if names.isdisjoint({"dev", *optional.EVERYBODY})}
+
+
+def test_what_may_not_be_missing_is_installed_by_all_targets() -> None:
+    dev = next(requirement for requirement in all_extras()["dev"] if distribution(requirement) == "opgrip")
+    assert set(optional.EVERYBODY) <= set(re.findall(r"\w+", dev))
+    targets = re.findall(r"-e '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text())
+    assert len(targets) > 1
+    for extras in targets:
+        assert "dev" in extras.split(",") or set(optional.EVERYBODY) <= set(extras.split(","))
+
+
+def test_each_module_of_an_extra_may_be_missing() -> None:
+    assert sorted(modules_of_extras().keys() - optional.COMMANDS.keys()) == []
+
+
+def test_what_is_always_installed_is_not_listed() -> None:
+    always = {distribution(requirement) for extra in optional.EVERYBODY for requirement in all_extras()[extra]}
+    assert sorted(always & optional.COMMANDS.keys()) == []
+
+
+@pytest.mark.parametrize("name", optional.COMMANDS)
+def test_what_is_said_to_install_a_module_does(name: str) -> None:
+    command = optional.COMMANDS[name]
+    extras = modules_of_extras().get(name, set())
+    if target := re.fullmatch(r"make (\w+)", command):
+        # the target installs an extra of the module's, or names it
+        recipe = (ROOT / "Makefile").read_text().partition(f"\n$({target[1].upper()}):")[2].partition("\n\n")[0]
+        words = set(re.findall(r"[\w-]+", recipe))
+        names = {distribution for distribution, module in MODULES_OF.items() if module == name} | {name}
+        assert extras & words or names & words or name in optional.BROUGHT_BY_OTHERS
+    elif extra := re.fullmatch(r"pip install 'opgrip\[(\w+)\]'", command):
+        assert extra[1] in extras or name in optional.BROUGHT_BY_OTHERS
+    else:
+        assert name in (*OF_NO_EXTRA, *OF_SOME_VERSIONS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
+def test_tests_ask_for_what_may_be_missing_in_one_way(path: object) -> None:
+    if path in (ROOT / "tests/support/environment/optional.py", ROOT / "tests/integration/project/test_optional.py"):
+        return
+    assert IN_A_WAY_OF_ITS_OWN.findall(path.read_text()) == []  # type: ignore[attr-defined]
+
+
+def test_a_program_is_no_module_of_its_name_and_a_module_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nsys", "mmdet"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: object() if name == "nsys" else None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (optional.is_installed("nsys"), optional.is_installed("mmdet")) == (True, False)
+    (tmp_path / "nsys").unlink()
+    assert not optional.is_installed("nsys")
+
+
+def test_a_test_without_its_package_is_skipped_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional, "is_installed", lambda name: name != "PIL")
+    module = "transformers.loss.loss_for_object_detection"
+    assert optional.missing("transformers") is None
+    assert optional.missing(module) == "PIL is not installed: pip install pillow"
+    with pytest.raises(pytest.skip.Exception, match="PIL is not installed: pip install pillow"):
+        optional.optional(module)
+    assert optional.needs(module).args == (True,)
+    assert optional.needs("transformers").args == (False,)

@@ -1,0 +1,454 @@
+"""opreplay under Nsight Compute.
+
+ncu needs a GPU, and tests run where there is none: a stand-in takes its place, a script that is called as ncu is, and
+writes and prints reports in the form that ncu's documentation gives. It shows that opreplay asks for the right things
+and copes with what comes back, and not that ncu understands them; reports that `benchmarks/gpu_check.py` kept are
+parsed by tests/unit/replay/test_kept_reports.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from optional import needs
+from programs import run_command
+
+from opgrip.errors import UserError
+from opgrip.replay import load_results
+from opgrip.replay.analyses import profiler_programs as target
+from opgrip.replay.analyses.ncu.ncu import in_template
+from opgrip.replay.analyses.ncu.ncu_report import (
+    BASIC,
+    DURATION,
+    NcuKernel,
+    joined,
+    kernels_of_csv,
+    metrics_of,
+    read_report,
+)
+from opgrip.replay.analyses.nsys_report import read_report as read_nsys
+from opgrip.replay.replay_options import request_with
+from opgrip.replay.results.results import Result
+from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY
+
+PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+STARTED = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+HEADING = ["ID", "Process ID", "Process Name", "Host Name", PUSHED, STARTED, "Kernel Name", "Context", "Stream"]
+UNITS = {DURATION: "ns", "dram__bytes_read.sum": "byte", "dram__bytes_write.sum": "byte", "lts__t_bytes.sum": "byte"}
+
+FAST = ("--top", "7", "--iterations", "1", "--warmup", "0")
+
+STAND_IN = """
+import json, os, sys
+from pathlib import Path
+
+told = json.loads(Path(os.environ["STAND_IN"]).read_text())
+importing = next((word for word in sys.argv if word.startswith("--import=")), None)
+if importing:
+    print("==PROF== a line of its own")
+    print(told["printed"] or Path(importing.split("=", 1)[1]).read_text(), end="")
+    sys.exit(0)
+work = json.loads(Path(sys.argv[-2]).read_text())
+cases = [case for case in told["cases"] if case not in work["without"]]
+with open(told["log"], "a") as log:
+    log.write(json.dumps({"argv": sys.argv[1:], "cases": cases, "request": work["request"]}) + "\\n")
+metrics = next(word for word in sys.argv if word.startswith("--metrics=")).partition("=")[2].split(",")
+for lacking in told["lacks"]:
+    if lacking in metrics:
+        print("==PROF== Connected to process 7 (/usr/bin/python3)")
+        print(f"==ERROR== Failed to find metric {told['lacks'][lacking]}")
+        sys.exit(1)
+if told["says"]:
+    print(told["says"])
+if set(cases) & set(told["dies"]):
+    os.abort()
+if told["says"]:
+    sys.exit(1)
+report = next(word for word in sys.argv if word.startswith("--export=")).split("=", 1)[1]
+Path(report).write_text("".join([told["head"], *(told["kernels"][str(case)] for case in cases), told["tail"]]))
+"""
+
+
+class StandIn:
+    """A stand-in for ncu that is told what to find, and remembers how it was called."""
+
+    def __init__(self, folder: Path, rows: pd.DataFrame) -> None:
+        self.binary, self._told, self._log = folder / "ncu", folder / "told.json", folder / "log.jsonl"
+        self.binary.write_text(f"#!{sys.executable}\n{STAND_IN}")
+        self.binary.chmod(0o755)
+        self.environment = {**os.environ, "STAND_IN": str(self._told)}
+        self._state = {
+            "cases": [int(case) for case in rows["case"]],
+            "log": str(self._log),
+            "says": "",
+            "dies": [],
+            "lacks": {},
+            "printed": "",
+            "head": table([]),
+            "kernels": {
+                str(case): lines(
+                    [(f"case {case} {op} eager", "gemm", 3000.0), (f"case {case} {op} eager", "add", 1000.0)]
+                )
+                for case, op in zip(rows["case"], rows["op"], strict=True)
+            },
+            "tail": "",
+        }
+        self.tell()
+
+    def tell(self, **state: object) -> None:
+        self._state |= state
+        self._told.write_text(json.dumps(self._state))
+
+    def calls(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    def replay(self, trace: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        elsewhere = ("--batch-device", "cuda", "--batch-command", "{command}", "--ncu-bin", str(self.binary))
+        return run_command(
+            "opreplay",
+            trace,
+            "-o",
+            output,
+            "--ncu",
+            *FAST,
+            "--run-batch-size",
+            "3",
+            *elsewhere,
+            *options,
+            env=self.environment,
+        )
+
+
+def lines(kernels: list[tuple[str, str, float]], metrics: dict[str, float] | None = None) -> str:
+    """Lines of a raw page: ranges that kernels were launched in, their names and times in ns."""
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL)
+    for number, (named, name, duration) in enumerate(kernels):
+        values = dict.fromkeys(BASIC, 50.0) | {DURATION: duration, "dram__bytes_read.sum": 1e6} | (metrics or {})
+        cell = f"7:opgrip:{named}:int64:3:none:none:registered:{named}" if named else ""
+        start = [number, 1, "python", "host", "", cell, name, 1, 7]
+        writer.writerow([*start, *(f"{values[name]:,.2f}" for name in BASIC)])
+    return text.getvalue()
+
+
+def table(kernels: list[tuple[str, str, float]]) -> str:
+    """A raw page: headings, units, and a line a kernel."""
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL)
+    writer.writerow([*HEADING, *BASIC])
+    writer.writerow([*[""] * len(HEADING), *(UNITS.get(name, "%") for name in BASIC)])
+    return text.getvalue() + lines(kernels)
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    output = tmp_path_factory.mktemp("rows") / "rows.json"
+    done = run_command("opreplay", tiny_trace, *FAST, "-o", output)
+    assert done.returncode == 0, done.stderr
+    table = load_results(output)
+    return table[table["status"] == "ok"]
+
+
+@pytest.fixture
+def stand_in(rows: pd.DataFrame, tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path, rows)
+
+
+def test_rows_get_what_ncu_measured_of_their_kernels(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-iterations", "2")
+    assert done.returncode == 0, done.stderr
+    table = load_results(tmp_path / "out.json")
+    table = table[table["status"] == "ok"]
+    assert set(table["ncu_kernels"]) == {"gemm x0.5; add x0.5"}
+    assert set(table["ncu_launches"]) == {1.0}
+    assert set(table["ncu_us"]) == {2.0}
+    assert set(table["ncu_dram_bytes"]) == {round((2e6 + 100) / 2)}
+    assert set(table["ncu_occupancy"]) == {0.5}
+    assert "occupied" in done.stdout
+    assert len(list(tmp_path.glob("out.batch*.ncu-rep"))) == len(stand_in.calls())
+    assert not list(tmp_path.glob("*journal"))
+    assert not list(tmp_path.glob(".opgrip*"))
+
+
+def test_ncu_is_asked_for_the_rows_ranges_alone_and_leaves_the_clocks(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
+) -> None:
+    arguments = tmp_path / "more.txt"
+    arguments.write_text("# a comment\n--section SpeedOfLight\n")
+    more = ("--ncu-args-file", str(arguments), "--ncu-metrics", "lts__t_sector_hit_rate.pct", "--cache", "cold")
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json", *more)
+    assert done.returncode == 0, done.stderr
+    call = stand_in.calls()[0]
+    wanted = {
+        *("--nvtx", "--nvtx-include=regex:opgrip@case .+", "--target-processes=all", "--profile-from-start=off"),
+        *("--clock-control=none", "--cache-control=all", f"--metrics={DURATION},lts__t_sector_hit_rate.pct"),
+        *("--section", "SpeedOfLight"),
+    }
+    assert wanted <= set(call["argv"])  # type: ignore[arg-type]
+    request = call["request"]
+    assert isinstance(request, dict)
+    assert (request["inputs"]["device"], request["profiled"]) == ("cuda", "ncu")
+    assert (request["effort"]["iterations"], request["effort"]["warmup"]) == (1, 1)
+
+
+def test_a_batch_that_dies_loses_itself_alone_and_resume_runs_it_again(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path, rows: pd.DataFrame
+) -> None:
+    output = tmp_path / "out.json"
+    dead = int(rows["case"].iloc[4])
+    stand_in.tell(dies=[dead])
+    done = stand_in.replay(tiny_trace, output)
+    assert done.returncode == 0, done.stderr
+    calls = stand_in.calls()
+    lost = next(call["cases"] for call in calls if dead in call["cases"])  # type: ignore[operator]
+    table = load_results(output).set_index("case")
+    seen = table.loc[list(rows["case"]), "ncu_us"]
+    assert set(seen.index[seen.isna()]) == set(lost)  # type: ignore[call-overload]
+    assert f"batch 2 of {len(calls)}, 3 cases" in done.stderr
+    assert "signal 6" in done.stderr
+    assert "--resume" in done.stderr
+    stand_in.tell(dies=[])
+    again = stand_in.replay(tiny_trace, output, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "replaying 0 cases" in again.stderr
+    assert [call["cases"] for call in stand_in.calls()[len(calls) :]] == [lost]
+    table = load_results(output).set_index("case")
+    assert table.loc[list(rows["case"]), "ncu_us"].notna().all()
+    assert not list(tmp_path.glob("*journal"))
+
+
+def test_a_user_who_may_not_read_counters_is_told_what_to_set_and_keeps_the_rows(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
+) -> None:
+    stand_in.tell(says="==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters")
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json")
+    assert done.returncode == 2
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in done.stderr.splitlines()[-1]
+    assert len(stand_in.calls()) == 1
+    stand_in.tell(says="")
+    again = stand_in.replay(tiny_trace, tmp_path / "out.json", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "replaying 0 cases" in again.stderr
+
+
+def test_batches_of_a_run_with_other_metrics_are_not_gone_on_with(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path, rows: pd.DataFrame
+) -> None:
+    stand_in.tell(dies=[int(rows["case"].iloc[0])])
+    assert stand_in.replay(tiny_trace, tmp_path / "out.json").returncode == 0
+    again = stand_in.replay(tiny_trace, tmp_path / "out.json", "--resume", "--ncu-metrics", "memory")
+    assert again.returncode == 2
+    assert "other options" in again.stderr.splitlines()[-1]
+
+
+def test_kernels_in_no_range_are_counted(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
+    stand_in.tell(tail=lines([("", "memset", 10.0), ("case 99999 aten.foreign eager", "foreign", 10.0)]))
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert f"{2 * len(stand_in.calls())} kernels in the reports belong to no row" in done.stderr
+    table = load_results(tmp_path / "out.json")
+    assert not table["ncu_kernels"].str.contains("foreign", na=False).any()
+
+
+def test_a_metric_that_a_chip_lacks_is_left_out_and_the_others_are_measured(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
+) -> None:
+    tensor, memory = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "dram__bytes_read.sum"
+    # older versions say the name, newer ones the pattern that they make of it
+    stand_in.tell(lacks={tensor: tensor, memory: r"regex:^dram__bytes_read\.sum$"})
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "has no metric" in line] == [
+        f"opreplay: this GPU has no metric {name}, which is left out" for name in (tensor, memory)
+    ]
+    table = load_results(tmp_path / "out.json")
+    table = table[table["status"] == "ok"]
+    assert set(table["ncu_us"]) == {4.0}
+    # the batches after the first ask for what there is at once
+    asked = [next(word for word in call["argv"] if word.startswith("--metrics=")) for call in stand_in.calls()]  # type: ignore[attr-defined]
+    assert [(tensor in metrics, memory in metrics) for metrics in asked] == [
+        *[(True, True), (False, True)],
+        *[(False, False)] * (len(asked) - 2),
+    ]
+
+
+def test_a_metric_that_the_user_named_and_a_chip_lacks_is_one_line(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
+) -> None:
+    name = "sm__cyclse_active.avg"
+    stand_in.tell(lacks={name: name})
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-metrics", f"basic,{name}")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"opreplay: error: ncu knows no metric {name} of this GPU")
+    assert len(stand_in.calls()) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"printed": "no such page\n"}, "a form that opgrip does not know"),
+        ({"printed": '"ID","Metric Name"\n"",""\n'}, "has no column 'Kernel Name'"),
+        ({"says": "==ERROR== Failed to find metric dram__bytes_read.sum"}, "knows no metric dram__bytes_read.sum"),
+    ],
+)
+def test_what_would_fail_for_every_batch_is_one_line(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path, state: dict[str, str], said: str
+) -> None:
+    stand_in.tell(**state)
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json")
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_report_loses_its_batch_alone(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
+    stand_in.tell(kernels=dict.fromkeys(stand_in._state["kernels"], ""))  # type: ignore[call-overload]
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json")
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --ncu: it added nothing to any row" in done.stderr
+    assert "is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ncu"], "ncu sees GPUs only and this machine has none, but the cases run on cpu"),
+        (["--batch-device", "cuda"], "are for runs under ncu"),
+        (["--ncu", "--batch-device", "cuda", "--batch-command", "srun"], "put {command} where ncu is to stand"),
+        (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is no command line"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
+    done = run_command("opreplay", tiny_trace, *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_missing_ncu_is_one_line_that_says_where_it_was_looked_for(tiny_trace: Path) -> None:
+    elsewhere = ("--ncu", "--batch-device", "cuda", "--batch-command", "{command}")
+    done = run_command("opreplay", tiny_trace, *elsewhere, "--ncu-bin", "/nowhere/ncu")
+    assert done.returncode == 2
+    assert "/nowhere/ncu is no program" in done.stderr
+    done = run_command("opreplay", tiny_trace, *elsewhere, env={**os.environ, "PATH": "/usr/bin:/bin"})
+    assert done.returncode == 2
+    assert "ncu is neither on PATH nor at /usr/local/cuda" in done.stderr
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    def row(case: int, threads: int | None) -> Result:
+        return Result(case, "aten.mm", "", 1, 0.5, "eager", "cuda", "ok", 1.0, 1.0, threads=threads)
+
+    found, outside = joined(
+        [row(1, None), row(1, 2), row(11, None)],
+        [
+            NcuKernel(name, f"7:opgrip:{name}:int64:1:none:none:registered:{name}", {})
+            for name in ("case 1 aten.mm eager", "case 1 aten.mm eager 2 threads", "case 11 aten.mm eager")
+        ],
+    )
+    assert outside == 0
+    assert found.keys() == {(1, "eager"), (1, "eager 2 threads"), (11, "eager")}
+    assert all(kernel.name == f"case {key[0]} aten.mm {key[1]}" for key, [kernel] in found.items())
+
+
+def test_numbers_of_a_page_are_read_with_their_thousands() -> None:
+    text = "==PROF== Connected\n" + table([("case 3 aten.mm eager", "gemm<float, (int)2>", 1234567.5)])
+    [kernel] = kernels_of_csv(text, BASIC)
+    assert kernel.name == "gemm<float, (int)2>"
+    assert kernel.metrics[DURATION] == 1234567.5
+    assert set(kernel.metrics) == set(BASIC)
+    assert "case 3 aten.mm eager" in kernel.ranges
+
+
+def test_a_page_of_no_kernels_and_none_at_all_hold_none() -> None:
+    assert list(kernels_of_csv(table([]), BASIC)) == []
+    assert list(kernels_of_csv("==WARNING== No kernels were profiled.\n", BASIC)) == []
+
+
+MODULE = """
+class Metric:
+    def __init__(self, value): self._value = value
+    def value(self): return self._value
+class Domain:
+    def start_end_ranges(self): return ("case 3 aten.mm eager",)
+class State:
+    def domains(self): return (5,)
+    def domain_by_id(self, number): return Domain()
+class Action:
+    def name(self): return "gemm"
+    def nvtx_state(self): return State()
+    def metric_by_name(self, name): return {"gpu__time_duration.sum": Metric(42)}.get(name)
+class Range:
+    def num_actions(self): return 1
+    def action_by_idx(self, index): return Action()
+class Context:
+    def num_ranges(self): return 1
+    def range_by_idx(self, index): return Range()
+def load_report(path):
+    if "broken" in path: raise RuntimeError("no report")
+    return Context()
+"""
+
+
+def test_the_module_that_comes_with_ncu_is_preferred_and_its_failure_is_not_ours(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module is a stand-in too, with the part of its documented interface that is used."""
+    monkeypatch.setenv("STAND_IN", stand_in.environment["STAND_IN"])
+    folder = tmp_path / "extras" / "python"
+    folder.mkdir(parents=True)
+    (folder / "ncu_report.py").write_text(MODULE)
+    whole, broken = tmp_path / "whole.ncu-rep", tmp_path / "broken.ncu-rep"
+    for path in (whole, broken):
+        path.write_text(table([("case 4 aten.add eager", "from the page", 1.0)]))
+    [kernel] = read_report(str(stand_in.binary), whole, BASIC)
+    assert kernel == NcuKernel("gemm", "case 3 aten.mm eager", {DURATION: 42.0})
+    [kernel] = read_report(str(stand_in.binary), broken, BASIC)
+    assert kernel.name == "from the page"
+
+
+def test_metrics_are_sets_and_names_together() -> None:
+    assert metrics_of("basic") == BASIC
+    assert metrics_of("sm__cycles_active.avg") == (DURATION, "sm__cycles_active.avg")
+    assert set(BASIC) < set(metrics_of("memory,compute"))
+    for wrong in ("bsaic", "sm__x;rm", "--help"):
+        with pytest.raises(UserError, match="is no metric"):
+            metrics_of(wrong)
+
+
+def test_a_command_stands_in_a_template_as_words_or_as_text() -> None:
+    assert in_template("srun --gres=gpu:1 {command}", ["ncu", "a b"]) == ["srun", "--gres=gpu:1", "ncu", "a b"]
+    assert in_template("ssh gpu 'cd /x && {command}'", ["ncu", "a b"]) == ["ssh", "gpu", "cd /x && ncu 'a b'"]
+
+
+@needs("nsys")
+def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_path: Path) -> None:
+    """What runs under ncu is real here; nsys, which needs no GPU, sees its ranges in the place of ncu."""
+    job = request_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
+    job = replace(job, profiled=NCU)
+    command = target.profiled_command(tmp_path, job, set(), 120)
+    options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={tmp_path / 'report'}")
+    subprocess.run(["nsys", "profile", *options, *command], check=True, capture_output=True, timeout=300)
+    database, report = tmp_path / "report.sqlite", tmp_path / "report.nsys-rep"
+    subprocess.run(
+        ["nsys", "export", "--type=sqlite", f"--output={database}", str(report)], check=True, capture_output=True
+    )
+    spans = [span for span in read_nsys(database).spans if span.message not in (PREPARE, READY, BEFORE, DROPPED)]
+    if not spans:
+        pytest.skip("this nsys shows no ranges of this nvtx: constraints.txt pins one that it shows")
+    rows = target.profiled_rows(tmp_path)
+    found, outside = joined(rows, [NcuKernel("kernel", span.message, {}) for span in spans])
+    assert outside == 0
+    assert {key: len(kernels) for key, kernels in found.items()} == {
+        (row.case, row.mode): row.samples + row.dropped for row in rows if row.status == "ok"
+    }
+    assert {label for _, label in found} == {"eager", "jit"}

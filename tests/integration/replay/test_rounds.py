@@ -1,0 +1,549 @@
+"""How runs are made and timed: what a run finds, what is not timed, and when it is made again."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from busy import compared_times
+from programs import ROOT, SUPPORT_PATH, run_python
+from settings import rows_of, settings_of
+
+from opgrip.capture import Capture
+from opgrip.platform.contention import Waits
+from opgrip.platform.machine import last_cache_bytes
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.cases.preceding_calls import BEFORE, FLUSHING_BYTES, CallPosition, make_preceding_calls, recent_bytes
+from opgrip.replay.inputs.inputs import Inputs, device_map
+from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.measure import measure_cases, windows
+from opgrip.replay.timing import pages, rounds, stopwatch
+from opgrip.replay.timing.rounds import Measurer, SubjectGroup
+from opgrip.replay.timing.samples import MOST_CONTENDED
+from opgrip.replay.timing.stopwatch import Stopwatch, block_size
+from opgrip.replay.timing.subjects import InputSet, Subject
+from opgrip.replay.timing.timing_options import COLD, CONTINUOUS, DISCRETE, WARM, Effort, flusher
+from opgrip.traces import load
+from opgrip.traces.schema.arguments import TensorSpec
+
+SLEEPS = (lambda *args: time.sleep(0.1), lambda *args: None)
+PLACE = device_map("cpu", None)
+FEW = Effort(warmup=0, iterations=4)
+
+
+def cases_of(folder: Path, program: Callable[[], object]) -> list[Case]:
+    with Capture(folder / "t.jsonl"):
+        program()
+    return make_cases(load(folder / "t.jsonl"))
+
+
+def results(folder: Path, program: Callable[[], object], **settings: Any) -> dict[str, Result]:
+    wanted = settings_of(**({"warmup": 0, "iterations": 4} | settings))
+    return {f"{row.op} {row.values} {row.direction}": row for row in rows_of(cases_of(folder, program), wanted)}
+
+
+def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any) -> Subject:
+    vector = TensorSpec((4,), (1,), torch.float32, "cpu")
+    inputs = Inputs((vector,), {}, {}, PLACE, 0)
+    inputs.keep()
+    options = {"fresh": None, "result_bytes": 0} | rest
+    return Subject(0, "tested", "eager", function, [InputSet([inputs])], mutates, **options)
+
+
+def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
+    watch = Stopwatch(method, lambda: None, 0.0)
+    measurer = Measurer(watch, effort, None, announce or (lambda number, row: None))
+    list(measurer.one_by_one([SubjectGroup({}, False, [subject])]))
+
+
+@pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
+def test_an_operator_that_writes_into_its_argument_finds_it_in_its_first_state_at_every_run(method: str) -> None:
+    seen: list[float] = []
+
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor[0].item())
+        return tensor.mul_(2)
+
+    measure(subject_of(doubled, mutates=True), method)
+    assert len(seen) >= 4
+    assert len(set(seen)) == 1
+
+
+class Clock:
+    """Goes on only where something says how long it takes."""
+
+    now_ns = 0
+
+    def read_ns(self) -> int:
+        return self.now_ns
+
+    def pass_by(self, time_ns: int) -> None:
+        self.now_ns += time_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which runs are timed."""
+    clock = Clock()
+    monkeypatch.setattr(stopwatch, "perf_counter_ns", clock.read_ns)
+    return clock
+
+
+def test_making_arguments_and_freeing_results_is_not_timed(clock: Clock) -> None:
+    freed: list[int] = []
+
+    class Slow:
+        def __del__(self) -> None:
+            clock.pass_by(1000)
+            freed.append(0)
+
+    def prepare(arguments: Any) -> Any:
+        clock.pass_by(1000)
+        return arguments
+
+    def run(_: torch.Tensor) -> Slow:
+        clock.pass_by(7)
+        return Slow()
+
+    subject = subject_of(run, enter=prepare, enters_each_run=True)
+    measure(subject)
+    assert [time for _, time in subject.runs] == [7] * 4
+    assert len(freed) >= 4
+
+
+@pytest.mark.alone
+def test_many_runs_timed_as_one_take_as_long_each_as_one_alone() -> None:
+    tensor = torch.randn(64, 64)
+    ratios, sizes, shares = [], [], []
+    for _ in range(7):
+        alone, together = (subject_of(lambda _: tensor @ tensor) for _ in range(2))
+        measure(alone, DISCRETE, Effort(iterations=10))
+        measure(together, CONTINUOUS, Effort(iterations=3))
+        alone_us = alone.samples.quantile_us(0.5)
+        sizes.append(together._size)
+        shares.append(together._size / block_size(1e3 * alone_us))
+        ratios.append(together.samples.quantile_us(0.5) / alone_us)
+    with compared_times():
+        # the first run alone, which takes longer than others, decides how many there are in a block
+        assert statistics.median(sizes) > 1, sizes
+        assert statistics.median(shares) > 0.15, shares
+        assert 0.4 < statistics.median(ratios) < 1.6, ratios
+
+
+def test_a_run_that_fails_ends_its_case_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    original = Subject.time
+
+    def failing(subject: Subject, *args: Any) -> Any:
+        runs.append(subject.number)
+        if subject.label.startswith("aten.cos") and len(runs) > 5:
+            raise RuntimeError("planted")
+        return original(subject, *args)
+
+    monkeypatch.setattr(Subject, "time", failing)
+    rows = results(tmp_path, lambda: (torch.ones(3).cos(), torch.ones(4).sin()))
+    assert rows["aten.cos.default recorded forward"].status == "failed"
+    assert rows["aten.cos.default recorded forward"].error == "RuntimeError: planted"
+    assert rows["aten.sin.default recorded forward"].samples == 4
+
+
+class Pace:
+    """A processor that is slowed down at some of the checks."""
+
+    slowed: Callable[[int], bool] = staticmethod(lambda check: False)
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def is_slowed(self) -> bool:
+        self.checks += 1
+        return Pace.slowed(self.checks)
+
+
+class Contention:
+    """A machine on which others take the processors in some of the spans that are asked about, or do not."""
+
+    contended: Callable[[int], bool] = staticmethod(lambda check: False)
+    has_room = True
+    is_shared = False
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def read(self) -> Waits:
+        return Waits(time.perf_counter_ns(), 0, 0)
+
+    def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
+        self.checks += 1
+        return Contention.contended(self.checks)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is quiet, whatever runs on it."""
+    monkeypatch.setattr(rounds, "Pace", Pace)
+    monkeypatch.setattr(rounds, "Contention", Contention)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_runs_of_a_slowed_processor_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: check <= 3))
+    subject = subject_of(torch.sin)
+    measure(subject)
+    assert (len(subject.samples), subject.samples.dropped) == (4, 3)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: True))
+    row = results(tmp_path, lambda: torch.ones(300).sin())["aten.sin.default recorded forward"]
+    assert (row.status, row.samples, row.dropped, row.slowed, row.is_slowed) == ("ok", 4, 4, 1.0, True)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("options", [{}, {"iterations": None}, {"cache": "warm"}])
+def test_a_row_all_of_whose_runs_were_contended_is_contended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
+    row = results(tmp_path, lambda: torch.ones(300).sin(), budget=0.01, **options)["aten.sin.default recorded forward"]
+    assert (row.status, row.stopped, row.slowed, row.ratio, row.gb_per_s) == ("contended", "contended", 1.0, None, None)
+    assert row.median_us
+    assert row.samples >= 4
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("reading", ["one_by_one", "in_rounds"])
+def test_clean_runs_between_contended_ones_decide(monkeypatch: pytest.MonkeyPatch, clock: Clock, reading: str) -> None:
+    runs: list[int] = []
+
+    def run(_: torch.Tensor) -> None:
+        runs.append(len(runs))
+        # a slice of the scheduler, but for each tenth run
+        clock.pass_by(1000 if is_clean() else 4_000_000)
+
+    def is_clean() -> bool:
+        return len(runs) % 10 == 0
+
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: not is_clean()))
+    subject = subject_of(run)
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    list(getattr(measurer, reading)([SubjectGroup({}, False, [subject])]))
+    assert not subject.samples.is_contended
+    assert subject.samples.quantile_us(0.5) == 1.0
+    assert subject.samples.dropped > 50
+
+
+@pytest.mark.usefixtures("quiet")
+def test_contended_cases_are_run_again_when_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def has_room(_: Contention) -> bool:
+        looks.append(len(looks))
+        return len(looks) > 3
+
+    monkeypatch.setattr(Contention, "has_room", property(has_room))
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: len(looks) <= 3))
+    subjects = [subject_of(torch.sin) for _ in range(2)]
+    subjects[1].number = 1
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    assert len(list(measurer.in_rounds([SubjectGroup({}, False, subjects)]))) == 2
+    assert len(looks) > 3
+    for subject in subjects:
+        assert not subject.samples.is_contended
+        assert len(subject.samples) >= 3
+        assert subject.samples.slowed == 0
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
+    monkeypatch.setattr(Contention, "has_room", False)
+    announced: list[int] = []
+    subject = subject_of(torch.sin)
+    measurer = Measurer(
+        Stopwatch(DISCRETE, lambda: None, 0.0),
+        Effort(warmup=0, budget_s=0.2),
+        None,
+        lambda number, row: announced.append(row),
+    )
+    list(measurer.in_rounds([SubjectGroup({}, False, [subject])]))
+    assert subject.samples.is_contended
+    assert 1 <= announced.count(rounds.NO_ROW) <= 5
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("reading", ["one_by_one", "in_rounds"])
+def test_contended_cases_are_not_all_run_again_if_the_first_stay_contended(
+    monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
+    runs: list[int] = []
+    subjects = [subject_of(lambda *args: runs.append(0)) for _ in range(30)]
+    for number, subject in enumerate(subjects):
+        subject.number = number
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    settled = list(getattr(measurer, reading)([SubjectGroup({}, False, subjects)]))
+    assert sorted(case[0].number for case in settled) == list(range(30))
+    assert all(subject.samples.is_contended for subject in subjects)
+    first_runs = len(subjects) * MOST_CONTENDED
+    assert first_runs < len(runs) < first_runs * 1.3
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_quiet_machine_slows_nothing(tmp_path: Path) -> None:
+    row = results(tmp_path, lambda: torch.ones(300).sin())["aten.sin.default recorded forward"]
+    assert (row.samples, row.dropped, row.slowed, row.is_slowed) == (4, 0, 0.0, False)
+
+
+def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path: Path) -> None:
+    x = torch.ones(5)
+
+    def program() -> None:
+        for _ in range(3):
+            for operator in (torch.sin, torch.cos, torch.tan, torch.exp, torch.neg, torch.abs):
+                operator(x)
+
+    cases = cases_of(tmp_path, program)
+    trace = load(tmp_path / "t.jsonl")
+    op = {case.number: case.op.split(".")[1] for case in cases}
+    (wanted,) = [case for case in cases if op[case.number] == "abs"]
+    surroundings = make_preceding_calls(trace)
+    announced: list[str] = []
+    settings = settings_of(warmup=0, iterations=4)
+    rows_of([wanted], settings, surroundings, lambda number, row: announced.append(op[number]))
+    rounds_of = announced[-(BEFORE + 1) * 4 :]
+    assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
+
+
+def test_nothing_is_run_before_a_call_that_leaves_nothing_of_it_in_a_cache(tmp_path: Path) -> None:
+    small, large = torch.ones(5), torch.ones(FLUSHING_BYTES // 8)
+
+    def program() -> None:
+        small.neg()
+        small.tan()
+        large.abs()
+        small.exp()
+        small.sin()
+
+    cases = cases_of(tmp_path, program)
+    op = {case.number: case.op.split(".")[1] for case in cases}
+    surroundings = make_preceding_calls(load(tmp_path / "t.jsonl"))
+    before = {op[case.number]: surroundings.places[case.number][0].before for case in cases}
+    assert [op[number] for number in before["sin"]] == ["abs", "exp"]
+    assert [op[number] for number in before["abs"]] == ["neg", "tan"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_budget_of_a_case_counts_what_runs_before_it() -> None:
+    before, subject = subject_of(lambda *args: time.sleep(0.02)), subject_of(lambda *args: time.sleep(0.001))
+    subject.places, subject.number = [CallPosition(0, (1,), ())], 2
+    effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), effort, None, lambda number, row: None)
+    list(measurer.in_rounds([SubjectGroup({}, False, [subject], {1: before})]))
+    assert 3 <= len(subject.samples) + subject.samples.dropped <= 6
+    assert subject.samples.done(effort) == "budget"
+
+
+def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path) -> None:
+    weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
+
+    def program() -> None:
+        weights.neg()
+        other.neg()
+        hidden = torch.ones(1000).sin()
+        hidden * weights[:1000]
+
+    cases_of(tmp_path, program)
+    trace = load(tmp_path / "t.jsonl")
+    surroundings, near = make_preceding_calls(trace), recent_bytes("cpu")
+    case_of = {case.op: case for case in make_cases(trace)}
+    (place,) = surroundings.places_of(case_of["aten.mul.Tensor"], near)
+    # the first argument was just made; the other was last read before 32 MB of other things, a view of it reads nothing
+    assert place.recent == (0,)
+    assert surroundings.places_of(case_of["aten.slice.Tensor"], near)[0].recent == ()
+
+
+def test_a_larger_cache_holds_what_was_used_longer_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
+
+    def program() -> None:
+        weights.neg()
+        other.neg()
+        weights.sin()
+
+    (case,) = [case for case in cases_of(tmp_path, program) if case.op == "aten.sin.default"]
+    surroundings = make_preceding_calls(load(tmp_path / "t.jsonl"))
+    sizes = {"cuda:0": 20 << 20, "cuda:1": 100 << 20}
+    monkeypatch.setattr("opgrip.replay.cases.preceding_calls.last_cache_bytes", sizes.__getitem__)
+    for device, recent in {"cpu": (), "cuda:0": (), "cuda:1": (0,)}.items():
+        (place,) = surroundings.places_of(case, recent_bytes(device))
+        assert place.recent == recent
+
+
+FRESH_OR_USED = """
+import sys
+import torch
+from opgrip.replay.timing import pages
+from test_rounds import Contention, Effort, measure, rounds, subject_of
+
+rounds.Contention = Contention
+pages.keep_freed_memory()
+size, share = 8 << 20, float(sys.argv[1])
+subject = subject_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)
+measure(subject, effort=Effort(iterations=12))
+print(sum(len(times) for (_, fresh), times in subject.samples.times.items() if fresh == (share == 1.0)))
+"""
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_results_lie_in_fresh_memory_as_often_as_in_the_program(share: float) -> None:
+    folders = os.pathsep.join((str(Path(__file__).parent), SUPPORT_PATH, str(ROOT / "benchmarks")))
+    done = run_python("-c", FRESH_OR_USED, share, env={**os.environ, "PYTHONPATH": folders})
+    assert int(done.stdout) >= 9, done.stderr
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    assert last_cache_bytes("cpu") >= 1 << 18
+    flushed: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: flushed.append(self.numel()) or clock.pass_by(1000))
+    flush = flusher("cpu")
+    subject = subject_of(lambda _: clock.pass_by(7))
+    watch = Stopwatch(DISCRETE, lambda: None, 0.0)
+    list(Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([SubjectGroup({}, False, [subject])]))
+    assert len(flushed) == 4
+    assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
+    assert [time for _, time in subject.runs] == [7] * 4
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("cache", [WARM, COLD])
+def test_method_and_cache_stand_in_the_row(tmp_path: Path, cache: str) -> None:
+    rows = results(tmp_path, lambda: torch.ones(300).sin(), cache=cache, iterations=5)
+    row = rows["aten.sin.default recorded forward"]
+    assert (row.method, row.cache, row.samples, row.runs, row.stopped) == (DISCRETE, cache, 5, 5, "iterations")
+    assert row.spread is not None
+    assert row.p10_us is not None
+    assert row.median_us is not None
+    assert row.p90_us is not None
+    assert row.p10_us <= row.median_us <= row.p90_us
+
+
+@pytest.mark.alone
+def test_ways_to_draw_values_are_run_in_the_same_rounds_and_compared(tmp_path: Path) -> None:
+    mask = torch.arange(200_000) % 100 == 0
+    rows = results(tmp_path, mask.nonzero, values=("recorded", "random", "zeros"), warmup=2, iterations=15)
+    recorded, random, zeros = (rows[f"aten.nonzero.default {kind} forward"] for kind in ("recorded", "random", "zeros"))
+    assert [row.faithful for row in (recorded, random, zeros)] == [True, False, False]
+    assert recorded.ratio is None
+    assert random.ratio is not None
+    assert zeros.ratio is not None
+    with compared_times():
+        assert random.ratio > 1.5
+        assert zeros.ratio < 1.0
+
+
+def test_forward_and_backward_are_timed_apart(tmp_path: Path) -> None:
+    weight = torch.randn(128, 128, requires_grad=True)
+
+    def program() -> None:
+        (torch.randn(256, 128) @ weight).sum()
+
+    rows = results(tmp_path, program, backward=True, warmup=2, iterations=10)
+    forward, backward = (rows[f"aten.mm.default recorded {way}"] for way in ("forward", "backward"))
+    assert (forward.status, backward.status) == ("ok", "ok")
+    assert backward.median_us is not None
+    assert backward.median_us > 0
+    told = rows["aten.randn.default recorded backward"]
+    reason = "not differentiable: none of its arguments is a floating-point tensor"
+    assert (told.status, told.error) == ("unsupported", reason)
+
+
+def test_an_operator_that_writes_into_what_requires_a_gradient_runs_forward_all_the_same(tmp_path: Path) -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+
+    def program() -> None:
+        (weight * 2).add_(weight).sum()
+
+    rows = results(tmp_path, program, backward=True, warmup=1, iterations=2)
+    forward, backward = (rows[f"aten.add_.Tensor recorded {way}"] for way in ("forward", "backward"))
+    assert forward.status == "ok", forward.error
+    assert backward.error == "a call that writes into its arguments has no backward of its own"
+
+
+def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:
+    a, b = torch.randn(100, 50), torch.randn(50, 200)
+    row = results(tmp_path, lambda: a @ b, memory=True)["aten.mm.default recorded forward"]
+    assert row.allocated_bytes == row.peak_bytes == 100 * 200 * 4
+    assert (row.bytes_in, row.bytes_out) == ((100 * 50 + 50 * 200) * 4, 100 * 200 * 4)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("cache", ["program", "warm"])
+def test_a_case_has_its_rows_before_others_are_done(tmp_path: Path, cache: str) -> None:
+    x = torch.ones(5)
+    cases = cases_of(tmp_path, lambda: (x.sin(), x.cos()))
+    slow, quick = (replace(case, operator=Operator(sleep, False)) for case, sleep in zip(cases, SLEEPS, strict=True))
+    announced: list[int] = []
+    # three runs of the one spend its budget, the other has ten
+    settings = settings_of(warmup=0, budget=0.25, precision=1e-9, cache=cache)
+    rows = measure_cases([slow, quick], settings, None, lambda number, row: announced.append(number))
+    assert next(rows)[0].case == slow.number
+    early = announced.count(quick.number)
+    assert next(rows)[0].case == quick.number
+    assert announced.count(quick.number) >= early + 5
+
+
+def test_cases_whose_runs_take_long_are_in_windows_of_their_own(tmp_path: Path) -> None:
+    x = torch.ones(5)
+    cases = [replace(case, captured_us=4e6) for case in cases_of(tmp_path, lambda: [x + n for n in range(6)])]
+    assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [2, 2, 2]
+    assert [len(window) for window in windows(cases, settings_of(warmup=0, iterations=1))] == [6]
+
+
+@pytest.mark.parametrize(("slow", "dropped"), [([0], 1), ([0, 1], 2), ([0, 1, 2], 2), ([], 0)])
+def test_a_run_whose_page_faults_were_slow_is_made_again(
+    slow: list[int], dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    def operator(tensor: torch.Tensor) -> torch.Tensor:
+        ran.append(len(ran))
+        return tensor + 1
+
+    monkeypatch.setattr(pages.FaultCount, "were_slow", lambda self, duration_ns: ran[-1] in slow)
+    subject = subject_of(operator, fresh=1.0)
+    subject.time(Stopwatch(DISCRETE, lambda: None, 0.0), None)
+    assert (len(ran), subject.samples.dropped) == (dropped + 1, dropped)
+
+
+def test_page_faults_are_slow_by_what_the_kernel_took_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(ru_minflt=0, ru_stime=0.0)
+    monkeypatch.setattr(pages.resource, "getrusage", lambda who: SimpleNamespace(**vars(usage)))
+    monkeypatch.setattr(pages, "usual_fault_ns", lambda: 1_000.0)
+    count = pages.FaultCount()
+    usage.ru_minflt, usage.ru_stime = 3_000, 0.020
+    assert count.were_slow(20e6)
+    # other threads of the process were in the kernel meanwhile
+    assert not count.were_slow(0.9e6)
+    usage.ru_stime = 0.012
+    assert not count.were_slow(12e6)
+    monkeypatch.setattr(pages, "usual_fault_ns", lambda: None)
+    usage.ru_stime = 9.0
+    assert not count.were_slow(9e9)

@@ -1,0 +1,142 @@
+"""Triton kernels of a trace: they run where the user names the module that holds them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from optional import optional
+from programs import ROOT, run_command
+
+from opgrip.capture import Capture
+from opgrip.replay.cases.selection import FUNCTION, Selection
+from opgrip.replay.cases.subgraphs import make_units
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.traces import load
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from opgrip.traces.schema.operator_arguments import launch_keywords
+from opgrip.traces.schema.python_objects import NamedSpec
+from opgrip.traces.schema.records import EXTENSION, Signature
+
+MODULE = "launched_kernels"
+X, Y = torch.linspace(0, 1, 100), torch.linspace(1, 2, 100)
+KEYWORDS = launch_keywords((4,), {"BLOCK": 32, "OUT": torch.float32}, {"num_warps": 2})
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    optional("triton")
+    return importlib.import_module(MODULE)
+
+
+def launch_of(name: str = "add_kernel", module: str = MODULE) -> Signature:
+    return Signature(0, EXTENSION, f"{module}:{name}", (), {})
+
+
+def run(*args: Any, **changes: Any) -> None:
+    find_operator(launch_of(), [MODULE]).function(*args, **KEYWORDS | changes)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_recorded_launch_writes_what_the_program_s_did(kernels: ModuleType, tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        expected = kernels.add(X, Y), kernels.count(7)
+    signatures = {item.op: item for item in load(tmp_path / "t.jsonl").signatures}
+    out = torch.empty(100)
+    signature = signatures[f"{MODULE}:add_kernel"]
+    operator = find_operator(signature, [MODULE])
+    assert operator.mutates
+    operator.function(X, Y, out, *signature.args[3:], **signature.kwargs)
+    assert torch.equal(out, expected[0])
+    out, tuned = torch.empty(7), len(kernels.times)
+    signature = signatures[f"{MODULE}:count_kernel"]
+    find_operator(signature, [MODULE]).function(out, *signature.args[1:], **signature.kwargs)
+    assert torch.equal(out, expected[1])
+    assert len(kernels.times) == tuned, "it is not tuned anew"
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("signature", "reason"),
+    [
+        (launch_of(module="os"), "not trusted"),
+        (launch_of(module="__main__", name="popen"), "in no trusted module"),
+        (launch_of("add"), "no function add"),
+        (launch_of("grids"), "no function grids"),
+        (launch_of("missing"), "no function missing"),
+    ],
+)
+def test_what_is_no_kernel_of_a_trusted_module_is_refused(signature: Signature, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        find_operator(signature, [MODULE])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_kernel_of_the_program_s_own_file_is_found_in_a_trusted_module() -> None:
+    find_operator(replace(launch_of(), op="__main__:add_kernel"), [MODULE])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"grid": (1 << 40,)}, "no grid"),
+        ({"grid": (1, 1, 1, 1)}, "no grid"),
+        ({"grid": "4"}, "no grid"),
+        ({"grid": (True,)}, "no grid"),
+        ({"options": {"ir_override": "/tmp/kernel.ptx"}}, "ir_override"),
+        ({"options": {"warmup": 1}}, "warmup"),
+        ({"options": {"n": 1}}, "'n'"),
+        ({"constants": {"BLOCK": 32}}, "other parameters"),
+        ({"constants": {"BLOCK": 32, "OUT": torch.float32, "NEW": 1}}, "other parameters"),
+        ({"constants": {"BLOCK": 32, "OUT": torch.complex64}}, "has no torch.complex64"),
+        ({"constants": {"BLOCK": Opaque("numpy.ndarray"), "OUT": torch.float32}}, "numpy.ndarray"),
+        ({"constants": {"BLOCK": NamedSpec("os:system"), "OUT": torch.float32}}, "os is not trusted"),
+        ({"constants": {"BLOCK": NamedSpec(f"{MODULE}:add"), "OUT": torch.float32}}, "no Triton kernel add"),
+    ],
+)
+def test_a_launch_that_could_do_anything_else_is_refused(changes: dict[str, Any], reason: str) -> None:
+    out = torch.zeros(100)
+    with pytest.raises(Unsupported, match=reason):
+        run(X, Y, out, 100, 2.0, **changes)
+    assert not out.any()
+
+
+def test_a_unit_holds_the_launches_of_its_calls(kernels: ModuleType, tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        expected = kernels.add(X, Y)
+    (case,) = make_units(load(tmp_path / "t.jsonl"), Selection(), FUNCTION, [MODULE])
+    assert case.op == f"{MODULE}:add"
+    assert case.operator is not None
+    settings = [leaf for leaf in case.signature.args if not isinstance(leaf, TensorSpec)]
+    (result,) = case.operator.function(X, Y, *settings)
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_opreplay_runs_launches_of_a_module_that_it_is_named(kernels: ModuleType, tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        kernels.add(X, Y)
+    shutil.copy(ROOT / "tests/support/models" / f"{MODULE}.py", tmp_path)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OPGRIP_STORE": ""}
+    rows = {}
+    for name, options, status in (("trusted", ["--extension", MODULE], 0), ("other", [], 1)):
+        words = ["t.jsonl", "--op", "*add_kernel", "--budget", "0.05", "-o", f"{name}.json", *options]
+        done = run_command("opreplay", *words, cwd=tmp_path, env=environment)
+        assert done.returncode == status, done.stderr
+        (rows[name],) = json.loads((tmp_path / f"{name}.json").read_text())["results"]
+    assert rows["trusted"]["status"] == "ok"
+    shapes = "float32[100] float32[100] float32[100] 100 2.0 grid=[4] BLOCK=32 OUT=float32 num_warps=2"
+    assert rows["trusted"]["shapes"] == shapes
+    assert rows["other"]["status"] == "unsupported"
+    assert "--extension" in rows["other"]["error"]

@@ -1,0 +1,29 @@
+"""Packages beside opgrip, whose entry points it finds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from programs import SUPPORT_PATH
+
+FAILS = 999_999
+"""The budget for which the analysis in planted_parts.py fails."""
+
+
+def with_package(site: Path, groups: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a command where a package is installed.
+
+    Parameters
+    ----------
+    site : folder that becomes its place
+    groups : of entry points, each with the module in the tests' folder that enters its part
+    """
+    information = site / "planted-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
+    entries = "".join(f"[{group}]\nplanted = {module}\n" for group, module in groups.items())
+    (information / "entry_points.txt").write_text(entries)
+    paths = [str(site), SUPPORT_PATH, os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,0 +1,50 @@
+"""The C++ extension, built when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from optional import missing
+
+SIMULATED = Path(__file__).resolve().parents[2]
+SOURCES = sorted((SIMULATED / "csrc").glob("*.cpp"))
+NAME = "sim_accelerator_extension"
+FOLDER = SIMULATED.parents[2] / "build" / "simulated" / f"{sys.implementation.cache_tag}-torch{torch.__version__}"
+
+
+def missing_tool() -> str | None:
+    """What a build lacks; None where the extension is built already or can be."""
+    return None if _is_current() else missing("c++") or missing("ninja")
+
+
+@cache
+def load_extension() -> ModuleType:
+    """The extension, which registers its device with torch."""
+    if not _is_current():
+        return _build()
+    spec = importlib.util.spec_from_file_location(NAME, FOLDER / f"{NAME}.so")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_current() -> bool:
+    built = FOLDER / f"{NAME}.so"
+    files = [*SOURCES, *(SIMULATED / "csrc").glob("*.h")]
+    return built.is_file() and built.stat().st_mtime >= max(file.stat().st_mtime for file in files)
+
+
+def _build() -> ModuleType:
+    # seconds that a process with the extension does not need
+    from torch.utils.cpp_extension import load
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    module: ModuleType = load(NAME, [str(path) for path in SOURCES], ["-O1", "-g0"], build_directory=str(FOLDER))
+    return module

@@ -1,0 +1,257 @@
+"""Python programs run in forks of a process that has imported torch and the commands, and has run nothing.
+
+What a fork does is what a fresh interpreter does, without the seconds that its imports take. The process is started at
+the first use, and goes with the one that started it.
+
+    python tests/support/runners/forks.py NUMBER     # serve the socket that was inherited under this number
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+ROOMS = ("cli", "display", "platform", "traces", "samples", "capture", "replay", "zoo", "tools")
+IMPORTED = ("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils")
+"""What the commands and captures import beside the package."""
+OTHERS = re.compile(r"_jax$|conversions|__main__")
+"""Modules of the package that need another runtime, which may start threads, or are no modules."""
+
+READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")
+"""How variables begin that a process reads once, when it starts; a fork knows PYTHONPATH all the same."""
+
+_server: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
+_ended_s = 0.0
+
+
+def used_s() -> float:
+    """Processor time of all forks that have ended, and of the process that makes them, in seconds."""
+    if _server is None or _server[1].poll() is not None:
+        return _ended_s
+    # the kernel adds it to this process's children only when it ends
+    words = Path(f"/proc/{_server[1].pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return _ended_s + sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def run_forked(
+    argv: Sequence[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+    terminal: int | None = None,
+    together: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program with its output captured.
+
+    Parameters
+    ----------
+    argv : what follows `python`: a file, `-m` and a module or `-c` and code, then arguments
+    env : its whole environment, by default this process's
+    timeout : seconds, after which it is killed and `subprocess.TimeoutExpired` raised
+    terminal : a file that its standard output is, in place of being captured
+    together : whether its standard error goes where its standard output does
+    """
+    request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
+    mine, theirs = socket.socketpair()
+    with mine, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as none:
+        with theirs:
+            output = out.fileno() if terminal is None else terminal
+            files = [theirs.fileno(), none.fileno(), output, output if together else err.fileno()]
+            socket.send_fds(_control(), [json.dumps(request).encode()], files)
+        mine.settimeout(timeout)
+        child = 0
+        try:
+            child = int(mine.recv(20))
+            status = _end_of_fork(mine)
+        except TimeoutError as error:
+            if child:
+                os.kill(child, signal.SIGKILL)
+                mine.settimeout(10)
+                with suppress(TimeoutError):
+                    _end_of_fork(mine)
+            raise subprocess.TimeoutExpired(list(argv), timeout) from error
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(list(argv), status, *texts)
+
+
+def _end_of_fork(reply: socket.socket) -> int:
+    """The status that a fork ends with, whose processor time is counted."""
+    global _ended_s
+    status, used_us = map(int, reply.recv(40).split())
+    _ended_s += used_us / 1e6
+    return status
+
+
+def run_proof(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Try a sample as `proof.check_import` does, in a fork."""
+    return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
+
+
+PROVING = SimpleNamespace(run=run_proof, TimeoutExpired=subprocess.TimeoutExpired)
+"""What `proof` takes for the module `subprocess` in tests."""
+
+
+def can_fork(env: Mapping[str, str] | None) -> bool:
+    """Whether a fork takes over an environment as a fresh process does."""
+    if env is None:
+        return True
+    changed = {name for name in {*env, *os.environ} if env.get(name) != os.environ.get(name)} - {"PYTHONPATH"}
+    return not any(name.startswith(READ_AT_START) for name in changed)
+
+
+def _control() -> socket.socket:
+    global _server
+    if _server is not None and (_server[0] != os.getpid() or _server[1].poll() is not None):
+        _server = None
+    if _server is None:
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        _server = os.getpid(), process, ours
+        atexit.register(ours.close)
+    return _server[2]
+
+
+def serve(control: socket.socket) -> dict[str, Any] | None:
+    """Start a fork for each request.
+
+    Returns
+    -------
+    The request in the fork that is to run it; None in the server, when nobody is left who could ask.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1 << 20, 4)
+        if not message:
+            return None
+        if os.fork() == 0:
+            break
+        for number in files:
+            os.close(number)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    control.close()
+    reply, *streams = files
+    child = os.fork()
+    if child:
+        for number in streams:
+            os.close(number)
+        os.write(reply, b"%20d" % child)
+        _, status, usage = os.wait4(child, 0)
+        used_us = 1e6 * (usage.ru_utime + usage.ru_stime)
+        os.write(reply, b"%19d %20d" % (os.waitstatus_to_exitcode(status), used_us))
+        os._exit(0)
+    os.close(reply)
+    for stream, number in enumerate(streams):
+        os.dup2(number, stream)
+        os.close(number)
+    importlib.import_module("opgrip.capture.grip.source.folder").subprocess = PROVING
+    request: dict[str, Any] = json.loads(message)
+    return request
+
+
+def prepare(request: Mapping[str, Any]) -> None:
+    """Make this process one that was started in the request's folder with its environment."""
+    path = request["env"].get("PYTHONPATH", "")
+    known = os.environ.get("PYTHONPATH", "")
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    if path != known:
+        sys.path[:0] = path.split(os.pathsep)
+
+
+def run(argv: list[str]) -> None:
+    """Run a program as `python` runs it."""
+    sys.argv[:] = argv
+    if argv[0] == "-c":
+        sys.argv[:] = ["-c", *argv[2:]]
+        sys.path.insert(0, "")
+        namespace = vars(sys.modules["__main__"])
+        for name in set(namespace) - {"__name__", "__builtins__"}:
+            del namespace[name]
+        exec(compile(argv[1], "<string>", "exec"), namespace)
+    elif argv[0] == "-m":
+        sys.argv[:] = argv[1:]
+        sys.path.insert(0, "")
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(argv[0]).resolve().parent))
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def status_of(argv: list[str]) -> int:
+    """Run a program, and give the status that `python` would end with."""
+    try:
+        run(argv)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        return 1
+    return 0
+
+
+def end(status: int) -> NoReturn:
+    """End as an interpreter does, but for clearing all that was imported, which takes as long as importing it."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):
+            stream.flush()
+    os._exit(status)
+
+
+def main(number: int) -> None:
+    """Import what the commands do, and fork as asked."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for room in ROOMS:
+        package = importlib.import_module(f"opgrip.{room}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not OTHERS.search(module.name):
+                importlib.import_module(module.name)
+    quiet = importlib.import_module("quiet")
+    for name in quiet.MEASURING:
+        importlib.import_module(name).Contention = quiet.QuietMachine
+    # what collects garbage in a fork would else copy all of it
+    gc.freeze()
+    asked = serve(socket.socket(fileno=number))
+    if asked is not None:
+        # this file's folder
+        del sys.path[0]
+        prepare(asked)
+        end(status_of(asked["argv"]))
+
+
+if __name__ == "__main__":
+    # under a name of its own, since programs run as `__main__`
+    importlib.import_module("forks").main(int(sys.argv[1]))

@@ -1,0 +1,348 @@
+"""Commands as documents show them, and the files that they speak of."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from forks import run_forked
+from optional import is_installed
+from programs import SHIPPED_TRACES, program_path
+
+from opgrip.capture.command.capture_options import make_parser as capture_parser
+from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
+from opgrip.replay.modes import modes
+from opgrip.replay.replay_options import make_parser as replay_parser
+from opgrip.tools.opgrip import make_parser as opgrip_parser
+
+PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
+PROGRAMS = (*PARSERS, "pytest", "torchrun")
+CONFIG = re.compile(r"[\w.-]+_coco\.py\b")
+"""A config that mmdet carries."""
+STAND_IN = "builtin:faster_rcnn"
+SHIPPED, OF_SMALL_IMAGES = "traces/faster_rcnn.jsonl", "traces/small.jsonl"
+"""The trace that documents replay, and what is replayed for it where no output is shown: the built-in detector's."""
+FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")
+"""What a line has that tells how a command is written."""
+SMALL = {
+    "opcapture": {"--input-size": "96", "--batch-size": "1", "--warmup": "0", "--steps": "1"},
+    # with warm caches, no calls of the program are run before each
+    "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "1", "--cache": "warm"},
+}
+"""What is said instead where no output is shown, so that it does not take long."""
+A_TRACE = re.compile(r"\S+\.jsonl(\.\w+)?\s")
+SELECTS = re.compile(r"--(op|unit|sequence|module)\b")
+A_CONVOLUTION = "--op aten.convolution.default"
+"""What one case is of that nothing else selects: which one took longest is chance, and not each can be plotted."""
+WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)(?:zoo|trace:zoo_500)(?=\s|$)")
+PART_OF_ZOO = r"\1zoo:fast-scnn.predict"
+"""What stands for it where no output is shown."""
+FEWER = {"--repeats": "2", "--threads": "1,2"}
+"""What options have instead where they stand and no output is shown."""
+QUOTED = re.compile(r"'[^']*'|(?<!\S)#.*")
+"""What a shell takes as it stands, or does not read."""
+OF_A_SHELL = re.compile(r"[][;&|<>$`*?(){}!\\\n]|(?<!\S)~|^\w+=")
+"""What a shell does more than start a program with words; a command without it needs none."""
+VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
+"""Times and sizes, and counts that differ between versions of torch."""
+DOUBTFUL = ("times and shares are doubtful", "slow to provide memory")
+"""What captures say of a machine that runs other tests."""
+MEASURED = ("opgrip compare", "opgrip results")
+"""Commands that print what was measured and when: that is not compared, and a gate of theirs may not pass."""
+CRASHES = "crash.jsonl"
+"""What a capture is called of a program that does not end well."""
+NOT_THERE = {
+    ("docs/corpus.md", "dlop/"): "its files are another project's",
+    ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
+    ("docs/gripper.md", "step.jsonl"): "it replays a trace of the reader's own with gripped calls",
+    ("docs/profiling-ncu.md", "trace.jsonl"): "it runs on another machine",
+    ("docs/privacy.md", "monday/"): "a program that runs for days was recorded",
+    ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that goes on was recorded",
+    ("docs/production.md", "server-web1-2026-11-23.shapes.json"): "a program that runs for days was recorded",
+}
+"""By document and file, why it is not made by the commands before."""
+
+TRAIN = """
+import os
+import sys
+import torch
+
+
+def bbox2delta(proposals, gt):
+    return (gt - proposals) / (proposals[:, 2:] - proposals[:, :2]).repeat(1, 2)
+
+
+layer = torch.nn.Linear(4, 2)
+boxes = torch.rand(3, 4) + torch.tensor([0.0, 0.0, 2.0, 2.0])
+layer(bbox2delta(boxes, boxes + 1)).sum().backward()
+with open("/proc/self/cmdline") as own:
+    if "crash.jsonl" in own.read():
+        os._exit(139)
+"""
+EXITS = """
+import os
+import sys
+import torch
+
+layer = torch.nn.Linear(4, 2)
+layer(torch.ones(3, 4)).sum().backward()
+with open("/proc/self/cmdline") as own:
+    if "crash.jsonl" in own.read():
+        os._exit(139)
+if "--epochs" in sys.argv:
+    sys.exit(7)
+"""
+OWN_FILES = {
+    "train.py": TRAIN,
+    "my_package/__init__.py": "",
+    "my_package/models.py": """
+import torch
+
+
+def small_unet(batch_size: int = 2):
+    return torch.nn.Conv2d(3, 4, 3), torch.rand(batch_size, 3, 16, 16)
+""",
+}
+"""What documents take as a user's own, without showing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """A command of a document.
+
+    Attributes
+    ----------
+    line : its number in the document
+    command : as a shell takes it
+    shown : the lines that it prints, as far as the document shows them; a line `...` stands for any
+    """
+
+    line: int
+    command: str
+    shown: list[str] = field(default_factory=list)
+
+
+def commands_in(text: str) -> list[Pasted]:
+    """The commands of a document in their order: lines of indented blocks that begin with `$` or a program's name."""
+    commands: list[Pasted] = []
+    for first, block in _blocks(text):
+        is_output = False
+        for number, line in enumerate(block, first):
+            words = line.removeprefix("$ ").split()
+            if words and (line.startswith("$ ") or Path(words[0]).name in PROGRAMS):
+                is_output = line.startswith("$ ")
+                if not FORM.search(line.partition(" #")[0]):
+                    commands.append(Pasted(number, line.removeprefix("$ ").strip().replace(".venv/bin/", "")))
+            elif is_output and commands and (line or commands[-1].shown):
+                commands[-1].shown.append(line)
+    return commands
+
+
+def files_in(text: str) -> dict[str, str]:
+    """The files that a document shows: blocks of code that begin with a comment of their name."""
+    files = {}
+    for _, block in _blocks(text):
+        named = re.fullmatch(r"# (\w+\.py)", block[0])
+        if named is not None:
+            code = block[1:]
+            end = next((place for place, line in enumerate(code) if line.startswith("$ ")), len(code))
+            files[named[1]] = "\n".join(code[:end]) + "\n"
+    return files
+
+
+def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The indented blocks of a document: the number of the first line, and the lines."""
+    block: list[str] = []
+    first = 0
+    for number, line in enumerate([*text.splitlines(), "."], 1):
+        if line.startswith("    "):
+            first = first or number
+            block.append(line[4:].rstrip())
+        elif block and not line.strip():
+            block.append("")
+        elif block:
+            yield first, block
+            block, first = [], 0
+
+
+def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> None:
+    """Let a folder hold what a document's commands name.
+
+    Parameters
+    ----------
+    detector_trace : of small images
+    """
+    (folder / "traces").mkdir()
+    (folder / "docs").mkdir()
+    for trace in SHIPPED_TRACES:
+        shutil.copy(trace, folder / "traces")
+    shutil.copy(detector_trace, folder / OF_SMALL_IMAGES)
+    with gzip.open(folder / "traces" / "another.jsonl.gz", "wb") as packed:
+        packed.write(SHIPPED_TRACES[0].read_bytes())
+    own_files = OWN_FILES | files_in(text)
+    if name == "docs/capture.md":
+        own_files["train.py"] = EXITS
+    for path, content in own_files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding="utf-8")
+
+
+def why_not(name: str, pasted: Pasted) -> str | None:
+    """Why a command of a document cannot run here; None where it can."""
+    words = shlex.split(pasted.command, comments=True)
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    if words[:3] == ["opgrip", "zoo", "make"]:
+        return "it writes into the package, and takes long: tests/end_to_end/tools/test_zoo.py does it in small"
+    if "--on-demand" in words or (words[:1] == ["opcapture"] and words[1] in VERBS):
+        return "it is about a program that goes on: tests/integration/capture/test_on_demand.py"
+    if words[:2] == ["opgrip", "autostart"]:
+        return "it changes this environment: tests/end_to_end/capture/test_autostart.py does it in another one"
+    needs_mmdet = any(word.startswith(("mmdet.", "grips/delta2bbox")) for word in words)
+    if needs_mmdet and not is_installed("mmdet"):
+        return "mmdet is not installed: make openmmlab"
+    if any(value.startswith("cuda") for value in options.values()) and not torch.cuda.is_available():
+        return "there is no GPU"
+    for program in ("nsys", "ncu"):
+        if f"--{program}" in options and not is_installed(program):
+            return f"{program} is not installed"
+    if "--mode" in options and not set(options["--mode"].split(",")) - lacking_modes():
+        return f"the modes {options['--mode']} cannot run here: make runtimes"
+    return next((NOT_THERE[name, word] for word in words if (name, word) in NOT_THERE), None)
+
+
+def lacking_modes() -> set[str]:
+    """The modes that cannot run here."""
+    return {name for name, mode in modes.items() if any(not is_installed(package) for package in mode.needs)}
+
+
+def in_small(pasted: Pasted) -> str:
+    """A command as it is run: quickly where nothing is compared, without what is not installed.
+
+    The built-in detector stands in for configs of mmdet.
+    """
+    command = re.sub(r"\bTRACE\b", SHIPPED, pasted.command)
+    if not is_installed("mmdet"):
+        command = re.sub(r"--cfg-options \S+", "", CONFIG.sub(STAND_IN, command))
+    command = re.sub(
+        r"(?<=--mode )\S+",
+        lambda names: ",".join(name for name in names[0].split(",") if name not in lacking_modes()),
+        command,
+    )
+    if not pasted.shown:
+        command = of_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command))
+    # the script may be another environment's
+    command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
+    name, _, rest = command.partition(" ")
+    small = {} if pasted.shown else SMALL.get(name, {})
+    if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
+        # of samples of operators, two a dtype unless it says otherwise
+        small = {"--per-dtype": "1"} if "opinfo:" in rest and not pasted.shown else {}
+    if name == "opreplay" and "--sequence" in rest.split():
+        small = {"--iterations": "1"}
+    if WHOLE_ZOO.search(pasted.command):
+        # what a score is of runs as it was recorded
+        small = {option: value for option, value in small.items() if option != "--cache"}
+    for option, value in ({} if pasted.shown else FEWER).items():
+        rest = re.sub(rf"{option} [\d,]+", f"{option} {value}", rest)
+    if small.get("--top") and "--values" in rest:
+        # a case may take no random values
+        small = small | {"--top": "3"}
+    if "--backward" in rest:
+        # a case may have no gradient
+        small = {option: value for option, value in small.items() if option != "--top"}
+    if small.get("--top") and A_TRACE.match(rest) and "--mode" in rest and not SELECTS.search(rest):
+        # a mode may not run each case
+        rest = f"{rest.partition('#')[0].rstrip()} {A_CONVOLUTION}"
+    for option, value in small.items():
+        rest = re.sub(rf"{option} \S+", "", rest)
+        name += f" {option} {value}"
+    return f"{name} {rest}"
+
+
+def of_small_images(command: str) -> str:
+    """A command that runs calls of a shipped trace with that of small images, unless it names modules."""
+    if command.startswith("opreplay ") and "--module" not in command:
+        of_any = SELECTS.search(command)
+        return command.replace(SHIPPED, OF_SMALL_IMAGES if of_any else f"{OF_SMALL_IMAGES} {A_CONVOLUTION}")
+    return command
+
+
+def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
+    """Run a command; what is wrong with it, and empty where nothing is."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
+    # these keep their runs, as a user's do
+    env.pop("OPGRIP_STORE", None)
+    done = run_line(in_small(pasted), folder, env)
+    if pasted.command.startswith(MEASURED):
+        return "" if done.returncode in {0, 1, 3} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
+    if "--opgrip-compare-fail" in pasted.command and ": not decided: " in done.stdout:
+        # the machine changed between the two runs, which fails a test of pytest
+        return ""
+    if done.returncode and CRASHES not in pasted.command:
+        return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
+    difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
+    return f"line {pasted.line}: {pasted.command}\n{difference}" if difference else ""
+
+
+def run_line(line: str, folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a line as a shell does, without waiting for imports where it does nothing but start one of our commands.
+
+    What it prints, errors too, is its output.
+    """
+    # a program that is to crash knows it by its command line
+    if line.partition(" ")[0] in PARSERS and CRASHES not in line and not OF_A_SHELL.search(QUOTED.sub("", line)):
+        name, *words = shlex.split(line, comments=True)
+        return run_forked([program_path(name), *words], folder, env, timeout=550, together=True)
+    return subprocess.run(
+        ["bash", "-c", f"({line}\n) 2>&1"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+
+
+def parse_options(pasted: Pasted) -> None:
+    """Have a command's own parser take its words, without running it; exits where it does not."""
+    program, *words = shlex.split(pasted.command.partition(";")[0], comments=True)
+    own_words = words[: words.index("--")] if "--" in words else words
+    if program == "opcapture" and words and words[0] in VERBS:
+        make_verb_parser(words[0]).parse_args(words[1:])
+    elif program in PARSERS:
+        PARSERS[program]().parse_args(own_words)
+
+
+def compare(shown: list[str], printed: list[str]) -> str:
+    """Where what is shown is not what is printed; empty where it is, numbers with units aside."""
+    shown, printed = ([VOLATILE.sub("N", line.rstrip()) for line in lines] for lines in (shown, printed))
+    expected = [line for line in shown if line]
+    actual = [line for line in printed if line and not any(text in line for text in DOUBTFUL)]
+    place = 0
+    any_lines = False
+    for line in expected:
+        if line == "...":
+            any_lines = True
+            continue
+        rest = actual[place:]
+        if any_lines and line in rest:
+            place += rest.index(line) + 1
+        elif rest and rest[0] == line:
+            place += 1
+        else:
+            return f"shown:   {line}\nprinted: {rest[0] if rest else 'nothing more'}"
+        any_lines = False
+    if "..." in expected or place == len(actual):
+        return ""
+    return f"printed, and not shown: {actual[place]}"

@@ -1,0 +1,123 @@
+"""Commands and small models that several rooms' tests run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from forks import can_fork, run_forked
+from torch import nn
+
+from opgrip.capture import Capture
+
+ROOT = Path(__file__).resolve().parents[3]
+SUPPORT_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).resolve().parents[1].iterdir()))
+"""Folders of the modules that tests share, as PYTHONPATH lists them."""
+SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl"))
+
+
+def program_path(name: str) -> str:
+    """Where one of the project's commands is."""
+    return str(Path(sys.executable).parent / name)
+
+
+def run_command(
+    name: str,
+    *args: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    fresh: bool = False,
+    timeout: float = 900,
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the project's commands, in a fork of a process that has imported what it needs.
+
+    Parameters
+    ----------
+    fresh : whether to start it as a user does, in an interpreter of its own; so it is for variables that one reads
+        when it starts
+    timeout : seconds, after which it is killed and `subprocess.TimeoutExpired` raised
+    """
+    return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh, timeout=timeout)
+
+
+def run_python(
+    *args: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    fresh: bool = False,
+    timeout: float = 900,
+) -> subprocess.CompletedProcess[str]:
+    """Run what follows `python`, in a fork of a process that has imported torch and the commands, or a fresh one."""
+    words = list(map(str, args))
+    if fresh or not can_fork(env):
+        command = [sys.executable, *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=timeout, check=False)
+    return run_forked(words, cwd, env, timeout)
+
+
+def hear_ctrl_c() -> None:
+    """Let a process that is about to be started be interrupted, where the tests themselves run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_for(event: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = 300) -> None:
+    """Wait until something has happened that a running process does; an error where that ends first, or takes long."""
+    for _ in range(int(seconds / 0.05)):
+        if event():
+            return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            assert event(), f"the process ended with status {process.returncode} before"
+            return
+    process.kill()
+    raise AssertionError(f"it did not happen in {seconds} s")
+
+
+def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors that a model gave, detections of OpenMMLab's included."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from flat_tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat_tensors(item)
+    elif hasattr(value, "pred_instances"):
+        for name in sorted(value.pred_instances.keys()):
+            yield from flat_tensors(getattr(value.pred_instances, name))
+
+
+class TinyNet(nn.Module):
+    """Convolution, batch norm, linear and an embedding: dense operators and one that reads indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        pooled = self.features(images).mean(dim=(2, 3))
+        return self.head(pooled + self.embedding(words).sum(dim=1))
+
+
+def train_tiny_net(path: Path, steps: int = 2, **options: object) -> Capture:
+    """Capture training steps of a `TinyNet`."""
+    torch.manual_seed(0)
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, words = torch.randn(2, 3, 8, 8), torch.randint(0, 10, (2, 6))
+    with Capture(path, model=model, **options) as capture:  # type: ignore[arg-type]
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images, words), torch.tensor([1, 4])).backward()
+            optimizer.step()
+    return capture

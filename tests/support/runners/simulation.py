@@ -1,0 +1,79 @@
+"""Tests that run where torch has the simulated accelerator: each in a fork of its own, since a process keeps a device.
+
+python tests/support/runners/simulation.py FILE TEST FIXTURES     # run one test of a file, given its fixtures in JSON
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import ROOT, SUPPORT_PATH, run_python
+
+PACKAGE = ROOT / "tests/support/fakes/package"
+sys.path += [str(PACKAGE), str(ROOT / "benchmarks")]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's variables with which a Python that it starts has the device."""
+    paths = [str(PACKAGE), SUPPORT_PATH, os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
+
+
+def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a test run in a process with the device.
+
+    Parameters
+    ----------
+    variables : of its environment, such as `SIM_DEVICES`
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            build()
+            values = json.dumps({name: str(value) for name, value in fixtures.items()})
+            file = test.__code__.co_filename
+            done = run_python(__file__, file, test.__name__, values, env=environment(**variables), timeout=100)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+        # the first of them builds the device, which takes a minute
+        return pytest.mark.slow(run)
+
+    return decorate
+
+
+@functools.cache
+def build() -> None:
+    """Build the device once for all processes; a test is skipped where that cannot be."""
+    from sim_accelerator.extension import missing_tool
+
+    if reason := missing_tool():
+        pytest.skip(reason)
+    done = run_python("-c", "from sim_accelerator.registration import register; register()", env=environment())
+    assert done.returncode == 0, done.stderr
+
+
+def main(file: str, test: str, fixtures: str) -> None:
+    """Run a test here."""
+    from sim_accelerator.registration import register
+
+    register()
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    paths = {name: Path(value) for name, value in json.loads(fixtures).items()}
+    getattr(module, test).__wrapped__(**paths)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""Functions that compilers stumble over, under all modes that this machine has: each row ends with a right status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pandas as pd
+import pytest
+from breaking_functions import BREAKING
+from optional import needs_mode
+from programs import ROOT, run_python
+from versions import TORCH
+
+PROGRAM = ROOT / "tests/support/models/breaking_rows.py"
+QUICK = ("jit", "compile:aot_eager")
+SLOW = ("compile", "compile-dynamic", "aot", "onnxruntime", "tvm", "xla")
+"""Not compile-max, which compiles what `compile` does, and not tensorflow, which is xla."""
+PART = ("loop_over_a_list_of_tensors", "write_into_an_argument", "dicts_in_and_out", "an_error_that_is_caught")
+REST = ("rows_by_a_mask", "greedy_suppression", "random_zeros", "an_object_of_the_user")
+IN_PART = {"compile-dynamic": PART + REST, "aot": PART}
+"""What modes run whose compiler is that of `compile`; AOTInductor takes the longest for each."""
+
+FAILED = {("jit", "an_error_that_is_caught"), ("aot", "an_error_that_is_caught")}
+"""Programs without the function's `except`: TorchScript's ends the process, AOTInductor's raises."""
+WRONG = {("tvm", "random_zeros")}
+"""What a compiler does get wrong: TVM takes dropout for nothing, in training too."""
+if TORCH < (2, 13):
+    # seen with 2.6: dynamo compiles what stands in `try` alone
+    WRONG |= {(mode, "an_error_that_is_caught") for mode in ("compile:aot_eager", "compile", "compile-dynamic")}
+
+
+def rows_under(*modes: str, functions: Sequence[str] = ()) -> pd.DataFrame:
+    done = run_python(PROGRAM, ",".join(modes), *functions, timeout=1500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+
+
+def check(rows: pd.DataFrame, functions: Sequence[str]) -> None:
+    assert len(rows) == len(functions) * rows["mode"].nunique()
+    by_mode = rows.set_index(["mode", "op"])
+    assert set(by_mode.loc["eager"]["status"]) == {"ok"}
+    assert set(by_mode.index[by_mode["status"] == "wrong"]) <= WRONG
+    assert set(by_mode.index[by_mode["status"] == "failed"]) <= FAILED
+    assert set(rows["status"]) <= {"ok", "unsupported", "wrong", "failed"}
+    told = rows[rows["status"] != "ok"]["error"]
+    assert told.str.len().gt(5).all()
+    assert not told.str.contains("\n").any()
+    assert rows[rows["status"] == "ok"]["first_ms"].gt(0).all()
+
+
+@pytest.fixture(scope="module")
+def quick_rows() -> pd.DataFrame:
+    return rows_under(*QUICK)
+
+
+@pytest.mark.slow
+def test_every_function_ends_with_a_right_status(quick_rows: pd.DataFrame) -> None:
+    check(quick_rows, list(BREAKING))
+
+
+def test_what_would_be_right_for_these_values_alone_is_refused(quick_rows: pd.DataFrame) -> None:
+    jit = quick_rows[quick_rows["mode"] == "jit"].set_index("op")
+    frozen = ["through_numpy", "sizes_out_of_a_tensor", "greedy_suppression"]
+    assert set(jit.loc[frozen]["status"]) == {"unsupported"}
+    assert jit.loc["branch_on_a_value"]["note"] == "scripted"
+
+
+def test_what_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataFrame) -> None:
+    rows = quick_rows[quick_rows["mode"] == "compile:aot_eager"].set_index("op")
+    assert "leaves it to eager" in rows.loc["unique_values"]["error"]
+    assert rows.loc["branch_on_a_value"]["note"] == "2 graphs"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=needs_mode(mode)) for mode in SLOW])
+def test_every_function_ends_with_a_right_status_under_a_compiler(mode: str) -> None:
+    functions = IN_PART.get(mode, list(BREAKING))
+    check(rows_under(mode, functions=functions), functions)
