@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,6 +185,9 @@ class Contention:
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
         self.checks += 1
         return Contention.contended(self.checks)
+
+    def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
+        return self.is_contended(marks[-1], run_ns)
 
     def close(self) -> None:
         pass
