@@ -160,5 +160,6 @@ def test_cases_measured_side_by_side_leave_most_of_the_memory() -> None:
     cases = [case_of(number, torch.sin, MB) for number in range(8)]
     settings = settings_of(iterations=1, cache="warm")
     assert len(list(windows(cases, settings))) == 1
-    settings = replace(settings, limits=RunLimits(memory_limit=64 * MB))
+    request = replace(settings.request, limits=RunLimits(memory_limit=64 * MB))
+    settings = replace(settings, request=request)
     assert [len(window) for window in windows(cases, settings)] == [4, 4]
