@@ -1,4 +1,4 @@
-"""Compares runs: which cases became faster or slower, and how sure that is."""
+"""Comparison of runs: which cases became faster or slower, and how certain that is."""
 
 from opgrip.replay.comparison.comparison import Comparison, compare
 

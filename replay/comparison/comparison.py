@@ -1,4 +1,4 @@
-"""Two runs joined by case, judged and grouped, and what differs in how they were made."""
+"""Comparison of two runs: cases joined and judged, their times summed by group, and differences in configuration."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ OF_RUN = {
     "cache": "",
     "method": "",
 }
-"""Columns by which two runs may differ as a whole and still be compared, and what stands for an empty cell."""
+"""columns in which two runs may differ as a whole and still be compared, with the meaning of an empty cell"""
 SAID = ("seed", "exec_mode")
-"""Settings that a field of the header or a column says too."""
+"""settings left out because a header field or a column already contains them"""
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Name, and what each run has of it; what neither says is the same."""
+    """Return (name, value in base, value in new) of each setting that differs; an unknown setting counts as equal."""
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)
         for name, old, now in _facts(base.header, new.header)
@@ -60,7 +60,7 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
     for name in OF_ENVIRONMENT:
         yield name, _text(old.get(name)), _text(now.get(name))
     if old and now:
-        # a run that set no variable has none in its environment
+        # a run without environment variables has no `variables` in its environment
         yield from _members(_part(old, "variables"), _part(now, "variables"))
     libraries = [_part(_part(header, "accelerator"), "libraries") for header in (base, new)]
     for first, second in ((_part(old, "versions"), _part(now, "versions")), libraries):
@@ -69,7 +69,7 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that a run has only one value of for each case, so that two runs can differ in them."""
+    """Return the columns that have one value per case within each run, which therefore can only differ between runs."""
     columns: list[str] = []
     for name in ("device", *OF_RUN):
         if all(_count(run, [*columns, name]) == _count(run, columns) for run in (base, new)):
@@ -78,12 +78,12 @@ def run_columns(base: Results, new: Results) -> list[str]:
 
 
 def _count(run: Results, columns: Sequence[str]) -> int:
-    """Return how many rows there are to tell apart without some columns."""
+    """Return the number of distinct rows if some columns are ignored."""
     return len({row.identity_without(*columns) for row in run})
 
 
 def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
-    """Yield how rows were run, where it is the same in a whole run, and the options that no column says."""
+    """Yield the run settings that are constant within a run, then options that appear in no column."""
     for name, usual in OF_RUN.items():
         if base.rows and new.rows:
             yield name, _values(base, name) or usual, _values(new, name) or usual
@@ -92,7 +92,7 @@ def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def _given(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options that a header says were given; those of earlier versions as one text."""
+    """Return the options in a header; headers of earlier versions contain them as one text."""
     earlier = header.get(UNUSUAL)
     given = {str(name): str(value) for name, value in _part(header, SETTINGS).items() if name not in SAID}
     return given | ({"options": ", ".join(map(str, earlier))} if earlier else {})
@@ -103,7 +103,7 @@ def _values(side: Results, name: str) -> str:
 
 
 def _members(old: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What stands in either."""
+    """Yield the members of both mappings, with `-` if one lacks a member."""
     for name in sorted({*old, *now}):
         yield name, str(old.get(name, "-")), str(now.get(name, "-"))
 
@@ -118,18 +118,18 @@ def _text(value: object) -> str:
 
 
 MARGIN = 0.05
-"""Relative difference up to which times are the same."""
+"""largest relative difference at which times count as the same"""
 UNREADABLE = "it takes no longer than reading the clock"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A case under a mode, in both runs.
+    """One case in one mode, with its rows of both runs.
 
     Attributes
     ----------
-    judgement : None where one of them has no time
-    reason : why there is no judgement, or why its interval is wider than repeats alone make it
+    judgement : None if one of the rows has no usable time
+    reason : why there is no judgement, or why its interval is wider than the repeats imply
     """
 
     base: Result
@@ -139,48 +139,52 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: UNSURE without a judgement."""
+        """Verdict of the judgement, UNSURE without one"""
         return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
 
     @property
     def more_runs(self) -> int | None:
-        """How many more repeats of each run would decide it; None where it is decided, or they would not."""
+        """Number of further repeats of each run that would decide the case; None if it is decided or repeats cannot
+        decide it
+        """
         return None if self.judgement is None else self.judgement.more_runs
 
     @property
     def more_new_runs(self) -> int | None:
-        """The same of the new run alone, where the base stays as it is."""
+        """Number of further repeats of the new run only that would decide the case, or None as for `more_runs`"""
         return None if self.judgement is None else self.judgement.more_new_runs
 
     @property
     def is_contended(self) -> bool:
-        """Whether a row has no time that counts in a sum, since all of its runs were contended."""
+        """Return True if all runs of a row were contended, so that its time cannot be added to a sum."""
         return CONTENDED in (self.base.status, self.new.status)
 
     @property
     def base_us(self) -> float:
-        """Time of all its calls in the base."""
+        """Time of all calls in the base"""
         return max(self.base.count, 1) * (self.base.median_us or 0.0)
 
     @property
     def new_us(self) -> float:
-        """Time of as many calls in the new run: a program that calls it more often is not slower for that."""
+        """Time of the same number of calls in the new run: a program that calls the case more often does not make it
+        slower
+        """
         return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
     def lost_us(self) -> float:
-        """Time that all calls of it take more than before."""
+        """Increase of the time of all calls"""
         return self.new_us - self.base_us
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Cases taken together: the time of all their calls.
+    """Summed time of the calls of several cases.
 
     Attributes
     ----------
-    name : what they have in common
-    cases, base_us, new_us : their number, and the time in each run
+    name : name of the group
+    cases, base_us, new_us : number of cases, and their time in each run
     """
 
     name: str
@@ -192,17 +196,17 @@ class Total:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """What became of the cases of a run in another.
+    """Result of comparing two runs.
 
     Attributes
     ----------
-    base, new : what the headers of both say
-    differs : what they were run with that is not the same: name, base, new
-    pairs : timed in both, the ones that lost most time first
-    broken, mended : gave results in the base alone; ok in the new one alone
-    untimed : gave no times in at least one, and are neither
-    changed : ok in the base, and in the new one with other results
-    missing, added : rows of one run alone
+    base, new : headers of the runs
+    differs : settings that differ: name, value in base, value in new
+    pairs : cases timed in both runs, largest loss of time first
+    broken, mended : cases with results only in the base; cases that became ok
+    untimed : other cases without a time in at least one run
+    changed : cases that were ok in the base and have different results in the new run
+    missing, added : rows that exist in only one run
     """
 
     base: Mapping[str, Any]
@@ -220,7 +224,7 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a case and mode, those that got worse first, in the columns that `opgrip compare -o` writes."""
+        """One row per case and mode, largest slowdown first, in the columns that `opgrip compare -o` writes"""
         from opgrip.replay.comparison.comparison_report import to_frame
 
         return to_frame(self)
@@ -236,20 +240,21 @@ class Comparison:
         return to_html(self)
 
     def gate(self, *conditions: str) -> list[Held]:
-        """Return what becomes of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
+        """Return the outcome of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
         from opgrip.replay.comparison.gate import hold_all, parse_gate
 
         return hold_all(map(parse_gate, conditions), self)
 
     @property
     def counts(self) -> Counter[Verdict]:
-        """How many pairs have each verdict."""
+        """Number of pairs with each verdict"""
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Cases taken together by what `shares_by` has, those that take longest first; all of them for None.
+        """Return the sums of the cases grouped by `by` (see `shares_by`), longest first, or one sum of all cases for
+        None.
 
-        A contended row has no time that could be added.
+        Contended rows are left out because their times cannot be added.
         """
         members: dict[str, list[tuple[float, Compared]]] = defaultdict(list)
         for pair in self.pairs:
@@ -272,15 +277,17 @@ class Comparison:
 
 
 def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
-    """Hold a run against another, case by case.
+    """Compare two runs case by case.
 
-    Cases are joined by what they call, with which shapes, dtypes and settings, under which mode: not by numbers of a
-    trace. Two runs may differ as a whole in dtype, tuning, threads, values, caches or method: `differs` says it. How
-    much a case differs from one replay to the next is learned from `--repeats`.
+    Cases are joined by operator, shapes, dtypes, settings and mode, not by their numbers in a trace. The runs may
+    differ as
+    a whole in dtype, tuning, threads, values, caches or method, which `differs` lists. Repeats (`--repeats`) show how
+    much
+    a case varies from one replay to the next.
 
     Parameters
     ----------
-    margin : relative difference up to which times are the same
+    margin : largest relative difference at which times count as the same
     """
     apart = run_columns(base, new)
     base_rows, new_rows = _by_identity(base.rows, apart), _by_identity(new.rows, apart)
@@ -314,7 +321,7 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
 
 
 def _by_identity(rows: Iterable[Result], apart: Sequence[str]) -> dict[tuple[object, ...], Result]:
-    """Rows by what joins them, some columns apart; of several alike, each by its place among these too."""
+    """Return rows by identity without the columns `apart`; rows with equal identity are numbered in order."""
     seen: Counter[tuple[object, ...]] = Counter()
     by_identity: dict[tuple[object, ...], Result] = {}
     for row in rows:
@@ -333,6 +340,6 @@ def _is_timed(row: Result) -> bool:
 
 
 def _gives_other(base: Result, new: Result) -> bool:
-    """Whether results are right in the base alone."""
+    """Return True if the results are correct only in the base."""
     was_right = base.status == OK and base.faithful is not False
     return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))

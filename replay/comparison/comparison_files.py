@@ -1,4 +1,4 @@
-"""Comparisons in files: JSON, CSV, GitHub-flavoured Markdown, JUnit XML."""
+"""Comparison files: JSON, CSV, GitHub-flavoured Markdown and JUnit XML."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from opgrip.replay.results.results import Result
 Gates = Sequence[Gate]
 MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
 WORSE = ("SLOWER", BROKEN, CHANGED, MISSING)
-"""Verdicts of tests that fail without gates."""
+"""verdicts that make a JUnit test fail when there are no gates"""
 COUNTED = {"failed": BROKEN, "changed": CHANGED, "missing": MISSING}
-"""Verdicts of rows that gates count."""
+"""verdicts of the rows that gates count"""
 JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}
-"""Services show an error, but not as a test that failed."""
+"""JUnit elements by outcome; CI services distinguish an error from a failed test"""
 ROWS = 100
-"""Of a table in Markdown, which GitHub cuts at 65,536 characters."""
+"""most rows of a Markdown table; GitHub truncates text at 65,536 characters"""
 
 
 def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
-    """Write them as the file's suffix says.
+    """Write comparisons in the format that the file's suffix selects.
 
     Raises
     ------
-    UserError : for another suffix, or where the file exists and `force` is not given, or cannot be written
+    UserError : unknown suffix, existing file without `force`, or a file that cannot be written
     """
     write = form_for(path)
     with whole_file(path, force) as file:
@@ -59,14 +59,14 @@ def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Pat
 
 
 def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
-    """What makes the text of such a file; `UserError` where its suffix says no form."""
+    """Return the function that formats comparisons for a file name; raise `UserError` for an unknown suffix."""
     if path.suffix not in FORMS:
         raise UserError(f"{path} has no known form", f"end its name in {', '.join(FORMS)}")
     return FORMS[path.suffix]
 
 
 def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """As a comment on a pull request shows it: what came of all, then a table of what changed."""
+    """Return Markdown for a pull-request comment: a summary, then a table of the rows that changed."""
     return "\n".join(_markdown(item, gates) for item in comparisons)
 
 
@@ -93,12 +93,12 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of a stranger, not too long."""
+    """Return untrusted text shortened and escaped for a table cell."""
     return literal(shorten(text))
 
 
 def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """A list of one object a comparison."""
+    """Return a JSON list of one object per comparison."""
     return json.dumps([_plain(item, gates) for item in comparisons], indent=1, ensure_ascii=False) + "\n"
 
 
@@ -129,7 +129,7 @@ def _judgement(judgement: object) -> dict[str, object]:
 
 
 def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """A line a row, the comparisons after each other."""
+    """Return the rows of all comparisons as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(
         text, ["comparison", *(item.name for item in fields(ComparisonColumns))], lineterminator="\n"
@@ -144,9 +144,11 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
 
 
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """A test a row and a test a gate: a gate that is not decided, and rows because of which it is not, are errors.
+    """Return JUnit XML with one test per row and one per gate.
 
-    Without gates a test fails if its row is slower, broken, changed or missing.
+    An undecided gate is an error, as are the rows that cause it. Without gates a test fails if its row is slower,
+    broken,
+    changed or missing.
     """
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)
@@ -168,7 +170,7 @@ def _suite(comparison: Comparison, gates: Gates) -> Suite:
 
 
 def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
-    """Return the test of a row: with gates it is not skipped for being UNSURE, as then they say what comes of it."""
+    """Return the test of a row. With gates an UNSURE row is not skipped, because the gates decide its outcome."""
     is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
     outcome = "skipped" if is_skipped else ""
     if outcomes is None:

@@ -1,4 +1,4 @@
-"""A comparison as rows, as a data frame, in a notebook, and as text."""
+"""Comparisons as rows, data frames, HTML for notebooks, and text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opgrip.replay.results.results import OK, Result
 
 
 def origin(header: Mapping[str, Any]) -> str:
-    """Where a run comes from, in a line."""
+    """Return trace, machine, device, torch version and time of a run as one line."""
     environment = header.get("environment", {})
     parts = (
         header.get("trace"),
@@ -35,7 +35,7 @@ def origin(header: Mapping[str, Any]) -> str:
 
 
 def summary(comparison: Comparison) -> str:
-    """How many cases came to which verdict."""
+    """Return the number of cases with each verdict as one line."""
     counts = [f"{comparison.counts[verdict]:,} {verdict.value}" for verdict in Verdict if comparison.counts[verdict]]
     others = {
         "no longer ok": comparison.broken,
@@ -50,7 +50,7 @@ def summary(comparison: Comparison) -> str:
 
 
 def total_line(total: Total) -> str:
-    """All cases taken together."""
+    """Return the summed times of all cases as one line."""
     judgement = total.judgement
     interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
     times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
@@ -58,7 +58,7 @@ def total_line(total: Total) -> str:
 
 
 def advice(comparison: Comparison) -> Iterator[str]:
-    """What would decide what is not sure."""
+    """Yield advice on how to decide the cases that are UNSURE."""
     unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
     unreadable = sum(pair.judgement is None for pair in unsure)
     if unreadable:
@@ -85,12 +85,12 @@ INTERVAL = f"{CONFIDENCE:.0%} interval"
 
 BROKEN, MENDED, CHANGED, MISSING, ADDED = "BROKEN", "MENDED", "CHANGED", "MISSING", "ADDED"
 UNTIMED = "UNTIMED"
-"""What became of rows that have no time in both runs, or other results."""
+"""verdicts of rows that are not timed in both runs or whose results changed"""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonColumns(Columns):
-    """A row of a comparison: a case under a mode."""
+    """Row of a comparison: one case in one mode."""
 
     verdict: str = column(
         "`SLOWER`, `FASTER`, `SAME`, `UNSURE`; of rows that are not timed in both runs `BROKEN`, `MENDED`, `MISSING`, "
@@ -128,12 +128,12 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Those that got worse first, each row once or with a word of its own for each thing that became of it."""
+    """Yield the rows, largest slowdown first; a row to which several verdicts apply appears once per verdict."""
     return (cells for cells, _ in rows_with_results(comparison))
 
 
 def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumns, Result]]:
-    """The same with the row of the new run that each is of, or of the base where there is none."""
+    """Yield the rows of `rows_of`, each with its result in the new run, or in the base if the new run has none."""
     worse: list[tuple[str, list[Pair]]] = [(BROKEN, [*comparison.broken]), (CHANGED, [*comparison.changed])]
     for word, pairs in worse:
         for pair in pairs:
@@ -202,17 +202,17 @@ SHOWN = (
     "more_runs",
     "reason",
 )
-"""Columns that a notebook shows, as far as a row has something in them."""
+"""columns that a notebook shows unless they are empty"""
 
 
 def to_frame(comparison: Comparison) -> pd.DataFrame:
-    """One row a case and mode, those that got worse first."""
+    """Return a data frame of one row per case and mode, largest slowdown first."""
     names = [about.name for about in columns_in(ComparisonColumns)]
     return pd.DataFrame([asdict(row) for row in rows_of(comparison)], columns=names)
 
 
 def to_html(comparison: Comparison) -> str:
-    """What came of all cases, what the runs were made with that is not the same, and the rows."""
+    """Return HTML with the summary, the settings that differ, and the rows."""
     lines = [
         summary(comparison),
         *(total_line(total) for total in comparison.totals()),
@@ -229,21 +229,21 @@ def to_html(comparison: Comparison) -> str:
 STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"
 QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}
-"""Verdicts whose rows are shown on request."""
+"""verdicts whose rows are shown only on request"""
 LARGEST = 10
-"""Rows that are shown if no other is: those whose times differ most."""
+"""number of rows shown if none changed: the rows with the largest differences"""
 OUTCOMES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_DECIDED: "yellow"}
 
 
 def print_comparison(
     comparison: Comparison, file: IO[str], by: str | None = None, all_rows: bool = False, held: Sequence[Held] = ()
 ) -> None:
-    """Print what differs, the groups if they are asked for, the rows that changed, what came of all, and the gates.
+    """Print settings that differ, optional groups, rows that changed, the summary, and the gates.
 
     Parameters
     ----------
-    by : what cases are grouped by
-    all_rows : show those that are the same, and those of which nothing is sure, too
+    by : column that cases are grouped by, or None for no groups
+    all_rows : also show rows that are SAME, UNSURE or UNTIMED
     """
     for name, header in (("base", comparison.base), ("new", comparison.new)):
         print_line(f"{name:<8}{printable(origin(header))}", file)
@@ -255,7 +255,7 @@ def print_comparison(
     if rows:
         columns = [column for column in COLUMNS if column.heading != BECAUSE]
         print_table(columns, rows, file, style=lambda row: STYLES.get(row.verdict))
-    # below the table, where a narrow terminal has room for them
+    # print reasons below the table, because a narrow terminal has no space for them in a column
     for line in _reasons(rows):
         print_line(line, file)
     print_line(summary(comparison), file, "bold")
@@ -268,7 +268,7 @@ def print_comparison(
 
 
 def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
-    """Return the rows that changed, or, if there are none, those whose times differ most."""
+    """Return the rows that changed, or the rows with the largest differences if none changed."""
     rows = list(rows_of(comparison))
     changed = [row for row in rows if row.verdict not in QUIET]
     largest = sorted((row for row in rows if row.ratio), key=lambda row: -abs(log(row.ratio or 1.0)))
@@ -276,7 +276,7 @@ def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
 
 
 def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:
-    """Why rows are not timed, or sure, a line for each reason."""
+    """Return one line per reason why rows are not timed or not certain."""
     operators: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason and row.verdict not in QUIET:
@@ -318,4 +318,4 @@ COLUMNS = (
     TableColumn("more runs", lambda row: row.more_runs or None, ">", rank=2),
     TableColumn(BECAUSE, lambda row: row.reason or "", rank=5, when=lambda row: row.reason),
 )
-"""Columns of a table of rows."""
+"""columns of the printed table"""

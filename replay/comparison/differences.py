@@ -1,4 +1,4 @@
-"""How much the times of two runs differ and how certain that is, and the verdicts over many cases."""
+"""Statistics of a comparison: time ratios with their intervals, and verdicts corrected for the number of cases."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from opgrip.replay.comparison.priors import (
 from opgrip.replay.results.results import CONTENDED, Result
 
 ERROR = 0.002
-"""Share of the cases called faster or slower that may be so by chance: Y. Benjamini and Y. Hochberg, "Controlling the
-false discovery rate", Journal of the Royal Statistical Society B 57 (1995) 289-300."""
+"""expected share of false positives among the cases called faster or slower
+
+Source: Y. Benjamini and Y. Hochberg, "Controlling the false discovery rate", Journal of the Royal Statistical Society
+B 57 (1995) 289-300.
+"""
 CONFIDENCE = 0.95
-"""Of the intervals that are shown, and of what is called the same."""
+"""confidence level of the intervals shown, and of the verdict SAME"""
 MOST_RUNS = 100
 MOST_SHOWN = 1_000
-"""Ratio above which the end of an interval says nothing."""
+"""ratio above which the upper end of an interval is shown as a bound, because the number would mean nothing"""
 MOST_LOG = 40.0
-"""Of a ratio and the ends of its interval."""
+"""limit of the logarithm of a ratio and of the ends of its interval"""
 
 
 class Verdict(Enum):
-    """What a comparison says of a case."""
+    """Verdict of a comparison on one case."""
 
     SLOWER = "SLOWER"
     FASTER = "FASTER"
@@ -45,16 +48,17 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of the logarithms of two medians.
+    """Difference of the logarithms of two medians, with what is needed to judge it.
 
     Attributes
     ----------
-    log_ratio : of the new over the base
-    variance : of a single repeat
-    freedom : of that variance, in degrees
-    base_runs, new_runs : repeats of each
-    drift : deviation of what the machine's pace changes by from run to run, which no repeats within one show
-    base_excess, new_excess : most by which a run's logarithm may be too high, as for contended runs or a slower clock
+    log_ratio : logarithm of the ratio new to base
+    variance : variance of a single repeat
+    freedom : degrees of freedom of that variance
+    base_runs, new_runs : number of repeats of each run
+    drift : standard deviation of the change of the machine's pace between runs, which repeats within a run do not show
+    base_excess, new_excess : upper limit of how much a run's logarithm may be too high, for example through contended
+        runs or a slower clock
     """
 
     log_ratio: float
@@ -68,31 +72,32 @@ class Difference:
 
     @property
     def own_variance(self) -> float:
-        """Of the ratio, without what all cases of a run have in common."""
+        """Variance of the log ratio, without the drift that all cases of a run share"""
         return self.variance * (1 / self.base_runs + 1 / self.new_runs)
 
     @property
     def error(self) -> float:
-        """Standard error of the ratio's logarithm."""
+        """Standard error of the log ratio"""
         return sqrt(self.own_variance + 2 * self.drift**2)
 
     @property
     def least(self) -> float:
-        """Size of the logarithm that remains if the run that took longer is too high by all of its excess."""
+        """Absolute value of the log ratio after subtracting all of the slower run's excess"""
         return max(0.0, abs(self.log_ratio) - (self.new_excess if self.log_ratio > 0 else self.base_excess))
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is known of a ratio.
+    """Verdict on a ratio, with its interval.
 
     Attributes
     ----------
-    ratio, low, high : of the new time over the base, with its interval at `CONFIDENCE`
-    probability : that a case that did not change looks so different
-    more_runs : repeats of each run, beside those that were made, that would decide it; None where it is decided, or
-        where no number of them would
-    more_new_runs : the same of the new run alone
+    ratio, low, high : ratio new to base, with its interval at the confidence level `CONFIDENCE`
+    probability : probability that an unchanged case shows at least this difference
+    more_runs : number of further repeats of each run that would decide it; None if it is decided or repeats cannot
+    decide
+        it
+    more_new_runs : number of further repeats of the new run only, or None as for `more_runs`
     """
 
     verdict: Verdict
@@ -105,18 +110,20 @@ class Judgement:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return the text of an interval of a ratio; an end that contention leaves open is shown as a bound."""
+    """Return the text of a ratio's interval; an upper end that contention leaves open is shown as a bound."""
     return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
 def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
-    """What is to be said of each, given that there are so many.
+    """Return the verdict on each difference, taking the number of differences into account.
 
-    FASTER and SLOWER are by a test of Benjamini and Hochberg over all; SAME is where the interval is within the margin.
+    FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
+    lies
+    within the margin.
 
     Parameters
     ----------
-    margin : relative difference up to which times are the same, 0 to 1
+    margin : largest relative difference at which times count as the same, 0 to 1
     """
     if not differences:
         return []
@@ -142,7 +149,7 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
 
 
 def _level(probabilities: Sequence[float]) -> float:
-    """The probability up to which a difference is not by chance."""
+    """Return the probability below which a difference counts as significant (Benjamini-Hochberg)."""
     count = len(probabilities)
     below = [
         ERROR * rank / count for rank, value in enumerate(sorted(probabilities), 1) if value <= ERROR * rank / count
@@ -151,18 +158,20 @@ def _level(probabilities: Sequence[float]) -> float:
 
 
 def _room(item: Difference, margin: float, quantile: float) -> float:
-    """The variance without drift from which on a ratio is outside of chance, or within the margin."""
+    """Return the largest variance without drift at which the ratio is significant or its interval fits the margin."""
     within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Repeats of each run that are missing until that is its variance."""
+    """Return the number of further repeats of each run that reduce the variance to `room`, or None if there are too
+    many.
+    """
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 
 def _more_new_runs(item: Difference, room: float) -> int | None:
-    """Repeats of the new run that are missing, the base having those that it has."""
+    """Return the number of further repeats of the new run that reduce the variance to `room`, or None if impossible."""
     return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
 
 
@@ -173,35 +182,42 @@ def _missing(variance: float, room: float, runs: int) -> int | None:
 
 
 def _exp(value: float) -> float:
-    """Of two times nobody measures more than this between them, and a number it has to be."""
+    """Return exp(value), limited so that it does not overflow."""
     return exp(min(max(value, -MOST_LOG), MOST_LOG))
 
 
 CLOCKS, MEMORY = 0.05, 0.1
-"""Relative differences of a device's clock, and of the rate at which memory was read, from which on they may be what
-made a run slower. On a quiet machine the rate of memory varies by 1 to 2 % from run to run."""
+"""relative differences of a device's clock and of the memory read rate above which they may explain a slower run
+
+On a quiet machine the memory rate varies by 1 to 2 % from run to run.
+"""
 ALIKE = 2.0
-"""How many times as much the means of runs vary as their repeats show: repeats are made within seconds of each other,
-while the pace of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`: 1.9 and 2.1 (medians of 40
-cases over 8 and 15 runs)."""
+"""factor by which run means vary more than their repeats suggest
+
+Repeats are seconds apart, while the pace of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`:
+1.9 and 2.1 (medians of 40 cases over 8 and 15 runs).
+"""
 FEW_CONTENDED, SAME_GAP = 0.05, 0.15
-"""Share of contended runs, and difference of the gaps between median and fastest run, up to which medians are compared:
-above, what other processes do is in them."""
+"""largest share of contended runs, and largest change of the gap between median and fastest run, at which medians are
+compared; above, medians contain the work of other processes
+"""
 CONTENDED_LOG = log(4 / 3)
-"""How much even the fastest run may be slowed down if all runs were contended: the slowdown that the probe takes for
-contention."""
+"""logarithm of the slowdown that even the fastest run may have if all runs were contended: the probe's threshold for
+contention
+"""
 UNBOUNDED_LOG = log(1e6)
-"""The same for rows with the status `contended`: a time slice of the scheduler can be a thousand times the call, and no
-run is known to be free of it."""
+"""the same limit for rows with status `contended`, effectively none: a time slice of the scheduler can be a thousand
+times as long as the call, and no run is known to be free of contention
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What is compared of a case's two rows: the medians of their repeats, or the fastest runs if they were contended.
+    """Compared estimates of a case's two rows: medians of the repeats, or the fastest runs if they were contended.
 
     Attributes
     ----------
-    base, new : the estimates that are compared
+    base, new : the estimates compared
     base_us, new_us : time of one call
     """
 
@@ -213,7 +229,7 @@ class Compared:
 
 
 def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None]:
-    """Return what is compared of each pair of rows, or None if one of them took no time that could be read."""
+    """Return the comparison of each pair of rows, or None if a row was too short for the clock."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():
@@ -232,11 +248,11 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Estimates of a case's two rows.
+    """Estimates chosen for a case's two rows.
 
     Attributes
     ----------
-    missed : how much more the medians differ than the fastest runs, if these are compared
+    missed : how much more the medians differ than the fastest runs, if the fastest runs are compared
     """
 
     base: Estimate
@@ -250,7 +266,7 @@ class _Chosen:
 
 
 def _choose(base: Result, new: Result) -> _Chosen | None:
-    """Return the estimates to compare, or None if a row took no time that could be read."""
+    """Return the estimates to compare, or None if a row was too short for the clock."""
     old, now = estimate(base), estimate(new)
     if old is None or now is None:
         return None
@@ -269,10 +285,10 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
     base, new = rows
     freedom = pair.repeats - 2
     own, whole = prior.posterior(pair.base.squares + pair.new.squares, freedom)
-    # one repeat says nothing of others, and its runs how sure its median is
+    # a single repeat does not show the variance between repeats; its runs only show the error of its median
     if not freedom:
         own += (pair.base.within + pair.new.within) / 2
-    # without repeats the prior is that of single runs; the fastest runs hardly depend on the pace
+    # without repeats the prior already covers single runs; the fastest runs hardly depend on the machine's pace
     own *= ALIKE if freedom and not pair.is_fastest else 1.0
     slow_base, slow_new = _pace_excess(base, new)
     difference = Difference(
@@ -282,7 +298,7 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
         len(pair.base.logs),
         len(pair.new.logs),
         DRIFT[_is_short(base)],
-        # that medians moved away from the fastest runs may be contention, or slower calls among fast ones
+        # medians may have moved away from the fastest runs through contention, or because only some calls became slower
         base_excess=_contention_excess(base) + slow_base + max(0.0, pair.missed),
         new_excess=_contention_excess(new) + slow_new,
     )
@@ -301,16 +317,16 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
     runs = min(part.base_runs for part in parts), min(part.new_runs for part in parts)
     variances = [(share**2 * part.own_variance, part.freedom) for part, share in zip(parts, shares, strict=True)]
     own = fsum(value for value, _ in variances)
-    # as F. E. Satterthwaite has it for a sum of variances, Biometrics Bulletin 2 (1946) 110-114
+    # degrees of freedom of a sum of variances: F. E. Satterthwaite, Biometrics Bulletin 2 (1946) 110-114
     freedom = own**2 / fsum(value**2 / freedom for value, freedom in variances)
     own /= 1 / runs[0] + 1 / runs[1]
     together = _variance_of_repeats(
         [(count * row.base_us, row.base) for count, row in rows], [(count * row.new_us, row.new) for count, row in rows]
     )
-    # rows of a repeat share the machine's pace, so their errors may add up
+    # rows of one repeat share the machine's pace, so their errors may add up
     if together is not None and ALIKE * together[0] > own:
         own, freedom = ALIKE * together[0], together[1]
-    # what all cases have in common does not average out
+    # drift and excess are common to all cases and do not average out
     drift = fsum(share * part.drift for part, share in zip(parts, shares, strict=True))
     least_base = fsum(count * row.base_us * exp(-row.difference.base_excess) for count, row in rows)
     least_new = fsum(count * row.new_us * exp(-row.difference.new_excess) for count, row in rows)
@@ -320,11 +336,12 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
 def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
     """Return the variance of the summed times from repeat to repeat, and its degrees of freedom.
 
-    None without repeats, or if rows have different numbers of them: then it is not known which were made together.
+    Return None without repeats, or if rows have different numbers of repeats, since it is then unknown which rows were
+    measured together.
 
     Parameters
     ----------
-    sides : of each run, the time of all calls of each row, and its estimate
+    sides : for each run, the time of all calls of each row, with its estimate
     """
     squares, freedom = 0.0, 0
     for rows in sides:
@@ -344,12 +361,12 @@ def _is_short(row: Result) -> bool:
 
 
 def _contention_excess(row: Result) -> float:
-    """Return by how much contention may have raised the logarithm of a row's fastest run."""
+    """Return how much contention may have raised the logarithm of a row's fastest run."""
     return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
 
 
 def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
-    """Return by how much each run may be too slow: a GPU that was warm or capped, or memory that others used."""
+    """Return how much each run may be too slow because the GPU was hot or power-capped, or others used the memory."""
     changes = [
         _change(base.clock_mhz, new.clock_mhz, CLOCKS),
         _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY),
@@ -358,7 +375,9 @@ def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
 
 
 def _change(base: float | None, new: float | None, least: float) -> float:
-    """Return the logarithm of a rate in BASE over that in NEW; 0 if one is not known, or they differ by less."""
+    """Return the logarithm of the ratio base to new of a rate; 0 if a rate is unknown or changed by less than
+    `least`.
+    """
     if not base or not new or base < 0 or new < 0:
         return 0.0
     change = log(base / new)
@@ -366,7 +385,7 @@ def _change(base: float | None, new: float | None, least: float) -> float:
 
 
 def doubts(base: Result, new: Result) -> Iterator[str]:
-    """Yield why an interval is wider than repeats alone make it."""
+    """Yield the reasons why an interval is wider than the repeats imply."""
     contended = [
         f"{share:.0%} of the runs in {name} were contended"
         for name, row in (("BASE", base), ("NEW", new))

@@ -1,4 +1,4 @@
-"""Conditions that a comparison meets, does not meet, or leaves open: `slower<=5%`."""
+"""Gates: conditions such as `slower<=5%` that a comparison passes, fails, or leaves undecided."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {
     "changed": lambda comparison: [pair.new for pair in comparison.changed],
     "missing": lambda comparison: list(comparison.missing),
 }
-"""What is counted in rows."""
+"""gates that limit a number of rows"""
 ROWS, TOTAL = "slower", "total"
 TIMED = (ROWS, TOTAL, "op", "module", "family", "mode")
-"""What is compared by its time: each row, the sum of all, the sum of each group."""
+"""gates that limit a time: of each row, of all rows together, or of each group"""
 PLURALS = {"family": "families"}
 NOTHING = "no case was timed in both runs"
 HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{name}<=0' for name in COUNTED)}"
 
 TOTAL_END, ROW_END, ROW_RATIO = 1.05, 1.25, 1.5
-"""Factors on the limit: where the interval of the total has to end, where that of a row does if the row is to count as
-decided, and how much a row that is not decided may have taken."""
+"""factors on a gate's limit: the highest end of the total's interval, the highest end of a decided row's interval, and
+the
+highest ratio of an undecided row
+"""
 REPEATS, MOST_REPEATS = 5, 20
-"""Repeats that are advised: at least, and at most."""
+"""smallest and largest number of repeats that a remedy recommends"""
 
 
 class Outcome(Enum):
-    """What became of a gate, from best to worst."""
+    """Outcome of a gate, from best to worst."""
 
     PASSED = "passed"
     NOT_DECIDED = "not decided"
@@ -46,19 +48,19 @@ class Outcome(Enum):
 
     @property
     def exit_status(self) -> int:
-        """The status of a command whose gate this is."""
+        """Exit status of a command that checked the gate"""
         return {Outcome.PASSED: 0, Outcome.FAILED: 1, Outcome.NOT_DECIDED: 3}[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A condition.
+    """Condition on a comparison.
 
     Attributes
     ----------
-    name : one of `TIMED` or of `COUNTED`
-    most : the relative difference that is allowed, or how many rows
-    text : as it was given
+    name : a name in `TIMED` or `COUNTED`
+    most : largest allowed relative difference, or number of rows
+    text : condition as the user wrote it
     """
 
     name: str
@@ -68,12 +70,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A gate and what became of it.
+    """Gate with its outcome.
 
     Attributes
     ----------
-    reason : in words; empty if it passed
-    rows : rows of the new run, or of the base if they are missing, that are the reason; empty for the total
+    reason : explanation of the outcome; empty if the gate passed
+    rows : rows that caused the outcome, from the new run, or from the base if missing there; empty for the total
     """
 
     gate: Gate
@@ -83,19 +85,19 @@ class Held:
 
     @property
     def line(self) -> str:
-        """The line that every report has for a gate."""
+        """Line that every report shows for the gate"""
         text = f"gate {self.gate.text}: {self.outcome.value}"
         return f"{text}: {self.reason}" if self.reason else text
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A row, a group, or the total.
+    """Row, group or total that a gate judges.
 
     Attributes
     ----------
     judgement : None if it has no time in one of the runs
-    share : of the time of the base; 1 if it is not known
+    share : share of the base's time; 1 if unknown
     """
 
     name: str
@@ -108,11 +110,11 @@ class _Subject:
         return judgement is not None and judgement.verdict is Verdict.SLOWER and judgement.ratio > limit
 
     def ends_above(self, most: float) -> bool:
-        """Whether it may take longer than that, with the certainty of an interval."""
+        """Return True if the upper end of the interval is above `most`."""
         return self.judgement is None or self.judgement.high > most
 
     def loss(self, is_certain: bool = False) -> float:
-        """Return by how much of all time it may be slower, or, if `is_certain`, by what factor it is."""
+        """Return the largest possible loss as a share of all time, or, if `is_certain`, the ratio itself."""
         if self.judgement is None:
             return inf
         return self.judgement.ratio if is_certain else self.share * (self.judgement.high - 1)
@@ -125,11 +127,12 @@ class _Subject:
 
 
 def hold(gate: Gate, comparison: Comparison) -> Held:
-    """Return what becomes of a gate.
+    """Return the outcome of a gate.
 
-    It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the interval of the total
-    ends close to the limit, and rows whose interval does not could lose little time: docs/results.md has the rule.
-    Otherwise it is not decided.
+    It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the total's interval ends
+    close
+    to the limit and the undecided rows could lose little time; docs/results.md has the exact rule. Otherwise it is not
+    decided.
     """
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)
@@ -168,7 +171,6 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
 
 
 def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
-    """Return what becomes of several gates."""
     return [hold(gate, comparison) for gate in gates]
 
 
@@ -179,12 +181,12 @@ def exit_status(held: Iterable[Held]) -> int:
 
 
 def margin_for(gates: Iterable[Gate]) -> float:
-    """Return the difference up to which times are the same: no more than any gate allows."""
+    """Return the margin at which times count as the same: the default, or the smallest limit of a gate."""
     return min([MARGIN, *(gate.most for gate in gates if gate.name in TIMED)])
 
 
 def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
-    """Return what is judged one by one: rows or groups, and rows of which no sum has a time."""
+    """Return the subjects that a gate judges one by one: rows or groups, and rows whose time is in no sum."""
     whole_us = sum(total.base_us for total in comparison.totals())
     single = [
         pair for pair in comparison.pairs if pair.is_contended or (pair.judgement is None and _may_be_slower(pair))
@@ -216,13 +218,13 @@ def _lost_its_time(pair: Pair) -> bool:
 
 
 def _may_be_slower(pair: Pair) -> bool:
-    """Whether a row whose times cannot be read may take longer than before."""
+    """Return True unless both rows have a time and the new time is not longer."""
     base_us, new_us = pair.base.median_us, pair.new.median_us
     return base_us is None or new_us is None or not new_us <= base_us
 
 
 def _remedy(pairs: Sequence[Pair]) -> str:
-    """What would decide a gate."""
+    """Return advice on how to decide a gate."""
     made = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
     remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * made), MOST_REPEATS)}"]
     if made >= MOST_REPEATS:
@@ -233,13 +235,13 @@ def _remedy(pairs: Sequence[Pair]) -> str:
 
 
 def describe(row: Result) -> str:
-    """A row in a line."""
+    """Return operator, shapes, mode and variant of a row as one line."""
     way = f"{row.mode}, {row.variant}" if row.variant else row.mode
     return f"{shorten(f'{row.op} {row.shapes}')} ({way})"
 
 
 def parse_gate(text: str) -> Gate:
-    """A condition as a command line has it; `UserError` for what is none."""
+    """Parse a gate as written on the command line; raise `UserError` if it is malformed."""
     match = _FORM.fullmatch(text)
     if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
         raise UserError(f"{text!r} is no gate", HINT)

@@ -1,6 +1,6 @@
-"""How much a case's median varies between replays: estimated from its repeats, and learned from all cases.
+"""Variance of a case's median between replays, estimated from its repeats and from the other cases.
 
-The variance of each case over its repeats is drawn towards that of all, as by G. K. Smyth, "Linear models and
+The variance of each case is moderated towards the variance of all cases, as in G. K. Smyth, "Linear models and
 empirical Bayes methods for assessing differential expression in microarray experiments", Statistical Applications in
 Genetics and Molecular Biology 3 (2004), article 3, section 6.2.
 """
@@ -19,20 +19,24 @@ from opgrip.replay.results.results import CONTENDED, Result
 from opgrip.replay.timing.samples import quantile
 
 NORMAL_IQR, OF_MEDIAN = 1.349, 1.2533
-"""Interquartile range, and standard error of a median over that of a mean, of a normal distribution of deviation 1."""
+"""of a normal distribution with deviation 1: the interquartile range, and the ratio of the standard error of a median
+to
+that of a mean
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The logarithm of a row's median time.
+    """Estimate of the logarithm of a row's median time.
 
     Attributes
     ----------
-    logs : of each repeat
-    within : variance of one of them, by the spread of the runs of a repeat
-    gaps : of each repeat, how far its median is above its fastest run; contention widens it, a slower operator does not
-    strata : of each repeat, how many kinds of runs its gap is the mean of: such as met other values than others
-    whole_gaps : the same without telling kinds apart
+    logs : logarithm of the median of each repeat
+    within : variance of one element of `logs`, from the spread of the runs within a repeat
+    gaps : log distance between median and fastest run of each repeat; contention widens it, a slower operator does not
+    strata : for each repeat, the number of groups of runs over which its gap is averaged, such as runs on different
+    values
+    whole_gaps : gaps computed without groups
     """
 
     logs: tuple[float, ...]
@@ -43,30 +47,30 @@ class Estimate:
 
     @property
     def of_fastest(self) -> Estimate:
-        """The same of the fastest run of each repeat."""
+        """Estimate of the fastest run of each repeat"""
         return replace(self, logs=tuple(value - gap for value, gap in zip(self.logs, self.gaps, strict=True)))
 
     @property
     def mean(self) -> float:
-        """Over the repeats."""
+        """Mean of `logs` over the repeats"""
         return fmean(self.logs)
 
     @property
     def squares(self) -> float:
-        """Sum of squared deviations of the repeats from their mean."""
+        """Sum of squared deviations of the repeats from their mean"""
         return sum((value - self.mean) ** 2 for value in self.logs)
 
 
 def estimate(row: Result) -> Estimate | None:
-    """Return the estimate of a row from its single times, or from its quantiles if they were not kept.
+    """Return the estimate of a row from its run times, or from its quantiles if run times were not kept.
 
-    None if it took no time that could be read.
+    Return None if the row was too short for the clock.
     """
     logs, variances, gaps = [], [], []
     strata: list[int] = []
     whole_gaps = []
     for times, weights in repeats_of(row):
-        # 0.5 and a standard deviation of the rank that the median has, as a binomial distribution gives it
+        # 0.5 plus or minus one standard deviation of the median's rank, from the binomial distribution
         total = sum(weights)
         step = min(0.5, 0.5 * sqrt(sum((weight / total) ** 2 for weight in weights)))
         low, middle, high = (quantile(times, weights, share) for share in (0.5 - step, 0.5, 0.5 + step))
@@ -89,7 +93,9 @@ def estimate(row: Result) -> Estimate | None:
 
 
 def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[float, list[float]]]:
-    """Return runs by weight, which runs that met the same values have in common, each with its share of all weight."""
+    """Return runs grouped by weight, each group with its share of the total weight; equal weights mean the same input
+    values.
+    """
     strata: dict[float, list[float]] = defaultdict(list)
     for time, weight in zip(times, weights, strict=True):
         if weight > 0:
@@ -99,14 +105,14 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both with gaps that can be compared: strata count if all repeats tell as many apart."""
+    """Return both estimates with comparable gaps: without groups, unless all repeats have the same number of them."""
     if len({*base.strata, *new.strata}) <= 1:
         return base, new
     return replace(base, gaps=base.whole_gaps), replace(new, gaps=new.whole_gaps)
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of contended runs among those that count: some may have been given no weight for it."""
+    """Return the share of contended runs among the runs with weight; contended runs may have been given weight 0."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)
@@ -117,45 +123,45 @@ def contended_share(row: Result) -> float:
 
 
 SHORT_US = 50
-"""Calls below vary more from replay to replay: their time is of the host, of which each has its own moments."""
+"""duration below which calls vary more from replay to replay, because their time depends mostly on the host"""
 FEWEST = 10
-"""Cases from whose repeats something is learned."""
+"""smallest number of repeated cases from which a prior is learned"""
 LEAST = 1e-8
-"""Variance of a case whose repeats gave the same."""
+"""variance assumed for a case whose repeats are equal"""
 MOST_FREEDOM = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """The variance of the logarithm of a median from one replay to the next.
+    """Prior for the variance of a log median from one replay to the next.
 
     Attributes
     ----------
-    variance : that cases have
-    freedom : degrees of freedom that it counts as: many where cases are alike
+    variance : typical variance of a case
+    freedom : degrees of freedom of the prior: high if cases vary alike
     """
 
     variance: float
     freedom: float
 
     def posterior(self, squares: float, freedom: int) -> tuple[float, float]:
-        """Variance of a case and its degrees of freedom, given its own sum of squares and freedom."""
+        """Return variance and degrees of freedom of a case, given its sum of squares and its degrees of freedom."""
         whole = self.freedom + freedom
         return (self.freedom * self.variance + squares) / whole, whole
 
 
 DRIFT = {True: 0.025, False: 0.005}
-"""Of short calls and of others, the deviation of what a machine's pace changes by from run to run."""
+"""standard deviation of the change of a machine's pace between runs, for short calls (True) and others"""
 USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
-"""Of short calls and of others, where no case was repeated: measured by `benchmarks/compare_rates.py`."""
+"""priors for short calls (True) and others if no case was repeated, measured by `benchmarks/compare_rates.py`"""
 
 
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
-    """The prior of cases from their repeats.
+    """Return the prior learned from repeated cases, or `usual` if there are too few.
 
     Parameters
     ----------
-    samples : of each case that was repeated, sum of squares and degrees of freedom
+    samples : sum of squares and degrees of freedom of each repeated case
     """
     if len(samples) < FEWEST:
         return usual
@@ -176,7 +182,7 @@ def _inverse_trigamma(value: float) -> float:
         return float(value**-0.5)
     polygamma = needed("scipy.special", "results").polygamma
     guess, step = 0.5 + 1 / value, inf
-    # Newton's method as Smyth's appendix has it, which comes from one side
+    # Newton's method from Smyth's appendix, which converges from one side
     while abs(step) > 1e-8 * guess:
         trigamma = float(polygamma(1, guess))
         step = trigamma * (1 - trigamma / value) / float(polygamma(2, guess))

@@ -1,6 +1,6 @@
-"""The results store: a folder with one file per replay, never replaced, and how runs are merged.
+"""Results store (a folder with one file per replay, which is never replaced), and merging of runs.
 
-`results/<machine>-<device>/<time>-<trace>-<id>.parquet`
+File names: `results/<machine>-<device>/<time>-<trace>-<id>.parquet`
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from opgrip.replay.results.results import OK, SETTINGS, Result
 from opgrip.replay.run.shards import MOST_SHARDS
 
 FOLDER, VARIABLE = "results", "OPGRIP_STORE"
-"""Where results are kept, unless a variable names another folder; an empty one keeps none."""
+"""default folder of the store, and the environment variable that overrides it; an empty value disables the store"""
 LATEST = re.compile(r"latest(?:~(\d+))?")
-"""Names the newest run of a store, or one so many before it."""
+"""name of the newest run of a store, or of an earlier one (`latest~1`)"""
 DAMAGED = "(damaged)"
 _UNFIT = re.compile(r"[^A-Za-z0-9._]+")
 _LEAST_OF_ID = 3
@@ -38,7 +38,7 @@ _LEAST_OF_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a list shows of a run; `ok` counts rows, `dtypes` are those that `--dtype` cast tensors to."""
+    """Line of the list of runs; `ok` counts rows, `dtypes` are the dtypes that `--dtype` cast tensors to."""
 
     time: str = ""
     trace: str = ""
@@ -51,32 +51,32 @@ class RunSummary:
     ok: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """By the names of its fields."""
+        """Return the fields as a dict."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A replay that was kept.
+    """Replay kept in a store.
 
     Attributes
     ----------
-    name : of its file, without its suffix, by which it can be asked for
+    name : file name without suffix, by which a user can refer to the run
     """
 
     path: Path
 
     @property
     def name(self) -> str:
-        """Its file's, without the suffix."""
+        """File name without suffix"""
         return self.path.stem
 
     def load(self) -> Results:
-        """Its rows and header; `UserError` where the file is damaged."""
+        """Return rows and header; raise `UserError` for a damaged file."""
         return read_run(self.path)
 
     def summary(self) -> RunSummary:
-        """What a list shows of it; of a damaged file that it is one."""
+        """Return the run's line in a list; a damaged file is marked as damaged."""
         try:
             return summary_of(self.load())
         except MissingPackageError:
@@ -86,29 +86,29 @@ class StoredRun:
 
 
 class Store:
-    """A folder of results, which need not exist.
+    """Folder of results, which need not exist.
 
     Parameters
     ----------
-    folder : `None` for the usual one, which `OPGRIP_STORE` names
+    folder : None for the default folder, which `OPGRIP_STORE` overrides
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = usual_folder() or Path(FOLDER) if folder is None else folder
 
     def keep(self, rows: Sequence[Result], header: dict[str, Any]) -> Path:
-        """Write results to a file of their own, and say where.
+        """Write results to a new file and return its path.
 
         Raises
         ------
-        UserError : where it cannot be written
+        UserError : the file cannot be written
         """
         environment, accelerators = header.get("environment", {}), header.get("accelerator", {}).get("devices", {})
         names = [str(facts["name"]) for facts in accelerators.values() if "name" in facts]
         device = names[0] if names else str(header.get("device", "cpu")).partition(":")[0]
         folder = self.folder / f"{_slug(str(environment.get('machine', 'machine')))}-{_slug(device)}"
         moment = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%f")[:-3]
-        # it loads torch, and a list of runs needs none
+        # this import loads torch, which listing runs does not need
         from opgrip.replay.cases.sources.operator import PREFIX, name_of_target
 
         target = str(header.get("trace", "results"))
@@ -122,24 +122,23 @@ class Store:
         return path
 
     def runs(self) -> list[StoredRun]:
-        """All that it has, the oldest first."""
+        """Return all runs, oldest first."""
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def holds(self, name: str) -> bool:
-        """Whether a name is that of a run, or of several, and of no file."""
+        """Return True if `name` refers to one or more runs and not to a file."""
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
-        """The file of a run.
+        """Return the file of a run.
 
         Parameters
         ----------
-        name : a path; the name of a run, or what only one begins or ends with; `latest`, and `latest~1` for the one
-            before
+        name : path, name of a run, unique beginning or end of a name, `latest`, or `latest~1` for the run before
 
         Raises
         ------
-        UserError : where there is none, or several
+        UserError : no run or several runs have that name
         """
         if _holds(Path.is_file, name):
             return Path(name)
@@ -176,7 +175,7 @@ class Store:
 
 
 def summary_of(results: Results) -> RunSummary:
-    """What a list shows of a run."""
+    """Return the line of a list of runs."""
     header, rows = results.header, results.rows
     return RunSummary(
         time=str(header.get("time", "")),
@@ -196,22 +195,22 @@ def _words_of_mode(row: Result) -> str:
 
 
 def usual_folder() -> Path | None:
-    """Where results are kept when nothing is said; None where they are not."""
+    """Return the default folder of the store, or None if the store is disabled."""
     name = os.environ.get(VARIABLE, FOLDER)
     return Path(name).expanduser() if name else None
 
 
 def _holds(question: Callable[[Path], bool], name: str) -> bool:
-    """Whether something is so of a file, whatever its name."""
+    """Return `question(Path(name))`, or False if the path cannot be examined."""
     try:
         return question(Path(name))
     except (OSError, ValueError):
-        # longer than a name can be, where nobody may look, or no name of a file
+        # the name is too long or invalid, or a folder is not readable
         return False
 
 
 def _suffix() -> str:
-    """Parquet, which is small and read by many, where what writes it is installed."""
+    """Return `.parquet`, which is compact and widely readable, if pyarrow is installed, otherwise `.json`."""
     return ".parquet" if importlib.util.find_spec("pyarrow") is not None else ".json"
 
 
@@ -220,16 +219,15 @@ def _slug(text: str) -> str:
 
 
 SHARD = "shard"
-"""What a header says of the parts that it is of: `3/16`, or `1,2,5/16` of several; nothing where that is all."""
+"""header field of the shards in a file: `3/16`, or `1,2,5/16` for several; absent for a complete run"""
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
-    """The numbers of the shards that runs are of, and how many there are; None where a run is none.
+    """Return the shard numbers of runs and the number of shards, or None if a run is not a shard.
 
     Raises
     ------
-    UserError : where they are of splits into other numbers of shards, were made with other options, or are of shards
-        that there cannot be
+    UserError : runs have different shard counts or options, or a shard number is invalid
     """
     numbers: list[int] = []
     counts = set()
@@ -242,7 +240,7 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
         if not all(1 <= number <= int(match[2]) <= MOST_SHARDS for number in map(int, match[1].split(","))):
             raise UserError(f"a file says that it is shard {run.header[SHARD]}", "replay that shard again")
     if len({run.header[OPTIONS] for run in runs if isinstance(run.header.get(OPTIONS), str)}) > 1:
-        # some cases may be in several of them, and others in none
+        # with different options some cases may be in several shards and others in none
         raise UserError("they are shards of replays with different options", "give the same options to all")
     if len(counts) != 1:
         parts = " and of ".join(map(str, sorted(counts)))
@@ -251,13 +249,13 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
 
 
 def missing_shards(header: Mapping[str, Any]) -> list[int]:
-    """The numbers of those that a merged run lacks."""
+    """Return the numbers of the shards that a merged run lacks."""
     shards = shards_in([Results([], dict(header))])
     return [] if shards is None else sorted({*range(1, shards[1] + 1)} - {*shards[0]})
 
 
 def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[str, Any]:
-    """What shards say together: what is the same in all, and of machines and traces what each says."""
+    """Return the header of merged shards: fields that all shards share, and the machines and traces of each."""
     shards = shards_in(runs)
     assert shards is not None, "they are shards"
     numbers, count = sorted({*shards[0]}), shards[1]
@@ -277,19 +275,19 @@ def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[st
 
 
 def machines_of(rows: Iterable[Result]) -> dict[str, str]:
-    """The kinds of machines that rows say that they were measured on, by name."""
+    """Return the kind of each machine that rows were measured on, by machine name."""
     about = (MachineColumns.of(row) for row in rows)
     return {item.machine: item.machine_kind or "" for item in about if item.machine is not None}
 
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
-    """Rows as one replay has them: trace by trace, by falling share of time, the rows of a case together."""
+    """Return rows in the order of a single replay: by trace, then by falling share of time, rows of a case together."""
     places = {name: place for place, name in enumerate(header.get("traces", {}))}
     return sorted(rows, key=lambda row: (places.get(row.trace, len(places)), -row.share, row.case))
 
 
 def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is said of each trace; a problem that one shard met stays."""
+    """Return the merged facts of each trace; a problem that one shard met is kept."""
     traces: dict[str, Any] = {}
     for header in headers:
         for name, about in header.items():
@@ -303,25 +301,27 @@ EQUAL = {
     "device": "compare them instead: opgrip compare",
     "torch": "compare them instead: opgrip compare",
 }
-"""What the headers of runs that are merged have in common, and what to do where they have not."""
+"""header fields that must be equal in merged runs, with a hint for the case that they are not"""
 OF_MACHINE = ("machine", "processor", "governor", "threads")
-"""What their environments have in common."""
+"""environment fields that must be equal in merged runs"""
 HINT = "times of other machines do not mix: opgrip compare holds them side by side"
 
 
 def merge_runs(runs: Sequence[Results]) -> Results:
-    """The rows of all; those that several have become one, with a repeat of each.
+    """Return the rows of all runs; rows of the same case and variant are joined as repeats.
 
-    Shards may be of several machines of one kind: each case was measured on one of them, and no ratio is of two.
+    Shards may come from several machines of one kind. Each case must have been measured on one of them, so that no
+    ratio
+    compares two machines.
 
     Raises
     ------
-    UserError : where they are of other traces, devices, machines or versions, whose times say nothing of each other
+    UserError : runs of different traces, devices, machines or versions, whose times cannot be combined
     """
     shards = shards_in(runs)
     of_machine = OF_MACHINE if shards is None else [name for name in OF_MACHINE if name != "machine"]
     if shards is not None:
-        # one without cases has nothing to differ in
+        # a shard without cases cannot conflict with others
         _check_distinct(runs)
         whole, runs = runs, [run for run in runs if run.rows] or runs[:1]
     first = runs[0]
@@ -353,13 +353,15 @@ def _joined(groups: Iterable[Sequence[Result]]) -> list[Result]:
 
 
 def _options(run: Results, is_shard: bool) -> str:
-    """Return the options of a run that no row says, in words; shards may be pinned to different processors."""
+    """Return the options of a run that no row contains, as text; without `pin` for shards, which may use different
+    CPUs.
+    """
     settings = {"seed": run.header.get("seed", 0), **(run.header.get(SETTINGS) or {})}
     return ", ".join(f"{name} {value}" for name, value in sorted(settings.items()) if not (is_shard and name == "pin"))
 
 
 def _check_distinct(runs: Sequence[Results]) -> None:
-    """A run that is in it twice would make its times look twice as sure as they are."""
+    """Raise `UserError` if a run is given twice, which would make its times look more certain than they are."""
     seen: list[Results] = []
     for run in runs:
         if run.rows and any(list(run.rows) == list(other.rows) for other in seen):

@@ -1,4 +1,4 @@
-"""Pictures of results. A kind is a file here, or an entry point `opgrip.plots` of another package."""
+"""Plots of results. A kind is one file here, or an entry point `opgrip.plots` of another package."""
 
 from opgrip.replay.plots.plot import Plot, PlotRequest, PlottedRun, plots
 

@@ -1,4 +1,4 @@
-"""Kinds of plots, what can be asked of them, and the rows that they draw."""
+"""Plot kinds, their options, and selection of the rows to draw."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class PlottedRun(Protocol):
-    """The rows of a replay and where they come from, as `Results` has them."""
+    """Rows and header of a replay, as in `Results`."""
 
     @property
     def rows(self) -> Sequence[Result]:
-        """One a case and way to run it."""
+        """One row per case and variant"""
 
     @property
     def header(self) -> Mapping[str, Any]:
-        """The trace, the versions and the device."""
+        """trace, versions and device"""
 
 
 @dataclass(frozen=True, slots=True)
 class PlotRequest:
-    """What is to be drawn.
+    """Input of a plot kind.
 
     Attributes
     ----------
-    runs : results by name, in their order
-    title : of the picture; empty for none
-    by : what cases are grouped by, such as `family` or `op`; None for the kind's own choice
-    over : the column along the x axis; None for the kind's own choice
+    runs : results by name, in drawing order
+    title : title of the plot; empty for none
+    by : grouping of cases, such as `family` or `op`; None for the kind's default
+    over : column on the x axis; None for the kind's default
     """
 
     runs: Mapping[str, PlottedRun]
@@ -53,15 +53,15 @@ Draw = Callable[[PlotRequest], "Figure"]
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A kind of picture.
+    """Kind of plot.
 
     Attributes
     ----------
-    summary : for the help of the command
-    draw : makes it; raises `UserError` where the results have nothing to be drawn
-    by : the values of `--by` that it takes, its own choice first
-    over : the values of `--over` that it takes
-    least, most : how many results it takes; None for any number
+    summary : text for the command's help
+    draw : returns the figure; raises `UserError` if the results contain nothing to draw
+    by : accepted values of `--by`, default first
+    over : accepted values of `--over`
+    least, most : smallest and largest number of runs; None for no limit
     """
 
     summary: str
@@ -73,23 +73,23 @@ class Plot:
 
 
 plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")
-"""Kinds of pictures by name."""
+"""plot kinds by name"""
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:
-    """Those with a time that may be believed."""
+    """Return the rows with a reliable time."""
     from opgrip.replay.results.results import OK
 
     return [row for row in rows if row.status == OK and row.median_us]
 
 
 def time_of(row: Result) -> float:
-    """Of all its calls, in us."""
+    """Return the time of all calls of a row, in us."""
     return max(row.count, 1) * (row.median_us or 0.0)
 
 
 def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result]]]:
-    """The timed rows of each mode of each run, with a name; the run is in it where there are several."""
+    """Yield name and timed rows of each mode of each run; names contain the run if there are several."""
     for name, run in runs.items():
         rows = timed(run.rows)
         for mode in dict.fromkeys(row.mode for row in rows):
@@ -97,7 +97,7 @@ def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result
 
 
 def longest(rows: Sequence[Result], most: int) -> list[str]:
-    """The operators with most time, from the first."""
+    """Return the `most` operators with the longest total time, longest first."""
     totals: dict[str, float] = {}
     for row in rows:
         totals[row.op] = totals.get(row.op, 0.0) + time_of(row)
@@ -105,19 +105,19 @@ def longest(rows: Sequence[Result], most: int) -> list[str]:
 
 
 FITTING = ("modes", "scaling", "operators")
-"""Kinds that show what rows differ in; of results, the first that they have something for fits them."""
+"""kinds that `draw_fitting` tries in order"""
 
 
 @dataclass(frozen=True, slots=True)
 class PlotChoices:
-    """What a user asks of a picture, each None where nothing is asked.
+    """User's choices for a plot; None means the default.
 
     Attributes
     ----------
-    op : only cases of operators whose names match it, as shells match file names
-    case : only the case whose key begins so
-    by, over : what cases are grouped by, and the column along the x axis, as `PlotRequest` has them
-    title : of the picture; else the trace, the machine and the version of torch
+    op : pattern of operator names, matched as a shell matches file names
+    case : beginning of the key of the only case to draw
+    by, over : grouping of cases and x axis, as in `PlotRequest`
+    title : title; the default consists of trace, machine and version of torch
     """
 
     op: str | None = None
@@ -129,18 +129,18 @@ class PlotChoices:
 
 @dataclass(frozen=True, slots=True)
 class SelectedRun:
-    """Some rows of a run."""
+    """Selected rows of a run."""
 
     rows: Sequence[Result]
     header: Mapping[str, Any]
 
 
 def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
-    """Raise `UserError` for a kind that there is not, and for what does not go together.
+    """Raise `UserError` for an unknown kind or choices that the kind does not accept.
 
     Parameters
     ----------
-    number : how many runs are drawn
+    number : number of runs to draw
     """
     plot = _plot_of(kind)
     if number < plot.least:
@@ -154,11 +154,11 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """What a kind is to draw of runs.
+    """Return the request for a plot of runs.
 
     Raises
     ------
-    UserError : as `check_choices` does, and where no row is selected
+    UserError : as `check_choices`, or if no row is selected
     """
     check_choices(kind, len(runs), choices)
     selected = {
@@ -172,12 +172,12 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """The picture, in the style that is set meanwhile; raises `UserError` where there is nothing to be drawn."""
+    """Return the figure, drawn in matplotlib's current style; raise `UserError` if there is nothing to draw."""
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 
 def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """The picture of the kind that fits the runs: of several modes `modes`, of several threads `scaling`."""
+    """Return the figure of the kind that fits the runs: `modes`, `scaling`, or else `operators`."""
     *special, usual = FITTING
     for kind in special:
         with suppress(UserError):
@@ -198,7 +198,9 @@ def _is_selected(row: Result, choices: PlotChoices) -> bool:
 
 
 def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:
-    """Trace, machine and torch, each once; of a roofline the trace alone, since it names the machine itself."""
+    """Return trace, machine and torch, each once; for a roofline only the trace, because the plot itself names the
+    machine.
+    """
     headers = [run.header for run in runs.values()]
     traces = dict.fromkeys(str(header.get("trace", "")) for header in headers)
     if kind == "roofline":

@@ -1,4 +1,4 @@
-"""Plots of how times grow: over threads, batch or streams, over bytes or operations, and under the roofline."""
+"""Plots of how times grow: over threads, batch or streams, over bytes or operations, and the roofline."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 VARIED = {"threads": "threads", "batch_scale": "batch, times the recorded one", "streams": "cases at once"}
-"""Columns that rows are varied by, and what they are called on an axis."""
+"""axis labels of the columns over which times can scale"""
 IDEALS = {"threads": -1.0, "batch_scale": 1.0}
-"""The power of the column that a time would have if the work were shared out, or were more, in proportion."""
+"""exponent of ideal scaling: time falls with the number of threads and grows with the batch"""
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """A line a mode: the time of all calls, with the tenth to ninetieth percentile of its cases as a band."""
+    """Return a plot with one line per mode: total time, with a band from the 10th to the 90th percentile of cases."""
     from opgrip.replay.plots.plot import series_of
 
     series = dict(series_of(request.runs))
@@ -45,7 +45,7 @@ def draw_scaling(request: PlotRequest) -> Figure:
 
 
 def _varied(rows: list[Result]) -> str:
-    """The column that the rows differ in."""
+    """Return the only column in which the rows differ; raise `UserError` if there is none or several."""
     names = [name for name in VARIED if len({getattr(row, name) for row in rows} - {None}) > 1]
     if not names:
         raise UserError("the rows have one number of threads, one batch and one stream", "replay with --threads 1,2,4")
@@ -59,7 +59,7 @@ def _flag(column: str) -> str:
 
 
 def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
-    """Draw the cases that were timed at all values; the values."""
+    """Draw the cases that were timed at all values of the column, and return these values."""
     import numpy as np
 
     from opgrip.replay.plots.plot import time_of
@@ -103,13 +103,15 @@ plots.register("scaling")(Plot("time over threads, batch_scale or streams", draw
 
 
 MOST_PANELS = 9
-"""Operators that are drawn, those with most time."""
+"""most operators drawn, those with the longest total time"""
 WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operations", "flop")}
-"""By the value of `--over`: the column, its name on the axis, and the unit."""
+"""column, axis label and unit, by value of `--over`"""
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """A point a case at its median, with its tenth and ninetieth percentile; a series a mode."""
+    """Return a plot with one point per case at its median, bars from 10th to 90th percentile, and one series per
+    mode.
+    """
     from opgrip.replay.plots.plot import longest, series_of
 
     column, name, unit = WORK[request.over or "bytes"]
@@ -141,7 +143,7 @@ def draw_shapes(request: PlotRequest) -> Figure:
 
 
 def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
-    """Also where a panel has none of it, so that the legend of the first has all series."""
+    """Draw the points of a series, even if empty, because the legend of the first panel must list all series."""
     style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
     medians = [row.median_us or 0.0 for row in rows]
     bands = [_band(row) for row in rows]
@@ -153,7 +155,7 @@ def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], col
 
 
 def _band(row: Result) -> tuple[float, float]:
-    """Its tenth and ninetieth percentile around its median, in us."""
+    """Return the 10th and 90th percentile, widened to include the median, in us."""
     median = row.median_us or 0.0
     return min(row.p10_us or median, median), max(row.p90_us or median, median)
 
@@ -162,7 +164,7 @@ plots.register("shapes")(Plot("time over bytes or flops, an operator a panel", d
 
 
 def draw_roofline(request: PlotRequest) -> Figure:
-    """The drawing of `opreplay --roofline -o x.svg`, of results that hold the ceilings."""
+    """Return the roofline that `opreplay --roofline -o x.svg` draws; the results must contain the machine's peaks."""
     from opgrip.replay.analyses.roofline import drawing
     from opgrip.traces.analysis.machine_ceilings import from_json
 

@@ -1,4 +1,4 @@
-"""Plots of times: by operator, by mode, and over the runs of a store."""
+"""Plots of times by operator, by mode, and over the runs of a store."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 OPERATOR_GROUPS = ("op", "family", "module")
-"""What cases can be grouped by; the first, where nothing is asked for."""
+"""groupings of cases, default first"""
 MOST_GROUPS = 20
-"""Groups that are drawn, those with most time."""
+"""most groups drawn, those with the longest time"""
 LEAST_SHARE = 0.001
-"""Of all time, what a group takes at least that is drawn."""
+"""smallest share of all time at which a group is drawn"""
 TOGETHER = 0.8
-"""Of the height of a group, what its bars take."""
+"""share of a group's height that its bars fill"""
 CAPTURED = "captured"
-"""The series of the times in the program."""
+"""name of the series of captured times"""
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """A bar a group and series: the time of its calls by their replayed medians, beside that in the program."""
+    """Return a plot with one bar per group and series: total time by replayed medians, next to the captured time."""
     from opgrip.replay.results.ratios import shares_by
 
     by = request.by or OPERATOR_GROUPS[0]
@@ -66,7 +66,7 @@ def draw_operators(request: PlotRequest) -> Figure:
 
 
 def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
-    """By name, rows with the time of all their calls: those in the program of the first series, then of each series."""
+    """Return rows with the time of all their calls by series: captured times first, then each replayed series."""
     from opgrip.replay.plots.plot import series_of, time_of
 
     replayed = dict(series_of(request.runs))
@@ -79,7 +79,7 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    """Of the rows of a mode each case once, as it was run first: other threads or values are not more calls."""
+    """Return the first row of each case, because further variants such as thread counts do not add calls."""
     from opgrip.replay.results.results import WAY
 
     cases: dict[tuple[object, ...], Result] = {}
@@ -100,14 +100,16 @@ plots.register("operators")(
 
 
 MODE_GROUPS = ("family", "op")
-"""What cases can be grouped by; the first, where nothing is asked for."""
+"""groupings of cases, default first"""
 
 LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (300.0, (1.0, 2.0, 5.0)))
-"""On axes whose ends have less than this ratio, the multiples of powers of ten that have labels."""
+"""(ratio, multiples): axes whose ends have less than this ratio label these multiples of powers of ten"""
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Draw the speed-up of each group and mode as `speed_up_of` has it: geometric mean, and most of its cases."""
+    """Return a plot of the speed-up of each group and mode: geometric mean, with a bar over the middle 80 % of
+    cases.
+    """
     from opgrip.replay.plots.plot import time_of
 
     series, reference = _rows_by_group(request)
@@ -134,7 +136,7 @@ def draw_modes(request: PlotRequest) -> Figure:
 
 
 def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Result]]], str]:
-    """Return the rows that have a speed-up by series and group, and the name of the reference mode."""
+    """Return the rows with a speed-up by series and group, and the name of the reference mode."""
     from opgrip.replay.plots.plot import timed
     from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
 
@@ -171,7 +173,7 @@ def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Seque
 
 
 def _scale(axes: Axes) -> None:
-    """Logarithmic, so that twice as fast is as far from 1 as half as fast, with plain numbers."""
+    """Set a logarithmic axis with plain numbers, so that 2 and 1/2 have the same distance from 1."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     axes.set_xscale("log")
@@ -188,7 +190,9 @@ plots.register("modes")(Plot("speed-up of each mode over the first", draw_modes,
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """A line a mode through the runs, of the cases that all of them timed, with a band from p10 to p90."""
+    """Return a plot with one line per mode over the runs, of the cases timed in all runs, with a band from p10 to
+    p90.
+    """
     from opgrip.replay.plots.plot import timed
 
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
@@ -216,12 +220,12 @@ def draw_history(request: PlotRequest) -> Figure:
 
 
 def _identity(row: Result) -> tuple[object, ...]:
-    """Times of other devices are other lines, whatever runs they stand in."""
+    """Return the identity of a row including its device, so that devices are not joined into one line."""
     return (row.device, *row.identity)
 
 
 def _moment(name: str, run: PlottedRun) -> datetime:
-    """When a run was made, in UTC."""
+    """Return the time at which a run was made, in UTC."""
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))
     except (KeyError, ValueError) as error:
@@ -230,7 +234,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
 
 
 def _total(rows: list[Result], name: str, common: set[object]) -> float:
-    """Of one case the time of a call; of several that of all calls, in us."""
+    """Return the time of one call if there is a single case, otherwise the time of all calls, in us."""
     if len(common) == 1:
         return float(getattr(rows[0], name) or rows[0].median_us or 0.0)
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)

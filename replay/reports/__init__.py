@@ -1,4 +1,4 @@
-"""Forms that results are written in. A form is a file here, or an entry point `opgrip.reports` of another package."""
+"""Output formats of results. A format is one file here, or an entry point `opgrip.reports` of another package."""
 
 from opgrip.replay.reports.report import Report, report, report_for, reports
 

@@ -1,4 +1,4 @@
-"""Rows as cells of all columns, files of results read back, and whether a file is complete."""
+"""Rows as cells of all columns, reading of result files, and checks whether a file is complete."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from opgrip.traces.schema.json_values import check_finite
 from opgrip.traces.schema.limits import check_nesting
 
 LARGEST_BYTES = 1 << 30
-"""Of a file: half a million rows with their single times."""
+"""largest result file that is read: enough for half a million rows with their run times"""
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
     **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled", "settings"), dict),
     "unusual": list,
 }
-"""What parts of a header are, which all else reads as such."""
+"""types of header fields, which the rest of the program relies on"""
 
 
 def check_size(path: Path) -> None:
-    """Raise `UserError` for a file that would fill the memory."""
+    """Raise `UserError` for a file too large for memory."""
     if path.stat().st_size > LARGEST_BYTES:
         raise UserError(f"{path} is larger than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a document of JSON holds; `ValueError` for one that nests too deep or has numbers that are none."""
+    """Parse untrusted JSON; raise `ValueError` for excessive nesting or invalid numbers."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
         document = json.loads(content)
@@ -51,11 +51,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """What a file says of where its rows come from.
+    """Return the header from the facts in a file.
 
     Raises
     ------
-    UserError : where it says something that cannot be
+    UserError : a field has the wrong type
     """
     header = {str(name): value for name, value in facts.items()}
     for name, kind in OF_HEADER.items():
@@ -76,11 +76,11 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """The cells of a column as rows have them.
+    """Return the checked cells of a column, with None for empty ones.
 
     Raises
     ------
-    UserError : where one is not what the column is declared to hold
+    UserError : a cell does not match the column's declaration
     """
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
@@ -91,7 +91,7 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
 
 
 def other_columns(path: Path) -> UserError:
-    """What to tell of a file whose columns are not those of results."""
+    """Return the error for a file with columns other than those of results."""
     return UserError(f"{path} has other columns than this opreplay writes", "choose another file")
 
 
@@ -107,21 +107,21 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("several traces", OriginColumns),
     ("shard", MachineColumns),
 )
-"""What is there on request: the option that requests it, or what else does, and its columns."""
+"""columns that exist only on request, by the option or feature that requests them"""
 
 
 def added_columns() -> list[Column]:
-    """The columns of all analyses, and of what is measured on request."""
+    """Return the columns of all analyses and of measurements on request."""
     declared = [*(analysis.columns for analysis in in_order()), *(columns for _, columns in ON_REQUEST)]
     return [about for group in declared if group is not None for about in columns_in(group)]
 
 
 def all_columns() -> list[Column]:
-    """Those of every row, then those that parts add.
+    """Return the columns of every row, followed by the added columns.
 
     Raises
     ------
-    UserError : where two have the same name
+    UserError : two columns have the same name
     """
     columns = [*columns_in(Result), *added_columns()]
     name, count = Counter(about.name for about in columns).most_common(1)[0]
@@ -131,19 +131,19 @@ def all_columns() -> list[Column]:
 
 
 def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
-    """The rows' cells in all columns, None where a row has nothing."""
+    """Return the cells of rows in all columns, with None for empty cells."""
     names = [about.name for about in all_columns()]
     return [{name: cells.get(name) for name in names} for cells in (row.to_plain() for row in rows)]
 
 
 def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
-    """One row a result, in all columns."""
+    """Return a data frame of one row per result, with all columns."""
     cells = [{name: _as_unicode(cell) for name, cell in row.items()} for row in whole_cells(rows)]
     return pd.DataFrame(cells, columns=[about.name for about in all_columns()])
 
 
 def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
-    """One row a result and call site; see `Results.by_call_site`."""
+    """Return a data frame of one row per result and call site; see `Results.by_call_site`."""
     places, cells = [], []
     for place, row in enumerate(rows):
         sites = row.sites
@@ -166,18 +166,18 @@ def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
 
 
 def _as_unicode(cell: Any) -> Any:
-    """A cell as columns of text can hold it: halves of characters, which a stranger's name may have, are spelled."""
+    """Return a cell as valid Unicode: lone surrogates, which an untrusted name may contain, are escaped."""
     if not isinstance(cell, str) or cell.isascii():
         return cell
     return cell.encode(errors="backslashreplace").decode()
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
-    """The rows that `opreplay -o` wrote to a file, such as `.json` or `.csv`; where they come from is in `attrs`.
+    """Return the rows of a file written by `opreplay -o`, such as `.json` or `.csv`, with the header in `attrs`.
 
     Raises
     ------
-    UserError : where the file is not there or is not of a kind that can be read
+    UserError : the file is missing, damaged or of a kind that cannot be read
     """
     path = Path(path)
     read = report_for(path).read
@@ -199,12 +199,12 @@ def load_results(path: str | Path) -> pd.DataFrame:
 
 
 def read_results(path: Path) -> list[Result]:
-    """The rows of a file that `opreplay -o` wrote; raises as `load_results` does."""
+    """Return the rows of a file written by `opreplay -o`; raise the same errors as `load_results`."""
     return rows_in(load_results(path), path)
 
 
 def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
-    """The rows that a file holds; `UserError` where one lacks a cell, or has what its column does not hold."""
+    """Return the rows of a data frame read from a file; raise `UserError` if a cell is missing or invalid."""
     by_name = {about.name: about for about in all_columns()}
     cells = {str(name): cells_in(by_name[str(name)], frame[name], path) for name in frame.columns}
     try:
@@ -214,34 +214,34 @@ def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
 
 
 def check_columns(names: Iterable[Hashable], path: Path) -> None:
-    """Raise `UserError` for columns that no row has."""
+    """Raise `UserError` for duplicate or unknown columns."""
     count = Counter(list(names))
     if max(count.values(), default=1) > 1 or not count.keys() <= {about.name for about in all_columns()}:
         raise other_columns(path)
 
 
 OF_CASE = ("case", "op", "count", *(name for name in WAY if name not in ("cache", "method", "device")))
-"""Columns that options and the trace set, and no measurement."""
+"""columns set by the options and the trace, not by measurement"""
 SAME_IN_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
 OPTIONS = "options_hash"
-"""What a header says of the options, how often cases run among them."""
+"""header field with a hash of the options, including the number of timed runs"""
 
 
 def read_completed(
     path: Path, expected: Sequence[Result], devices: Collection[str], caches: Collection[str], header: Mapping[str, Any]
 ) -> list[Result]:
-    """The rows of a file of results that a replay would write; none where such files cannot be read.
+    """Return the rows of an existing result file of the same replay, or no rows if its format cannot be read.
 
     Parameters
     ----------
-    expected : the rows of the replay before they are measured
-    devices : that it runs on
-    caches : what it finds caches to hold
-    header : of the file that it would write
+    expected : rows of the replay before they are measured
+    devices : devices of the replay
+    caches : cache states of the replay
+    header : header of the file to be written
 
     Raises
     ------
-    UserError : where it holds others, as far as such a file tells
+    UserError : the file holds results of another replay, as far as its format shows it
     """
     if report_for(path).read is None:
         return []
@@ -252,7 +252,7 @@ def read_completed(
     if path.suffix == ".json":
         stored = json.loads(path.read_text(encoding="utf-8"))
         is_same &= all(stored.get(name) == header[name] for name in SAME_IN_HEADER)
-        # those of earlier versions do not say it
+        # files of earlier versions lack the hash
         is_same &= stored.get(OPTIONS) in (None, header[OPTIONS])
     if not is_same:
         raise UserError(f"{path} holds other results", "choose another name, or replace it with --force")
@@ -260,11 +260,11 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Those of some rows that a replay would give again; see `read_completed`."""
+    """Return the rows that the replay would measure again; see `read_completed`."""
     keys = {_key(row) for row in expected}
     return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
 
 
 def _key(row: Result) -> tuple[str, ...]:
-    """The cells by which rows are told apart, which may be empty."""
+    """Return the cells that identify a row; some may be empty."""
     return tuple(str(getattr(row, name)) for name in OF_CASE)

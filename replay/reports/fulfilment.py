@@ -1,4 +1,4 @@
-"""Which requests of a replay no row fulfilled: modes, directions, dtypes and analyses that gave no result at all."""
+"""Requests of a replay that no row fulfilled: modes, directions, dtypes and analyses without any result."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from opgrip.replay.timing.timing_options import TimingOptions
 from opgrip.replay.workers.executors.executor import EngineOptions
 
 RAN = (OK, WRONG, CONTENDED)
-"""Statuses of rows that gave results."""
+"""statuses of rows with results"""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An option as it was given.
+    """Option as given on the command line.
 
     Attributes
     ----------
     words : the option and its value
-    is_of : returns True if a row is of it
-    absence : why no row is of it, where none is
+    is_of : returns True if a row belongs to the request
+    absence : reason if no row belongs to it
     """
 
     words: str
@@ -43,7 +43,9 @@ class Request:
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
-    """Return a line for each request of a command line that no row fulfilled; one line where no case ran at all."""
+    """Return a line for each request of a command line that no row fulfilled, or a single line if no case ran at
+    all.
+    """
     if not any(row.status in RAN for row in rows):
         return [f"no case ran{_why(rows)}"] if rows else []
     lines = []
@@ -109,7 +111,7 @@ def _matches(pattern: str, row: Result) -> bool:
 
 
 def _why(rows: Sequence[Result]) -> str:
-    """Return the reason that most rows have, and how many of them have it where they have several."""
+    """Return the most frequent reason of failure, with its number of rows if there are several reasons."""
     reasons = Counter(f"{row.error}" if row.error else row.status for row in rows if row.status not in RAN)
     if not reasons:
         return ""

@@ -1,4 +1,4 @@
-"""Results as JUnit XML, which shows of CI services read: a row is a test of its mode."""
+"""Results as JUnit XML, the format that CI services read: one test per row."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, R
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """What JUnit has of a test.
+    """Test in a JUnit document.
 
     Attributes
     ----------
-    group : shown before the name
-    outcome : `failure`, `error`, `skipped`, or empty where it passed
-    reason : of that
+    group : name shown before the test's name
+    outcome : `failure`, `error`, `skipped`, or empty if the test passed
+    reason : explanation of the outcome
     """
 
     group: str
@@ -36,7 +36,7 @@ class Suite:
 
     Attributes
     ----------
-    properties : what is known of all of them
+    properties : facts common to all tests
     """
 
     name: str
@@ -45,7 +45,7 @@ class Suite:
 
 
 def write_suites(suites: Iterable[Suite], file: IO[str]) -> None:
-    """One document of all suites."""
+    """Write one document of all suites."""
     root = ElementTree.Element("testsuites")
     for suite in suites:
         _add_suite(root, suite)
@@ -74,7 +74,7 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """A test a row: it fails if the row is wrong, failed or timed out, and is skipped if nothing is known."""
+    """Write one test per row: it fails if the row is wrong, failed or timed out, and is skipped if nothing is known."""
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
 

@@ -1,4 +1,4 @@
-"""What a report is."""
+"""Declaration of a report, and lookup by file suffix."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from opgrip.errors import UserError
 from opgrip.replay.results.results import Result
 
 Write = Callable[[Sequence[Result], Mapping[str, Any], IO[Any]], None]
-"""Writes rows to a file, of text unless the report is `binary`, the header saying where they come from."""
+"""function that writes rows and their header to a file: a text file unless the report is `binary`"""
 Read = Callable[[Path], pd.DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A form that results are written in.
+    """Output format of results.
 
     Attributes
     ----------
-    needs : name of the analysis without which there is nothing to write; empty for none
-    read : gives the rows of such a file, to add others, its header in their `attrs`; None where they cannot be had
-        back. It raises what reading a damaged file raises: OSError, ValueError, KeyError, TypeError
-    binary : whether it writes bytes
-    package : what is imported to write it, and the extra that brings that; empty for nothing that may be missing
+    needs : name of the analysis that the format requires; empty for none
+    read : reads such a file back, for example to append rows, with the header in `attrs`; None if the format cannot be
+        read. It may raise OSError, ValueError, KeyError or TypeError for a damaged file
+    binary : True if the file is binary
+    package : package to import for writing, and the extra that installs it; empty if nothing optional is needed
     """
 
     write: Write
@@ -39,11 +39,11 @@ class Report:
 
 
 reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")
-"""Reports by the suffix of the files that they write."""
+"""reports by file suffix"""
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
-    """A decorator that enters a function as the `write` of a report, whose other attributes are `about`."""
+    """Return a decorator that registers a function as the `write` of a report with the attributes `about`."""
 
     def enter(write: Write) -> Write:
         reports.register(suffix)(Report(write, **about))
@@ -53,11 +53,11 @@ def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
 
 
 def report_for(path: Path) -> Report:
-    """What writes results to a file of that name.
+    """Return the report that writes results to a file name.
 
     Raises
     ------
-    UserError : where its suffix says no form
+    UserError : unknown suffix
     """
     named_report = reports.get(path.suffix)
     if named_report is None:

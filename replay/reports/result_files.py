@@ -1,4 +1,4 @@
-"""Results in files: CSV, JSON, Parquet, Excel, and the roofline as SVG."""
+"""Result files: CSV, JSON, Parquet, Excel, and the roofline as SVG."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from opgrip.traces.formats.parquet_files import ParquetFile, ParquetLimits, TooL
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """The rows of such a file."""
+    """Return the rows of a CSV file."""
     columns = all_columns()
-    # `None` is what many a call takes, and a key may look like a number
+    # keep the text `None`, a common argument, and read keys as text even if they look like numbers
     texts = {about.name: str for about in columns if about.kind in (str, list)}
     rows = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
     for about in columns:
@@ -40,7 +40,7 @@ def read_csv(path: Path) -> pd.DataFrame:
 
 @report(".csv", read=read_csv)
 def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """One line a row under a line of names; the header is left out."""
+    """Write one line per row under a line of column names, without the header."""
     frame = to_frame(results)
     for name, column in frame.items():
         if not pd.api.types.is_numeric_dtype(column):
@@ -49,16 +49,16 @@ def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str
 
 
 _INFINITE = "1e999"
-"""How a file says inf: JSON has no word for it, and readers of numbers take one that is too large for it."""
+"""JSON spelling of inf, for which JSON has no word: parsers read a number that is too large as inf"""
 _UNBOUNDED = "|".join(about.name for about in columns_in(Result) if about.unbounded)
 _AS_NUMBER = re.compile(rf'^( +"(?:{_UNBOUNDED})": )"{_INFINITE}"(,?)$', re.MULTILINE)
 
 
 def read_json(path: Path) -> pd.DataFrame:
-    """The rows of such a file, its header in `attrs`."""
+    """Return the rows of a JSON file, with the header in `attrs`."""
     header = parse_json(path.read_bytes())
     plain = header.pop("results")
-    # before a table has a column for each of a million names
+    # check the names before a data frame gets a column for each of, say, a million names
     check_columns(dict.fromkeys(name for row in plain for name in row.keys()), path)  # noqa: SIM118 - a row is no list
     rows = pd.DataFrame(plain)
     rows.attrs = header
@@ -67,20 +67,20 @@ def read_json(path: Path) -> pd.DataFrame:
 
 @report(".json", read=read_json)
 def write_json(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """An object of the header's fields and `results`, a list of one object a row."""
+    """Write an object with the header's fields and `results`, a list of one object per row."""
     rows = [{name: _INFINITE if cell == inf else cell for name, cell in row.items()} for row in whole_cells(results)]
     text = json.dumps({**header, "results": rows}, indent=1, allow_nan=False, ensure_ascii=False)
     file.write(_AS_NUMBER.sub(rf"\g<1>{_INFINITE}\g<2>", text) + "\n")
 
 
 HEADER = b"opgrip"
-"""Key of the file's metadata under which the header is, as JSON."""
+"""metadata key of the header, stored as JSON"""
 MOST_CELLS = 100_000_000
-"""Of a file, single times among them: half a million rows in all columns."""
+"""most cells in a file, including run times: half a million rows with all columns"""
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """Return the rows of such a file, with its header in `attrs`."""
+    """Return the rows of a Parquet file, with the header in `attrs`."""
     arrow = needed("pyarrow", "results")
     columns = {about.name: about for about in all_columns()}
     limits = ParquetLimits(rows=MOST_CELLS, total_bytes=LARGEST_BYTES, texts=1 << 62, batch_texts=1 << 62)
@@ -114,7 +114,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
 
 @report(".parquet", read=read_parquet, binary=True, package=("pyarrow", "results"))
 def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """A row a result, the header in the file's metadata."""
+    """Write one row per result, with the header in the file's metadata."""
     arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
     table = arrow.Table.from_pandas(to_frame(results), preserve_index=False)
     metadata = {**(table.schema.metadata or {}), HEADER: json.dumps(header).encode()}
@@ -123,7 +123,7 @@ def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO
 
 @report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))
 def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """A dot a row that was timed, under the ceilings that the header has."""
+    """Draw one dot per timed row, under the peaks in the header."""
     if "ceilings" not in header:
         raise UserError("the rows were not held against the machine's limits", "replay with --roofline")
     ceilings, threads = from_json(header["ceilings"]), header.get("threads", 1)
@@ -131,19 +131,19 @@ def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[byt
 
 
 ROWS = 1_048_575
-"""Of a sheet, beside that of names."""
+"""most rows of a worksheet, without the row of column names"""
 CHARTED = 20
-"""Rows that a chart shows."""
+"""number of rows in a chart"""
 FORMATS = {"1": "0.0%", "us": "#,##0.00", "ms": "#,##0.00", "bytes": "#,##0"}
-"""By the unit of a column."""
+"""number format by unit of the column"""
 WIDE = {"op": 34, "shapes": 60, "error": 60, "module": 34}
-"""Widths of columns of text, in characters."""
+"""widths of text columns, in characters"""
 _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 
 @report(".xlsx", binary=True, package=("xlsxwriter", "results"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """A sheet for each mode with its rows in all columns that have something, and a chart of the longest calls."""
+    """Write one worksheet per mode with all columns that are not empty, and a chart of the longest calls."""
     workbook = needed("xlsxwriter", "results").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )
@@ -162,7 +162,7 @@ class _Sheet:
         self._formats: dict[str, Any] = {}
 
     def write(self, rows: Sequence[Result]) -> None:
-        """The rows, those of all that fit."""
+        """Write rows, up to the most that a worksheet can hold."""
         cells = [row.to_plain() | {"status": row.marked_status} for row in rows[:ROWS]]
         columns = [
             about
@@ -237,7 +237,7 @@ def _flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def _sheet_name(name: str, taken: set[str]) -> str:
-    """A name that Excel takes and that no other sheet has."""
+    """Return a worksheet name that Excel accepts and that is not in `taken`."""
     text = _FORBIDDEN.sub("-", printable(name))[:28] or "sheet"
     number = 1
     while (unique := text if number == 1 else f"{text}-{number}").lower() in taken:

@@ -1,4 +1,4 @@
-"""Results and cases as tables, on a terminal, in a pipe, or as Markdown."""
+"""Results and cases as tables for a terminal, a pipe or Markdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = ("case", "share", "count", "operator", "shapes")
 
 
 def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
-    """Print a line a case: its number, share of time, calls, operator and arguments; a terminal's width is kept."""
+    """Print one line per case: number, share of time, calls, operator and arguments, cut to the terminal's width."""
     rows = [COLUMNS, *map(_cells, cases)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     most = shutil.get_terminal_size().columns if file.isatty() else None
@@ -50,33 +50,33 @@ STYLES = {
     "contended": "yellow",
 }
 DOUBTFUL = "~"
-"""Before captured times and speed-ups that are."""
+"""mark before doubtful captured times and speed-ups"""
 SPEED_UP = "speed-up: replayed us of the row it is compared with, divided by replayed us"
 SHORT = 60
-"""Characters of an operator and its shapes in a line below."""
+"""longest text of operator and shapes in a note, in characters"""
 NOTE = 40
-"""Characters of a note."""
+"""longest note, in characters"""
 QUIETER = "wait until the machine is quiet, leave others a core with --threads 1, or choose idle cores with --pin"
 OPERATORS = 3
-"""Operators that a reason names."""
+"""most operators listed with a reason"""
 
 
 def print_results(results: Sequence[Result], file: IO[str]) -> None:
-    """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
+    """Print the table, then the reasons of rows that are not ok, one line per reason."""
     print_table(table_columns(results), results, file, style=lambda result: STYLES.get(result.status))
     for line in _notes(results):
         print_line(line, file)
 
 
 def print_reasons(results: Sequence[Result], file: IO[str]) -> None:
-    """Print the reasons of what is not ok alone, one line for all cases that share one."""
+    """Print only the reasons of rows that are not ok, one line per reason."""
     for line in _reasons(results):
         print_line(line, file)
 
 
 @report(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """The same table in Markdown, under a line that says where it comes from."""
+    """Write the table in Markdown under a line with the origin of the results."""
     origin = _scalars({name: value for name, value in header.items() if not isinstance(value, float)})
     totals = f"the whole step: {_scalars(header['sequence'])}" if "sequence" in header else ""
     paragraphs = [literal(origin), *([literal(totals)] if totals else [])]
@@ -87,7 +87,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
-    """Return the lines below the table."""
+    """Return the lines printed below the table."""
     return [
         *(*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_contended(results)),
         *_reasons(results),
@@ -100,8 +100,8 @@ def _scalars(header: Mapping[str, Any]) -> str:
 
 
 def table_columns(results: Sequence[Result]) -> list[TableColumn]:
-    """Return the columns of a table of results; those that these results do not need are left out when it is shown."""
-    # samples were not captured in a program, and of gripped calls the time there is not known
+    """Return the columns of a table of results; columns without content are hidden when the table is shown."""
+    # samples have no captured time, and neither do gripped calls
     in_program = any(result.captured_total_us for result in results)
     has_caches = len({result.cache for result in results if result.cache is not None}) > 1
     columns = [
@@ -174,7 +174,7 @@ def _has(about: Column, result: Result) -> bool:
 
 
 def _added(about: Column, result: Result) -> str:
-    """The cell of a column that a part has added."""
+    """Return the text of a cell in an added column."""
     cell = result.added.get(about.name)
     if about.unit == "us":
         return _number(cell)
@@ -186,7 +186,7 @@ def _added(about: Column, result: Result) -> str:
 
 
 def _clocks(results: Sequence[Result]) -> list[str]:
-    """Which clock the times are of, where some are of a device."""
+    """Return the line that names the clock of the times, if some are device times."""
     if not any(result.captured_host_us for result in results):
         return []
     by_device = {_is_by_device(result) for result in results if result.median_us is not None}
@@ -200,7 +200,7 @@ def _is_by_device(result: Result) -> bool:
 
 
 def _speed_ups(results: Sequence[Result]) -> list[str]:
-    """Return the line that says what a speed-up is, if there are any."""
+    """Return the line that defines speed-up, if a row has one."""
     if not any(result.speed_up for result in results):
         return []
     doubt = f"; {DOUBTFUL} before it: paired runs differ from it by over 10 %"
@@ -209,7 +209,7 @@ def _speed_ups(results: Sequence[Result]) -> list[str]:
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
-    """What the mark at captured times says, where there is one."""
+    """Return the line that explains the mark at captured times, if it is used."""
     marked = {result.case_of_trace for result in results if result.is_captured_doubtful}
     if not marked:
         return []
@@ -220,7 +220,7 @@ def _doubts(results: Sequence[Result]) -> list[str]:
 
 
 def _behaviours(results: Sequence[Result]) -> Iterator[str]:
-    """Of cases whose calls behave in several ways, each of these."""
+    """Yield a line for each case with timing clusters, with the times of each cluster."""
     for result in results:
         told = ClusterColumns.of(result)
         if told.behaviour_shares is not None:
@@ -234,7 +234,7 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _contended(results: Sequence[Result]) -> list[str]:
-    """How many rows were contended, and what to do."""
+    """Return the line with the number of contended rows and what to do about them."""
     count = sum(result.status == CONTENDED for result in results)
     if not count:
         return []
@@ -243,7 +243,7 @@ def _contended(results: Sequence[Result]) -> list[str]:
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:
-    """What became of operators that are not ok, a line for each reason: the operators, then the reason."""
+    """Return one line per reason why rows are not ok: operators, then the reason."""
     operators: dict[str, dict[str, int]] = {}
     for result in results:
         if result.error is not None:

@@ -1,4 +1,4 @@
-"""The replay of a whole step, of one rank or several, as text."""
+"""Text report of a step replay on one or several ranks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from opgrip.replay.sequences.ranks.replay_ranks import CollectiveTimes, StepOutc
 from opgrip.replay.sequences.step_results import SequenceResult
 
 ROWS, REASONS = 20, 12
-"""Printed, where their number is not given."""
+"""default number of printed rows, and most printed reasons"""
 ONLY_CONTENDED = "other processes used the cores in all passes, and its time counts nowhere"
 
 
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
-    """Print time and memory of a step beside the captured ones, the rows that take most, and why calls did not run so.
+    """Print time and memory of a step next to the captured values, the longest rows, and why calls were not replayed.
 
     Parameters
     ----------
-    rows : by falling share of time, of which the first `most` are printed
+    rows : by falling share of time; the first `most` are printed
     """
     for name, text in _lines(result):
         print_line(f"{name:8} {text}", file, indent=9)
@@ -48,7 +48,7 @@ def _slowed(result: SequenceResult) -> str:
 
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
-    """Why calls did not run on what flows, or as the mode has them, as far as the rows that are shown have not told."""
+    """Return the reasons why calls were not replayed or not in the mode, except those already printed with a row."""
     told = {(row.op, row.error) for row in shown}
     lines = {
         (reason.op, reason.reason): f"{reason.status}: {reason.op}, {counted(reason.count, 'call')}: {reason.reason}"
@@ -77,7 +77,7 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
 
 
 def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, str]]:
-    """Return the lines on times, captured and replayed."""
+    """Return the lines with captured and replayed times."""
     middle = result.replayed_quantile_ms(0.5)
     ratio = f", {middle / captured:.2f} times" if captured and not result.is_contended else ""
     on_host = result.captured_host_ms - result.unsupported_host_ms
@@ -99,7 +99,7 @@ def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, 
 
 
 def _replayed_times(result: SequenceResult) -> list[tuple[str, str]]:
-    """Return the lines on times if the trace has none."""
+    """Return the lines with replayed times only, for a trace without times."""
     host = f"{_replayed(result, result.host_quantile_ms(0.5))}; the other {DEVICE_TIME}"
     return [
         ("time", f"{_replayed(result, result.replayed_quantile_ms(0.5))} {_passes(result)}"),
@@ -120,7 +120,7 @@ def _passes(result: SequenceResult) -> str:
 
 
 def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
-    """Print what each rank's step took, the collectives that take most, and what did not run."""
+    """Print the step time of each rank, the longest collectives, and what was not replayed."""
     print_table(RANK_COLUMNS, outcome.ranks, file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")
     shown = outcome.collectives[:most]
     if shown:
