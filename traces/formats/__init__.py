@@ -1,1 +1,1 @@
-"""Files of other tools, read and written as traces. A format is a file here, or an entry point `opgrip.formats`."""
+"""Readers and writers of other tools' files. A format is a file in this folder or an entry point `opgrip.formats`."""

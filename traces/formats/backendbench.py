@@ -1,6 +1,6 @@
-"""Operator inputs that BackendBench runs: Parquet, one row per operator and arguments, with a count.
+"""Operator inputs that BackendBench runs: Parquet files with one row per operator and arguments, and a count.
 
-Arguments are text in TritonBench's notation, which is parsed, and never evaluated.
+Arguments are text in TritonBench's notation. The text is parsed and never evaluated.
 """
 
 from __future__ import annotations

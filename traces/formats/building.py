@@ -1,7 +1,7 @@
-"""Make the records of a trace from calls in order, and find which values of a graph share memory.
+"""Builder of trace records from ordered calls, and the values of a graph that share memory.
 
-While a call is put together, `TensorSpec.storage` of its tensors is a number of the whole graph; `split` makes of it
-what a signature and a call hold.
+While a call is built, `TensorSpec.storage` of its tensors is a number within the whole graph. `split` separates it into
+the numbers that signatures and calls hold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GraphStorages:
         return self.numbers[name]
 
     def give(self, name: str, shared: int | None) -> int:
-        """Set and return the storage of a result: `shared`, or a new one."""
+        """Set and return the storage of a result: `shared`, or a new one if `shared` is None."""
         if shared is None:
             self.numbers.pop(name, None)
             return self.of(name)
@@ -80,7 +80,7 @@ def _memory_of(result: Any, memory: dict[str, int]) -> int | None:
     if result.alias_info is None:
         return None
     if not result.alias_info.before_set:
-        # a list of views, whose set torch does not tell
+        # torch does not report the alias set of a list of views
         return next(iter(memory.values()), None)
     return next((memory[name] for name in _sets(result) if name in memory), None)
 
@@ -94,7 +94,7 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return arguments and outputs as a signature holds them, and the storages of their tensors as a call does."""
+    """Return arguments and outputs as a signature has them, and the storages of their tensors as a call has them."""
     taken = [_number(spec) for spec in tensors([args, kwargs])]
     given = [_number(spec) for spec in tensors(outputs)]
     counts = Counter(number for number in taken if number != NO_STORAGE)
@@ -117,7 +117,7 @@ def _number(spec: TensorSpec) -> int:
 
 
 BLOCK = 4096
-"""Calls of a block."""
+"""calls per block"""
 NO_TIMES = "durations: the file has none, so shares are by the number of calls"
 NO_VALUES = "values of tensors: the file has none, so they are drawn as each operator needs them"
 NO_GRADIENTS = (
@@ -140,10 +140,10 @@ class RecordBuilder:
 
     Parameters
     ----------
-    name : of the format
-    losses : has what the reader passed over, for the last record
-    facts : of the header: whatever the file says of versions, devices, the command and the time
-    is_timed : whether the file has durations
+    name : name of the format
+    losses : what the reader skipped; it is written to the last record
+    facts : what the file says about versions, devices, the command and the time, for the header
+    is_timed : True if the file has durations
     """
 
     def __init__(self, name: str, losses: Losses, facts: dict[str, Any] | None = None, is_timed: bool = False) -> None:
@@ -190,16 +190,16 @@ class RecordBuilder:
         storages: Sequence[int] = (),
         device_ns: int = -1,
     ) -> int:
-        """Add a call, or several of one signature; the number of the signature.
+        """Add one call, or several calls of one signature, and return the number of the signature.
 
         Parameters
         ----------
-        op : with its overload, `aten.add.Tensor`
+        op : operator with its overload, `aten.add.Tensor`
         args, kwargs, outputs : trees of values and `TensorSpec`
-        scope : where it came from; its number is not looked at
-        start_ns : since the first call; None where it is not known: then after the call before
-        storages : numbers of the memory of its tensors, those of arguments first; empty where they are not known
-        device_ns : how long it kept an accelerator busy
+        scope : origin of the call; its number is ignored
+        start_ns : time since the first call, or None if unknown: the call then starts after the previous one
+        storages : storage numbers of its tensors, arguments first; empty if unknown
+        device_ns : time that the call kept an accelerator busy
         """
         signature = self._signature(kind, op, tuple(args), kwargs or {}, outputs)
         place = self.add_scope(scope or Scope(0, "", "", "forward"))
@@ -266,9 +266,11 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
-    """Return the model of values that a file has, None for an empty tensor.
+    """Return the model of values stored in a file, or None for an empty tensor.
 
-    It is fitted in this thread alone: a process whose operators ran in several hangs in its forks, which replay calls.
+    The model is fitted in this thread only: forks of a process hang if operators ran in several of its threads, and
+    replay
+    forks.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,7 +1,8 @@
-"""Chakra execution traces: length-prefixed protobuf messages, one with facts about the file and then one per node.
+"""Chakra execution traces: length-prefixed protobuf messages, the first with facts about the file and then one per
+node.
 
-Chakra's converter makes them, for simulators, of execution traces that it linked to a profile. Inputs and outputs are
-text in Python's notation. Source: Chakra's `et_def.proto`, of which `SCHEMA` has what is read and written here.
+Chakra's converter makes them for simulators, from execution traces linked to a profile. Inputs and outputs are text in
+Python's notation. Source: Chakra's `et_def.proto`; `SCHEMA` holds the part that is read and written here.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ METADATA, COMPUTE = 1, 4
 MOST_TEXT = 1 << 20
 """Characters of a list, each of which may cost half a KB to parse."""
 PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
-"""The name of a part of an operator, `aten::copy_(1)`."""
+"""Pattern of the name of one part of an operator, `aten::copy_(1)`."""
 
 
 def message_classes() -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable
 
 
 def _facts(metadata: Any) -> dict[str, Any]:
-    """Return what a file's first message says, as a trace's header has it."""
+    """Return the facts of a file's first message in the form of a trace's header."""
     values = {item.name: _value_of(item) for item in metadata.attr}
     schema, pid = values.get("schema") or metadata.version, values.get("pid")
     facts: dict[str, Any] = {"schema": schema[:100]} if isinstance(schema, str) and schema else {}
@@ -143,13 +144,13 @@ def _facts(metadata: Any) -> dict[str, Any]:
 
 
 def _value_of(attribute: Any) -> Any:
-    """Return an attribute's value; None for a list, of which nodes have none that is read."""
+    """Return an attribute's value, or None for a list: the attributes that are read are never lists."""
     field = attribute.WhichOneof("value")
     return None if field is None else getattr(attribute, field)
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node; parts of an operator that the converter split around its kernels are put inside the first."""
+    """Return a node. Place parts of an operator, which the converter splits around its kernels, in the first part."""
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
         return node
@@ -192,9 +193,9 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Return the list of numbers, texts, booleans and such lists that a text has in Python's notation.
+    """Parse a list of numbers, strings, booleans and such lists in Python's notation.
 
-    Raise `FormatError` for another text; an empty one is an empty list.
+    Raise `FormatError` for any other text. An empty text is an empty list.
     """
     if not text:
         return []
@@ -249,7 +250,7 @@ def _time(value: Any) -> float | None:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write a node per call, after the nodes that made what it takes and the one before it in its thread."""
+    """Write one node per call, after the nodes that produced its arguments and the previous node of its thread."""
     classes = message_classes()
     header = trace.header
     pid = header.get("pid")
@@ -278,7 +279,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _calls_before(step: NodeStep, graph: Any) -> list[int]:
-    """Return the calls that made, or last wrote, what a call takes."""
+    """Return the calls that created or last wrote the arguments of a call."""
     entry = graph.steps.get(step.call)
     return [] if entry is None else list(entry.after)
 
@@ -291,7 +292,7 @@ def _message_of(node: Node, after: Iterable[int], message_class: Any) -> Any:
         type=METADATA if node.name in ROOTS else COMPUTE,
         ctrl_deps=[node.parent] if node.parent != node.number else [],
         data_deps=after,
-        # integers of microseconds; attributes have the exact times
+        # integers in microseconds; the exact times are attributes
         start_time_micros=round(node.start_us or 0) if is_timed else 0,
         duration_micros=round(node.own_us or 0) if is_timed else 0,
     )
@@ -312,7 +313,7 @@ def _message_of(node: Node, after: Iterable[int], message_class: Any) -> Any:
 
 
 def _encodable(values: list[Any]) -> str:
-    # a text of a trace may have surrogates, which UTF-8 has not
+    # text in a trace may contain surrogates, which UTF-8 cannot encode
     return str(values).encode(errors="replace").decode()
 
 

@@ -1,8 +1,8 @@
 """Traces of torch.profiler with shapes, the JSON of `export_chrome_trace`, as traces of operators.
 
-Arguments are shapes and types of tensors, and the text of everything else, which is read by the type in the operator's
-schema. Of the events of operators, those are taken that a capture would record: below composite operators, which only
-call others, the outermost ones.
+Events hold shapes and types of tensors; every other argument is text, which is read by the type in the operator's
+schema. The operator events that a capture would record are kept: the outermost ones below composite operators, which
+only call others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
 DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
-"""Element types by their C++ names; without those of quantized tensors, whose scales the file does not have."""
+"""Dtypes by their C++ names, except quantized ones: the file does not have their scales."""
 
 _REAL = r"[+-]?(?:\d{1,20}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,4})?|inf|nan)"
 NUMBER = re.compile(_REAL)
@@ -44,12 +44,12 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
 
     Parameters
     ----------
-    name : `aten::add`, whose overload an event does not tell
-    device : of its tensors, and of a new one
+    name : `aten::add`; events do not name the overload
+    device : device of the call's tensors and of a new tensor
 
     Raises
     ------
-    NoOverload : where no overload takes such arguments, or the event does not tell them
+    NoOverload : if no overload takes such arguments, or the event does not have them
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -76,7 +76,7 @@ def _placed(value: Any, device: str) -> Any:
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
-    """Return the call; one that creates a tensor creates it on the device of the program."""
+    """Return the call. If it creates a tensor, it creates it on the device of the program."""
     makes = (
         any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
     )
@@ -95,7 +95,7 @@ def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
     if name == "TensorType":
         return None if kind == "" and optional else _tensor(kind, shape, stride)
     if name == "ListType" and expected.getElementType().kind() in ("TensorType", "OptionalType"):
-        # the types of its tensors are written nowhere
+        # the types of its tensors are not in the file
         if kind != "TensorList" or not isinstance(shape, list) or not isinstance(stride, list):
             raise ValueError(f"the file does not have its argument {parameter.name}")
         element = next((item for item in inputs.types if isinstance(item, str) and item in DTYPE_OF), "float")
@@ -105,7 +105,7 @@ def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
     if text:
         return _parsed(text, expected, parameter.name)
     if name == "StringType":
-        # the profiler writes no text at all
+        # the profiler writes no text for it
         if parameter.has_default_value() and isinstance(parameter.default_value, str):
             return parameter.default_value
         raise ValueError(f"the file does not have its argument {parameter.name}")
@@ -187,7 +187,7 @@ def recognizes(head: Head) -> bool:
     """Return True for JSON with a list of events."""
     start = head.start.lstrip()
     if start.startswith(b"{"):
-        # the timeline of a trace of ours has no shapes as torch's has them, and says so when it is read
+        # timelines written by opgrip lack torch's shapes; reading one reports that
         return any(mark in head.start for mark in MARKS) or (
             b'"schemaVersion"' in start and b'"deviceProperties"' in start
         )
@@ -247,11 +247,11 @@ def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
 
 
 class _Adder:
-    """Adds calls; events that differ only in their times are read once.
+    """Adder of calls, which reads events that differ only in their times once.
 
     Parameters
     ----------
-    device : that the program ran on
+    device : device that the program ran on
     """
 
     def __init__(self, builder: RecordBuilder, device: str, losses: Losses) -> None:
@@ -260,7 +260,7 @@ class _Adder:
         self._forward_scopes: dict[int, int] = {}
 
     def add(self, call: ProfiledCall, thread: str) -> int | None:
-        """Add a call; return the number of its signature, None if the file does not have its arguments."""
+        """Add a call and return the number of its signature, or None if the file does not have its arguments."""
         event, scope, work = call.event, call.scope, call.work
         bound = self._bound.get(event.slice)
         if bound is None:
@@ -294,7 +294,7 @@ class _Adder:
 
 
 def _with_copied_from(args: tuple[Any, ...], work: KernelTimes) -> tuple[Any, ...]:
-    """Return the arguments of a copy from or to the CPU, with the tensor on the CPU marked so."""
+    """Return the arguments of a copy from or to the CPU, with the CPU tensor's device corrected."""
     places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)
     if "HtoD" in names and places:
@@ -307,7 +307,7 @@ def _with_copied_from(args: tuple[Any, ...], work: KernelTimes) -> tuple[Any, ..
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the timeline of a trace, for people: it has the shapes of tensors and no other arguments."""
+    """Write the timeline of a trace for people: it has the shapes of tensors and no other arguments."""
     file.writelines(line.encode() for line in timeline_lines(trace))
     for number, op in trace.calls["op"].items():
         losses.lose(int(number), str(op), "arguments except the shapes of tensors")  # type: ignore[call-overload]

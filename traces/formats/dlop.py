@@ -1,9 +1,9 @@
-"""DLOP-Bench's configurations of operators: JSON, one file per operator, parallel lists by argument.
+"""DLOP-Bench's configurations of operators: JSON, one file per operator, with parallel lists by argument.
 
     adaptive_avg_pool2d.json: {"input": [[4, 96, 56, 56], [2, 64, 128, 128]], "output_size": [[1], [6]]}
 
-Which operator a file is of, its name says. Which argument a column is, and whether a list in it is a shape, a list of
-numbers or a number, torch's schema of the operator says: by the column's name, else by its place.
+The file's name is the operator. A column belongs to the argument of its name, else to the argument at its position.
+torch's schema of the operator decides whether a list is a shape, a list of numbers or a number.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ IGNORED = frozenset({"_stacklevel", "inplace", "return_indices", "norm_type", "s
 """Columns that Python functions accept and their operators do not, or that select the operator."""
 
 CONSTANTS: dict[str, Any] = {"cudnn_enabled": True}
-"""Arguments that Python functions add by themselves."""
+"""Arguments that Python functions add to their operator's call."""
 
 DTYPES_OF: dict[str, dict[str, torch.dtype]] = {
     "bincount": {"self": torch.int64},
@@ -92,7 +92,7 @@ UPSAMPLE = {
 
 
 def _cat(row: Row) -> tuple[str, Row]:
-    """Concatenate along the first dimension in which the tensors differ, unless the file has a dimension."""
+    """Concatenate along the first dimension in which the tensors differ, unless the file names a dimension."""
     if not is_missing(row.get("dim")) and row["dim"] not in ([False], False):
         return "cat", row
     shapes = [shape_of(cell) for column, cell in row.items() if column != "dim" and not is_missing(cell)]
@@ -194,7 +194,9 @@ REWRITES: dict[str, Callable[[Row], tuple[str, Row]]] = {
     "max_unpool2d": _max_unpool2d,
     "triu": _triu,
 }
-"""Files whose columns are not the operator's arguments: the operator and its arguments of a row."""
+"""Files whose columns differ from the operator's arguments: functions that return the operator and its arguments of a
+row.
+"""
 
 Call = tuple[str, list[Any], dict[str, Any]]
 
@@ -261,7 +263,7 @@ def operator_name(path: Path) -> str:
 def call_of(name: str, row: Row) -> Call:
     """Return the call of a configuration: the overload, positional and named arguments.
 
-    Raise `Unfit` if there is none, by the reason.
+    Raise `Unfit` with the reason if there is none.
     """
     if name in UNMAPPED:
         raise Unfit(UNMAPPED[name])
@@ -294,7 +296,7 @@ def _readings(name: str, row: Row) -> Iterator[Reading]:
     plain = Reading(
         dtype=dtype_named(_single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),
-        # of tables that name their columns by the operator, lists are shapes alone
+        # in tables that name their columns by the operator, lists are always shapes
         lists_are_shapes=all(re.fullmatch(rf"{re.escape(name)}_?\d", column) for column in row) and len(row) > 1,
     )
     yield plain
@@ -359,7 +361,7 @@ def _is_tensor(parameter: Any) -> bool:
 def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
     """Return the cell of each parameter, by the columns' names and else by their position.
 
-    Raise `Unfit` if a column with a value is none's.
+    Raise `Unfit` if a column with a value matches no parameter.
     """
     parameters = {item.name: item for item in schema.arguments}
     names = {column: SIDES.sub("", column) for column in row}

@@ -25,7 +25,7 @@ WORDS: dict[str, dict[str, int]] = {
     "interpolation_mode": {"bilinear": 0, "nearest": 1, "bicubic": 2},
     "padding_mode": {"zeros": 0, "border": 1, "reflection": 2},
 }
-"""Words of Python functions for numbers of operators, by the operators' argument."""
+"""Words that Python functions accept for numbers of operators, by the operators' argument."""
 DTYPE_OF_NAME = {"mask": torch.bool, "condition": torch.bool, "index": torch.int64, "indices": torch.int64}
 """Dtypes by the names of operators' arguments."""
 SYNONYMS = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
@@ -38,11 +38,11 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CellTensor:
-    """A tensor of a cell.
+    """Tensor described by a cell.
 
     Attributes
     ----------
-    data : its values, where the cell has them
+    data : its values, if the cell has them
     """
 
     shape: tuple[int, ...]
@@ -63,15 +63,15 @@ class CellTensor:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How cells are read.
+    """Rules for reading cells.
 
     Attributes
     ----------
-    dtype : of tensors whose argument says nothing else
-    dtypes : of tensors by their argument
+    dtype : dtype of tensors unless their argument implies another
+    dtypes : dtypes of tensors by argument
     lists_are_shapes : a list is a tensor's shape, never a number or numbers
     empty_is_scalar : `[]` is the shape of a tensor without dimensions, rather than a missing value
-    numbers_are_tensors : a number is a tensor without dimensions where no number is taken
+    numbers_are_tensors : a number is a tensor without dimensions if the argument takes no number
     """
 
     dtype: torch.dtype = torch.float32
@@ -90,7 +90,7 @@ def is_missing(cell: Any, kind: Any = None) -> bool:
 
     Parameters
     ----------
-    kind : type of the argument; false is a value of one that is true or false
+    kind : type of the argument; false is a value of a boolean argument
     """
     inner = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
     if inner is None or inner == [] or (isinstance(inner, str) and inner in ("", "None", "null")):
@@ -108,12 +108,12 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
 
     Parameters
     ----------
-    parameter : of the schema
-    first : shape of the call's first tensor, whose sizes stand where a list of sizes has none
+    parameter : parameter of the schema
+    first : shape of the call's first tensor, whose sizes replace missing ones in a list of sizes
 
     Raises
     ------
-    Unfit : where it is none of the parameter's type
+    Unfit : if the cell has no value of the parameter's type
     """
     kind = innermost(parameter.type)
     name = kind.kind()
@@ -152,13 +152,13 @@ def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
     dtype = reading.dtype_of(name)
     if isinstance(cell, list) and cell and isinstance(cell[0], list):
         cell, *words = cell
-        # the device that they were on may follow
+        # the source device may follow
         if not all(isinstance(word, str) for word in words):
             raise Unfit("several lists")
     if cell == [] and not reading.empty_is_scalar:
         raise Unfit("no shape")
     if isinstance(cell, list) and any(type(item) is float for item in cell) and all(map(_is_number, cell)):
-        # no sizes: the list has the values themselves
+        # not sizes: the list has the values themselves
         return CellTensor((len(cell),), dtype, tuple(map(float, cell)))
     shape = shape_of(cell)
     if shape is not None:
@@ -230,13 +230,13 @@ SUFFIX = "_size"
 
 @dataclass(frozen=True, slots=True)
 class TableFunction:
-    """A function that a file describes.
+    """Function that a file describes.
 
     Attributes
     ----------
-    name : of torch's
-    tensors : its arguments that are tensors, of which cells have the shapes
-    plain : its arguments that are numbers, or true or false
+    name : name in torch
+    tensors : tensor arguments, whose cells have shapes
+    plain : arguments that are numbers or booleans
     """
 
     name: str
@@ -255,13 +255,13 @@ FUNCTIONS = {
     ),
     "normalize": TableFunction("torch.nn.functional.normalize", ("input",), ("p", "dim", "eps")),
 }
-"""By the files' names."""
+"""functions by the names of their files"""
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that a row's call runs, recorded on tensors without memory.
+    """Yield the operators that a row's call runs, recorded on meta tensors.
 
-    Raise `Unfit` if a column is not an argument, a cell does not fit, or the function refuses them.
+    Raise `Unfit` if a column is not an argument, a cell does not fit, or the function refuses its arguments.
     """
     arguments: dict[str, Any] = {}
     for column, cell in row.items():

@@ -1,6 +1,6 @@
 """PyTorch execution traces: JSON that torch's `ExecutionTraceObserver` writes, schemas 1.0.1 to 1.1.1.
 
-Each node is an operator, a label around others, or a thread, with all that went in and came out. Chakra's `trace_link`
+Each node is an operator, a label around other nodes, or a thread, with its inputs and outputs. Chakra's `trace_link`
 adds times and kernels of a profile to the same file.
 """
 
@@ -34,7 +34,7 @@ def recognizes(head: Head) -> bool:
 def read(file: ForeignFile) -> Iterator[Record]:
     """Yield the calls that a capture would have recorded: operators below autograd, and labels.
 
-    Raise `Damage` after the last call of a file that is cut, as the observer leaves it where a program ends badly.
+    Raise `Damage` after the last call of a cut file, as the observer leaves it if a program crashes.
     """
     facts: dict[str, Any] = {}
     cuts: list[str] = []

@@ -44,7 +44,7 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int:
 
     Parameters
     ----------
-    sizes : of the names in it
+    sizes : values of the names in the expression
 
     Raises
     ------
@@ -91,10 +91,10 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
 
 
 LEAST_SIZE = 2
-"""Least value of a data-dependent size, even if the program admits less."""
+"""Least value of a data-dependent size, even if the program allows a smaller one."""
 
 MOST_DIMENSIONS = 64
-"""Of a tensor of torch's."""
+"""largest number of dimensions of a torch tensor"""
 _DTYPES = {
     **dict(enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)),
     **dict(enumerate(["complex32", "complex64", "complex128", "bool", "bfloat16"], 9)),
@@ -114,7 +114,7 @@ _SYMBOL = re.compile(r"(?:Symbol\(')?([A-Za-z_]\w*)(?:'[^()]*\))?")
 
 
 class Sizes:
-    """Symbolic sizes of a program: their hints, or the least that the program admits if a size has none."""
+    """Symbolic sizes of a program: their hints, or the least value that the program allows for a size without hint."""
 
     def __init__(self, ranges: Any) -> None:
         self.are_open = False
@@ -162,7 +162,7 @@ class Sizes:
 def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
     """Return a tensor by its metadata.
 
-    Raise `ValueError` if that cannot be read, or the tensor has values that the metadata do not tell.
+    Raise `ValueError` if the metadata cannot be read or lack values that the tensor has.
     """
     match meta:
         case {

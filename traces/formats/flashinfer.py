@@ -1,9 +1,9 @@
-"""Definitions and workloads of FlashInfer-Bench, and the operator of torch for each of its kernels.
+"""Definitions and workloads of FlashInfer-Bench, and the torch operator that corresponds to each kernel.
 
-A data set is a folder: `definitions/**/NAME.json` names the axes of a kernel's inputs and outputs and has its
-reference as Python text, `workloads/**/NAME.jsonl` the sizes of the axes of each workload, and where its values are,
-in files of safetensors. A workload becomes a call where an operator of torch does what its kernel does: by the kind of
-the kernel, or because the reference is the call of one operator. The reference is parsed, and never run.
+A data set is a folder. `definitions/**/NAME.json` names the axes of a kernel's inputs and outputs and has its reference
+as Python text. `workloads/**/NAME.jsonl` has the sizes of the axes of each workload, and refers to its values in
+safetensors files. A workload becomes a call if a torch operator does the same as its kernel: by the kind of the kernel,
+or because the reference is a single operator call. The reference is parsed and never run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _gemm(arguments: Arguments, reference: str) -> Call | None:
 
 
 def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
-    """Divide rows by their root mean square and multiply by a weight; without an addition before."""
+    """Divide rows by their root mean square and multiply by a weight; kernels that add before are excluded."""
     tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
     numbers = [value for value in arguments.values() if isinstance(value, float)]
     if len(tensors) != 2 or len(numbers) + 2 != len(arguments) or len(numbers) > 1:
@@ -131,14 +131,14 @@ class NoCall(ValueError):
 
 @dataclass(slots=True)
 class DataSet:
-    """A folder of definitions and workloads.
+    """Folder of definitions and workloads.
 
     Attributes
     ----------
-    file : that is read
-    root : the folder; None where the file stands alone
-    models : numbers of value models by the file and the key of the values, and the tensor that has them
-    stored_bytes : of the values that were read
+    file : file or folder to read
+    root : the folder, or None for a file outside of such a folder
+    models : numbers of value models by file, key and tensor of the stored values
+    stored_bytes : bytes of stored values read so far
     """
 
     file: ForeignFile
@@ -189,7 +189,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
     for name, workload in _workloads(data_set):
         key = (name, str(workload.get("uuid")) if isinstance(workload, dict) else "")
         if key in seen:
-            # a workload stands once for each solution that was tried on it
+            # a workload occurs once for each solution that was tried on it
             continue
         if key[1]:
             seen.add(key)
@@ -228,7 +228,7 @@ def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
     data_set.definitions[name] = definition
     path_of_workloads = data_set.beside("workloads", f"{name}.jsonl") if NAME.fullmatch(name) else None
     if path_of_workloads is None:
-        # where all its axes are constants, it is its own workload
+        # if all its axes are constants, it is its own workload
         yield name, {"axes": {}, "inputs": {}}
     else:
         yield from _lines(ForeignFile(path_of_workloads, file.losses, file.unbounded))

@@ -1,7 +1,7 @@
-"""Data sets of FlashInfer-Bench made of a trace: a definition per operator and form of its arguments.
+"""Writer of a trace as a FlashInfer-Bench data set: a definition per operator and form of its arguments.
 
-Sizes that differ between the calls of a definition are its variable axes, those that are equal in all of them its
-constants; sizes that are always equal to each other are one axis.
+Sizes that differ between the calls of a definition are its variable axes. Sizes that are equal in all of them are its
+constants. Sizes that are always equal to each other are one axis.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DTYPES = frozenset(
 )
 """Dtypes that a definition can name and torch has."""
 STORED_ELEMENTS = 1 << 20
-"""Elements of a tensor whose values are stored; larger ones are drawn at random."""
+"""Largest number of elements whose values are stored; larger tensors are drawn at random."""
 
 
 class NoForm(ValueError):
@@ -88,7 +88,9 @@ def _lost(signature: Signature, count: int) -> Iterator[str]:
 
 
 def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[KernelDefinition]:
-    """Group signatures that differ only in sizes; one whose output sizes no axis has is a group of its own."""
+    """Group signatures that differ only in sizes. A signature with an output size that is not an axis is a separate
+    group.
+    """
     kernels: dict[str, KernelDefinition] = {}
     for signature in signatures:
         try:
@@ -179,7 +181,7 @@ Sizes = tuple[int, ...]
 
 
 def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
-    """Return axis names by their sizes in all members; None if an output size is neither an input's nor constant."""
+    """Return axis names by their sizes in all members, or None if an output size is neither an input's nor constant."""
     axes: dict[Sizes, str] = {}
     variables = 0
     for is_output in (False, True):
@@ -247,7 +249,7 @@ def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
 
 
 def _sources(kernel: KernelDefinition, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
-    """Return the source of each input's values; those of integers and booleans are drawn once and stored."""
+    """Return the source of each input's values; values of integers and booleans are drawn once and stored."""
     specs = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
     stored: dict[str, torch.Tensor] = {}
     for (name, _), spec in zip(kernel.inputs, specs, strict=True):

@@ -42,16 +42,16 @@ START, LINES, PAIRS, CALLS, RUNNING = range(1, 6)
 HEAD = 4
 """Integers before a chunk's payload."""
 COLUMNS = 4
-"""Integers of a call, besides those of its tensors."""
+"""integers per call, in addition to those of its tensors"""
 MOST = 1 << 40
-"""Largest count that is taken seriously."""
+"""largest plausible count"""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Calls of one thread in the order in which they ended, as a CALLS chunk has them."""
+    """Calls of one thread in the order of their ends, as a CALLS chunk has them."""
 
     thread: int
     calls: Integers
@@ -143,7 +143,7 @@ def _record(line: bytes) -> Record | None:
 
 
 class _ForwardScopes:
-    """Makes records of calls, and gives those of a backward pass the scope of the forward call that caused them."""
+    """Maker of call records, which assigns to backward calls the scope of the forward call that caused them."""
 
     def __init__(self, ring: _Ring, records: list[Record]) -> None:
         self._ring = ring
@@ -161,13 +161,13 @@ class _ForwardScopes:
             forward, last = self._forward.setdefault(block.thread, {}), None
             for pair, sequence in block.calls[block.calls[:, 3] >= 0][:, [0, 3]].tolist():
                 signature, scope, _ = ring.pairs[pair]
-                # a node is made before its operator is seen, and counted by then
+                # the autograd node is created, and its sequence number taken, before the operator is seen
                 if last is not None and sequence != last and signature in differentiable:
                     forward[sequence - 1] = scope
                 last = sequence
 
     def calls(self, block: _Block, first: int, newest: int) -> tuple[Calls, list[Scope]]:
-        """Return the record of a block's calls from one on, and new scopes that it refers to."""
+        """Return the record of a block's calls from index `first` on, and new scopes that it refers to."""
         rows, self._new = block.calls[first:], []
         pairs = [self._ring.pairs[pair] for pair in rows[:, 0].tolist()]
         scopes = [self._scope(pair[1], sequence) for pair, sequence in zip(pairs, rows[:, 3].tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Members of a long JSON object, read one after another in bounded memory."""
+"""Reader of the members of a long JSON object, one after another in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class TooLong(Exception):
 def members(
     chunks: Iterable[bytes], list_name: str, unbounded: bool = False, strict: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of an object's members; for the list each item, under the list's name.
+    """Yield names and values of an object's members, and for the list each item under the list's name.
 
     Parameters
     ----------
-    strict : refuse a name that stands twice in an object, and a list that stands alone; else the name's last value
-        counts, and the items are those of the list
+    strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
+        duplicate name counts, and the items are those of the list
 
     Raises
     ------
-    FormatError : for text that is no such object
-    CutText : where it ends too early
+    FormatError : for text that is not such an object
+    CutText : if the text ends too early
     TooLong : for a value of more than `MOST_VALUE` characters
     """
     text = _Text(iter(chunks), unbounded, strict)
@@ -75,7 +75,7 @@ def _items(text: _Text) -> Iterator[Any]:
 
 
 class _Text:
-    """Text that is read piece by piece, as one value needs it."""
+    """Text that is read in pieces as values need it."""
 
     def __init__(self, chunks: Iterator[bytes], unbounded: bool, strict: bool) -> None:
         self._chunks = chunks
@@ -117,7 +117,7 @@ class _Text:
                 reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
                 raise FormatError(reason) from error
             if end == len(self._text) and self._more():
-                # of a number, more digits may follow
+                # more digits of a number may follow
                 continue
             if isinstance(value, dict | list):
                 check_nesting(self._text[self._place : end].encode(errors="replace"), value)
@@ -125,7 +125,7 @@ class _Text:
             return value
 
     def _more(self) -> bool:
-        """Read as much again as is in memory, so that a long value is not parsed once per chunk."""
+        """Read as much again as is in memory, so that a long value is not parsed again for every chunk."""
         pieces = [self._text[self._place :]]
         length = len(pieces[0])
         if length > MOST_VALUE and not self._unbounded:

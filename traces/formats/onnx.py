@@ -1,6 +1,6 @@
-"""ONNX models as traces of one run: each node as equivalent calls of aten, with shapes by onnx's inference.
+"""ONNX models as traces of one run: each node becomes equivalent calls of aten, with shapes by onnx's inference.
 
-Weights are not read, but for small constants: these are sizes, indices and scales, and decide what a call does.
+Weights are not read. Small constants are read, since they are sizes, indices and scales that decide what a call does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_CONSTANT = 1024
 MOST_FIELDS = 1 << 20
 """Fields of a model and its parts: a field of two bytes takes hundreds of bytes in memory."""
 MOST_DIMENSIONS = 64
-"""Of a tensor of torch's."""
+"""largest number of dimensions of a torch tensor"""
 OPEN_SIZES = f"sizes that the model leaves open: {OPEN_BATCH} where it is an input's first, else {OPEN_SIZE}"
 LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
 PATHS = "pkg.torch.onnx.name_scopes"
@@ -63,7 +63,7 @@ _PLAIN = {
     _FLOATS: (torch.float32, "floats"),
     _INTS: (torch.int64, "ints"),
 }
-"""Type of the numbers that a constant has as an attribute, and the attribute's field where they are a list."""
+"""Type of a constant's numbers by attribute, and the attribute's field if they are a list."""
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
@@ -77,7 +77,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
     onnx = needed("onnx", "onnx")
     model = _parse(file, onnx)
     graph = model.graph
-    # weights go first, so that what is passed about is small
+    # remove weights first, so that the model to pass around is small
     constants = _constants(graph, onnx)
     if model.functions:
         model = inlined(model, file.losses)
@@ -94,7 +94,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
     numbers = count()
     between = lambda: storages.of(f"\0{next(numbers)}")  # noqa: E731
     for item in graph.node:
-        # what is no UTF-8 comes as bytes
+        # text that is not valid UTF-8 arrives as bytes
         op = str(item.op_type)[:100] if item.domain in OWN_DOMAINS else f"{item.domain}::{item.op_type}"[:100]
         if op == "Constant":
             continue
@@ -126,7 +126,7 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
     try:
         model.ParseFromString(content)
     except Exception as error:
-        # protobuf has several errors for it, by its version
+        # protobuf raises different errors for it, depending on its version
         raise file.damage(one_line(error, 100)) from error
     if not model.HasField("graph"):
         raise file.damage("it holds no graph")
@@ -163,7 +163,7 @@ def _values(item: Any, onnx: Any) -> list[Any] | None:
     try:
         values = torch.from_numpy(onnx.numpy_helper.to_array(item).copy()).reshape(-1).tolist()
     except Exception:
-        # whatever is wrong with it, or a dtype that numpy has not: it is a tensor without values
+        # a damaged tensor, or a dtype that numpy lacks: treat it as a tensor without values
         return None
     return list(values)
 
@@ -199,7 +199,7 @@ def _close(graph: Any) -> bool:
             name = dimension.dim_param or f"\0{len(sizes)}"
             dimension.dim_value = sizes.setdefault(name, size)
     if sizes:
-        # they may say it of the old ones
+        # inferred shapes may depend on the old sizes
         open_ones = [item for item in graph.value_info if not _is_concrete(item)]
         for item in open_ones:
             graph.value_info.remove(item)
@@ -216,7 +216,8 @@ def _is_concrete(value: Any) -> bool:
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
     """Return onnx's shape inference of one node.
 
-    That of a whole model has no bound: thirty nodes that take from a tensor by itself double its dimensions each.
+    Inference of a whole model is unbounded: thirty Gather nodes that index a tensor by itself each double its number
+    of dimensions.
     """
 
     def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
@@ -237,7 +238,7 @@ def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
         try:
             return infer(node, shapes, constants)
         except Exception:
-            # its errors are of many kinds; shapes that it does not infer are reported with the nodes that need them
+            # onnx raises many types of errors; missing shapes are reported with the nodes that need them
             return {}
 
     return guarded

@@ -1,7 +1,8 @@
-"""Nodes of an ONNX graph with shapes and constants, functions of the model, and computed sizes.
+"""Nodes of an ONNX graph with shapes and constants, inlined functions of the model, and computed sizes.
 
-Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it; onnx's
-inference over a whole model follows few of these, and is not asked to, since it would follow a bomb of them too.
+Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it. onnx's
+inference over a whole model follows few of these nodes. It is not used, since it would also follow a decompression
+bomb.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from opgrip.traces.schema.tensor_specs import contiguous
 
 MOST_ELEMENTS = 1024
 MOST_INPUTS = 64
-"""Inputs of a constant that is computed."""
+"""largest number of inputs of a computed constant"""
 MOST_NUMBER = 1 << 62
 
 Numbers = list[Any]
 Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 Fold = Callable[[list[Numbers], Mapping[str, Any]], Numbers]
-"""Computes values from those of the inputs, and attributes."""
+"""Function that computes values from the values of the inputs and from attributes."""
 
 
 def complete(
     nodes: Any, shapes: Shapes, constants: dict[str, Numbers], read: Callable[[Any], Any], infer: Callable[..., Shapes]
 ) -> None:
-    """Add the shapes and the small constants that follow from those that are there.
+    """Add the shapes and the small constants that follow from the known ones.
 
     Parameters
     ----------
-    nodes : in their order
-    read : gives what an attribute holds
-    infer : gives the types of a node's results by those of what it takes, and by its constants
+    nodes : nodes in graph order
+    read : returns the value of an attribute
+    infer : returns the types of a node's results from the types of its inputs and its constants
     """
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type == "Constant":
@@ -113,7 +114,7 @@ def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 
 
 def _each(function: Callable[..., Any]) -> Fold:
-    """Return a function of lists that applies `function` to their elements, with broadcasting of single ones."""
+    """Return a function of lists that applies `function` to their elements and broadcasts lists of one element."""
 
     def fold(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
         length = max(map(len, inputs))
@@ -153,7 +154,7 @@ FOLDS: dict[str, Fold] = {
 
 
 MOST_NODES = 1_000_000
-"""Nodes of a model after inlining: thirty functions that call each other twice are a billion."""
+"""Largest number of nodes after inlining: thirty functions that call each other twice are a billion nodes."""
 MOST_DEPTH = 200
 """Depth of nested function calls and graphs."""
 
@@ -161,19 +162,19 @@ Key = tuple[str, str, str]
 
 
 class _TooMany(ValueError):
-    """Functions call each other without end, or too often."""
+    """Error for functions that call each other without end or too often."""
 
 
 def inlined(model: Any, losses: Losses) -> Any:
-    """Return the model without functions; beyond the bounds, calls of them stay and have no operator."""
+    """Return the model with its functions inlined; beyond the limits, calls of functions stay and have no operator."""
     functions = {_key(item, item.name): item for item in model.functions}
     try:
         _check(model.graph.node, functions)
         return needed("onnx.inliner", "onnx").inline_local_functions(model)
     except Exception as error:
-        # onnx has errors of many kinds for a model that is wrong
+        # onnx raises many types of errors for an invalid model
         losses.defaults.append(f"functions of the model: not followed ({one_line(error, 100)})")
-    # inference would go through their bodies
+    # shape inference would enter their bodies
     del model.functions[:]
     return model
 
@@ -219,17 +220,17 @@ def _graphs(node: Any) -> Iterator[Any]:
 
 
 class NoOperator(ValueError):
-    """Torch has no operator for a node."""
+    """Error for a node without a corresponding torch operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxCall:
-    """A call made of a node or a part of it.
+    """Call made from a node or a part of it.
 
     Attributes
     ----------
-    op : of aten, with its overload: `add.Tensor`
-    outputs : one, a tuple, or a list of them
+    op : aten operator with its overload, `add.Tensor`
+    outputs : one tensor, a tuple, or a list of tensors
     """
 
     op: str
@@ -240,15 +241,15 @@ class OnnxCall:
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """A node.
+    """Node with shapes and constants.
 
     Attributes
     ----------
-    inputs : None for one that is left out
-    outputs : None for one that nobody takes
-    constants : values of each input, None if unknown or many
-    opset : version of the operators of ONNX that the model is written in
-    between : the memory of a value between two calls of this node
+    inputs : tensors, None for an omitted input
+    outputs : tensors, None for an unused output
+    constants : values of each input, None if unknown or too many
+    opset : version of the ONNX operators that the model is written in
+    between : storage of a value between two calls of this node
     """
 
     op: str
@@ -277,7 +278,7 @@ class OnnxNode:
         return len(self.x.shape)
 
     def has(self, place: int) -> bool:
-        """Return True if an input is there."""
+        """Return True if an input is present."""
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def input(self, place: int) -> TensorSpec:
@@ -288,7 +289,7 @@ class OnnxNode:
         return value
 
     def all_inputs(self) -> list[TensorSpec]:
-        """Return the inputs, none of which may be missing."""
+        """Return the inputs, or raise `NoOperator` if one is missing."""
         return [self.input(place) for place in range(len(self.inputs))]
 
     @property
@@ -297,7 +298,7 @@ class OnnxNode:
         return bool(self.get("keepdims", 1))
 
     def optional(self, place: int) -> TensorSpec | None:
-        """Return an input that may be missing."""
+        """Return an input, or None if it is missing."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
@@ -330,7 +331,7 @@ class OnnxNode:
         return values
 
     def axis(self, default: int, name: str = "axis") -> int:
-        """Return a dimension of the first input, from 0 on."""
+        """Return a dimension of the first input, normalized to be non-negative."""
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
             raise NoOperator("a dimension does not exist")

@@ -1,6 +1,7 @@
-"""Operators of aten for the operators of ONNX.
+"""Table of the aten operators for each operator of ONNX.
 
-A node becomes one call where torch has an operator for it, and several where that takes a padding or a product apart.
+A node becomes one call if torch has an operator for it, and several calls if it combines steps, such as padding or a
+product with a sum, that torch has as separate operators.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def _triangle(node: OnnxNode) -> list[OnnxCall]:
 
 def _range(node: OnnxNode) -> list[OnnxCall]:
     ends = [node.constants[place] for place in range(3)]
-    # of a computed one the length is known
+    # only the length of a computed list is known
     start, end, step = [item[0] for item in ends if item] if all(ends) else [0, node.out.shape[0], 1]
     return call(node, "arange.start_step", start, end, step, dtype=node.out.dtype)
 
@@ -323,7 +324,7 @@ def _depth_to_space(node: OnnxNode) -> list[OnnxCall]:
 
 def _non_zero(node: OnnxNode) -> list[OnnxCall]:
     columns, rows = node.out.shape
-    # ONNX has a row for each dimension, torch a column
+    # ONNX has one row per dimension, torch one column
     found = replace(node.out, shape=(rows, columns), stride=(columns, 1), storage=node.between())
     return [OnnxCall("nonzero.default", (node.x,), found, {}), OnnxCall("t.default", (found,), node.out, {})]
 
@@ -389,4 +390,4 @@ TABLE: dict[str, Lower] = {
     "GatherElements": lambda node: call(node, "gather.default", node.x, node.axis(0), node.input(1)),
     "Transpose": lambda node: call(node, "permute.default", node.x, node.get("perm", list(reversed(range(node.rank))))),
 }
-"""Nodes of other operators are counted with the reason."""
+"""Lowerings by ONNX operator; nodes of other operators are counted with the reason."""

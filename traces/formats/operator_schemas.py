@@ -1,6 +1,6 @@
-"""Schemas of operators: parsed from text, and which overload a call was of.
+"""Schemas of operators parsed from text, and the overload that a call belongs to.
 
-The text of a third party's file is parsed here and never handed to torch's parser.
+The text of a third party's file is parsed here and never passed to torch's parser.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of an operator.
+    """Parameter of an operator.
 
     Attributes
     ----------
-    type : without its alias and length, `Tensor?`, `ScalarType`, `SymInt[]`
-    declared_type : as the text has it, `Tensor(a!)`, `int[2]`
-    is_named : whether it is given by its name only
+    type : type without its alias and length, `Tensor?`, `ScalarType`, `SymInt[]`
+    declared_type : type as in the text, `Tensor(a!)`, `int[2]`
+    is_named : True if the parameter is keyword-only
     """
 
     name: str
@@ -40,13 +40,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SchemaText:
-    """A parsed schema.
+    """Parsed schema.
 
     Attributes
     ----------
-    name : with its overload, `aten::add.Tensor`
-    returns : the text after the arrow
-    are_aliases : for each result, whether it is memory of an argument
+    name : name with its overload, `aten::add.Tensor`
+    returns : text after the arrow
+    are_aliases : for each result, True if it is memory of an argument
     """
 
     name: str
@@ -67,12 +67,7 @@ class SchemaText:
         return tuple(parameter.name for parameter in self.parameters)
 
     def text(self, plain_type: Callable[[str], str]) -> str:
-        """Return the schema without defaults and without the mark of parameters given by name only.
-
-        Parameters
-        ----------
-        plain_type : returns the text of a type
-        """
+        """Return the schema without defaults and without the mark of keyword-only parameters."""
         parameters = [f"{plain_type(parameter.declared_type)} {parameter.name}" for parameter in self.parameters]
         return f"{self.name}({', '.join(parameters)}) -> {plain_type(self.returns)}"
 
@@ -107,7 +102,7 @@ def _parse(text: str) -> SchemaText | None:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the parts between commas that are in no brackets and no quotes, without surrounding spaces."""
+    """Yield the parts between top-level commas, outside of brackets and quotes, without surrounding spaces."""
     depth, start, quote = 0, 0, ""
     for place, character in enumerate(text):
         if quote:
@@ -126,7 +121,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _closing(text: str) -> int | None:
-    """Return the position of the bracket that closes one opened before the text; None if there is none."""
+    """Return the position of the bracket that closes one opened before the text, or None if it is not closed."""
     depth, quote = 0, ""
     for place, character in enumerate(text):
         if quote:
@@ -148,7 +143,7 @@ def _without_alias(kind: str) -> str:
 OPERATOR_NAME = re.compile(r"([A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 """`aten::add`, `aten::add.Tensor`, `aten.add.default`."""
 MOST_NOTES = 50
-"""Replaced overloads that are reported."""
+"""Largest number of replaced overloads that are reported."""
 NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 
 
@@ -158,13 +153,13 @@ class NoOverload(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A call of an overload.
+    """Call of an overload.
 
     Attributes
     ----------
     op : its name in a trace, `aten.add.Tensor`
     args : positional arguments
-    kwargs : those that are given by name alone
+    kwargs : keyword-only arguments
     """
 
     op: str
@@ -173,16 +168,16 @@ class Bound:
 
 
 def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Bound:
-    """Return the overload of a call.
+    """Return the call of the overload that accepts these arguments.
 
     Parameters
     ----------
-    name : with or without its overload; a name without a namespace is of aten
-    args, kwargs : values and `TensorSpec`; what the schema takes by name alone may stand among `args`
+    name : with or without its overload; a name without a namespace belongs to aten
+    args, kwargs : values and `TensorSpec`; keyword-only arguments may be among `args`
 
     Raises
     ------
-    NoOverload : where no operator of that name is registered, or none of its overloads takes these
+    NoOverload : if no operator of that name is registered, or none of its overloads accepts the arguments
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -199,12 +194,13 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
     """Return a call as a file names it, or of an overload that accepts its arguments if torch lacks the named one.
 
-    Older torch had overloads that later ones replaced, `aten.sum.SymInt`. Unknown names stay as they are.
-    A device may be its name.
+    Older torch had overloads that later versions replaced, such as `aten.sum.SymInt`. Unknown operators keep their
+    names.
+    Devices may be given by name.
 
     Parameters
     ----------
-    losses : has, among the defaults, which overloads were replaced
+    losses : receives the replaced overloads, as defaults
     """
     as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")
@@ -237,7 +233,9 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads, those of the dispatcher before those only in TorchScript."""
+    """Return torch's schemas of an operator's overloads: first the dispatcher's, then the ones that only TorchScript
+    has.
+    """
     match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
     if match is None:
         return []
@@ -266,7 +264,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
     Parameters
     ----------
-    is_named : whether the file names the overload: then a number may take the place of a tensor, as in torch
+    is_named : True if the file names the overload: then a number may replace a tensor, as in torch
     """
     parameters = schema.arguments
     if len(args) > len(parameters):
@@ -298,11 +296,11 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return the call as the dispatcher passes it on: without arguments that are their parameters' defaults.
+    """Return the call as the dispatcher passes it on, without arguments that equal their parameters' defaults.
 
     Parameters
     ----------
-    schema : of the overload, None to look it up
+    schema : schema of the overload, None to look it up
     """
     schema = schema or schemas_of(bound.op.replace(".", "::", 1))[0]
     parameters = {item.name: item for item in schema.arguments}
@@ -323,7 +321,7 @@ def _is_default(parameter: Any, value: Any) -> bool:
 
 
 def _with_type(value: Any) -> Any:
-    # 1 is not True
+    # `1 == True`, but they are different arguments
     return [_with_type(item) for item in value] if isinstance(value, list | tuple) else (type(value), value)
 
 
@@ -332,7 +330,7 @@ def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
 
     Parameters
     ----------
-    length : of a list that may be given as one number, else None
+    length : length of a list that may be given as one number, else None
     """
     name = kind.kind()
     if name == "OptionalType":
@@ -348,7 +346,7 @@ def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "TensorType": (TensorSpec,),
-    # dtypes, layouts and memory formats are numbers there
+    # schemas have dtypes, layouts and memory formats as integers
     "IntType": (int, torch.dtype, torch.layout, torch.memory_format),
     "SymIntType": (int,),
     "FloatType": (float, int),

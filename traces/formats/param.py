@@ -39,13 +39,13 @@ from opgrip.traces.schema.records import Record, Scope
 
 @dataclass(frozen=True, slots=True)
 class SectionEntry:
-    """An entry of a `build` or `input` section without macros.
+    """Entry of a `build` or `input` section without macros.
 
     Attributes
     ----------
-    form : with `args` and `kwargs`; None for a `build` section that there is not
-    weight : values that the section has for it, which bound what it costs to make its arguments
-    repeats : how often the case is called
+    form : object with `args` and `kwargs`; None for a missing `build` section
+    weight : number of values in the entry, which bounds the cost of making its arguments
+    repeats : number of calls of the case
     """
 
     form: dict[str, Any] | None
@@ -55,7 +55,7 @@ class SectionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationCase:
-    """A case of an operator whose arguments are not made yet."""
+    """Case of an operator whose arguments are not made yet."""
 
     op: str
     build: SectionEntry
@@ -74,7 +74,7 @@ def reasons() -> Iterator[None]:
 
 
 class UnreadableCase(ValueError):
-    """A case cannot be computed."""
+    """Placeholder for a case that cannot be computed."""
 
     def __init__(self, op: str, reason: str) -> None:
         super().__init__(reason)
@@ -114,15 +114,15 @@ class _Operator:
 
 
 def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
-    """Return the cases of all operators in file order: for each entry of `build` all entries of `input`.
+    """Return the cases of all operators in file order: for each entry of `build`, all entries of `input`.
 
-    What cannot be expanded is counted in `losses`, with the reason.
+    Sections that cannot be expanded are counted in `losses`, with the reason.
     """
     return Chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
 
 
 def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any) -> list[ValueChoices]:
-    """Return what a function makes of its arguments; nothing, and count the reason, if it raises `ValueError`."""
+    """Return the results of `make`. If it raises `ValueError`, count the reason and return an empty list."""
     try:
         return [make(*args)]
     except ValueError as error:
@@ -188,13 +188,13 @@ def _children(item: Any) -> Iterable[Any]:
 
 NAME = "param"
 MOST_CASES = 20_000
-"""Cases of a file that are made without choosing a part of them."""
+"""Largest number of cases of a file that are made without selecting a part of them."""
 MOST_VALUES = 5_000_000
 """Values in the entries of all cases that are made."""
 MOST_CALLS = 1_000_000
 """Sum of the counts in a file."""
 MOST_BYTES = 64 << 20
-"""Bytes of a file, which is in memory as a whole."""
+"""Largest file in bytes; the whole file is kept in memory."""
 MOST_ITEMS = 4 << 20
 """Lists, objects and their members in a file."""
 GENERATORS = re.compile(rb'"(?:build|input)_(?:data_generator|iterator)"\s*:')
@@ -247,7 +247,9 @@ def _case_at(cases: ValueChoices, place: int, file: ForeignFile) -> Configuratio
 def _calls_of(
     case: ConfigurationCase, draw: ArgumentDraw, recording: MetaRecording, file: ForeignFile
 ) -> list[Recorded]:
-    """Return the calls of a case; none, and count the reason, if the operator does not exist or refuses them."""
+    """Return the calls of a case. If the operator does not exist or refuses them, count the reason and return an empty
+    list.
+    """
     try:
         build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
         arguments = _arguments(case.input, case.input_generator, draw)

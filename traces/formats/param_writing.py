@@ -1,4 +1,4 @@
-"""Write calls of a trace as operator configurations, and find the calls that a configuration makes."""
+"""Writer of a trace's calls as operator configurations, and the calls that a configuration makes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     Parameters
     ----------
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
-    build : arguments of the `build` section, where there is one: of a module's class, or an operator's schema as text
-    recording : runs functions without memory to find the operators that they call
+    build : arguments of the `build` section if there is one: a module's arguments, or an operator's schema as text
+    recording : runs functions on meta tensors to find the operators that they call
 
     Raises
     ------
-    ValueError : where there is no such operator, or it does not take these arguments
+    ValueError : if the operator does not exist or does not accept these arguments
     """
     if name in module_names():
         yield from recording.module(name, build or Arguments(), arguments)
@@ -112,7 +112,7 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
         bound = _bind_overload(_with_overload(schema.name), named | arguments.kwargs)
     except NoOverload as first:
         try:
-            # a text of another version may call its parameters otherwise
+            # text from another version may use other parameter names
             bound = bind(schema.name.partition(".")[0], arguments.args, arguments.kwargs)
         except NoOverload:
             raise first from None
@@ -171,12 +171,12 @@ SYMBOLIC = "SymInt"
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     """Write operators in alphabetical order, with a configuration per overload and an entry per signature.
 
-    An operator's schema stands in the `build` section, and all its arguments, defaults too, in their order, as the
-    other tool calls operators. How often a signature was called stands as `count`, which that tool passes over.
+    The `build` section holds the operator's schema and all its arguments in order, including defaults, as PARAM calls
+    operators. The number of calls of a signature is written as `count`, which PARAM ignores.
     """
     signatures = {signature.number: signature for signature in trace.signatures}
     own = trace.own_calls
-    # by name, schema and arguments: signatures that differ in what the format does not say are one entry
+    # by name, schema and arguments: signatures that differ only in metadata that the format lacks share an entry
     entries: dict[str, dict[str, Counter[str]]] = {}
     for number, calls in own.groupby("signature", sort=True).groups.items():
         signature = signatures[int(number)]  # type: ignore[call-overload]
@@ -273,7 +273,7 @@ def _form(name: str, value: Any) -> dict[str, Any]:
 
 
 def _code(name: str, value: Any) -> dict[str, Any]:
-    """Return the integer that TorchScript has for a dtype, layout or memory format."""
+    """Return TorchScript's integer for a dtype, layout or memory format."""
     for code, item in CODES.get(name.removeprefix("out_"), {}).items():
         if item == value:
             return {"type": "int", "value": code, "name": name}
@@ -281,7 +281,7 @@ def _code(name: str, value: Any) -> dict[str, Any]:
 
 
 def _lost(signature: Signature) -> Iterator[str]:
-    """Yield what an entry loses of a call."""
+    """Yield the properties of a call that an entry loses."""
     yield "time and place in the program"
     specs = list(tensors([signature.args, signature.kwargs]))
     if any(spec.stride != contiguous(spec.shape) or spec.offset for spec in specs):

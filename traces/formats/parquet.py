@@ -1,9 +1,9 @@
 """Traces of opgrip as Parquet: one row per call, for pandas, DuckDB and Polars, with all other records.
 
-Every row is a call. What stands between the blocks of calls of a trace, its header, signatures, scopes and so on, is
-JSON Lines in the column `records`, at the first call of the block that follows, with what a block has besides its
-columns. So a file is written and read in the order of the trace, in memory that its signatures bound, and gives the
-same records again.
+Every row is a call. The other records of a trace, such as its header, signatures and scopes, are JSON Lines in the
+column `records`, at the first call of the block that follows them. The column also holds members of a block that are
+not columns. Files are written and read in trace order, in memory proportional to the number of signatures, and reading
+one returns the written records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def recognizes(head: Head) -> bool:
 
 
 def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) -> None:
-    """Write records as they come; they are read up to three times if the trace has steps."""
+    """Write records as a stream; they are read up to three times if the trace has steps."""
     columns = records.columns if isinstance(records, TraceReader) else records.__iter__
     table = ParquetTable(file, None if isinstance(records, Iterator) else find_step_starts(columns))
     for record in columns():
@@ -82,7 +82,7 @@ def _records(file: ForeignFile, content: ParquetFile) -> Iterator[Record | CallB
             try:
                 text = rows.column(RECORDS)[0].as_py()
             except ValueError as error:
-                # it is no UTF-8
+                # not valid UTF-8
                 raise file.damage(one_line(error)) from error
             if text is not None:
                 if block is not None:
@@ -104,7 +104,7 @@ def _records(file: ForeignFile, content: ParquetFile) -> Iterator[Record | CallB
 
 
 def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
-    """Raise `UserError` if storages have a column of another type; files of earlier versions have no such column."""
+    """Raise `UserError` if the storages column has another type; files of earlier versions lack the column."""
     if STORAGES in content.schema.names:
         kind = str(content.schema.field(STORAGES).type)
         if kind.partition("<")[0] != "list" or not kind.endswith(": int64>"):
@@ -112,13 +112,13 @@ def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
 
 
 def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:
-    """Yield the rows from each place to the next, and those before the first."""
+    """Yield the ranges of rows from each place to the next, and the rows before the first place."""
     bounds = [*([] if places[:1] == [0] else [0]), *places, count]
     yield from ((first, stop) for first, stop in pairwise(bounds) if stop > first)
 
 
 def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
-    """Yield the record of a JSON value; nothing if this version does not know its type."""
+    """Yield the record of a JSON value, or nothing if this version does not know its type."""
     if not isinstance(form, dict):
         raise file.damage("a line is not a record")
     try:
@@ -131,12 +131,12 @@ def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of calls whose rows are being read.
+    """Block of calls whose rows are being read.
 
     Attributes
     ----------
-    rest : what it has besides its columns
-    lines : the records behind it, not parsed
+    rest : members of the block that are not columns
+    lines : unparsed records after the block
     """
 
     file: ForeignFile
@@ -167,7 +167,7 @@ class _Block:
 
         Raises
         ------
-        FormatError : where they do not go together
+        FormatError : if the columns are inconsistent
         """
         if any(piece.column("start_ns").null_count for piece in self.pieces):
             raise self.file.damage("a call has no time")
@@ -209,7 +209,7 @@ class _Block:
         """Return the number of tensors of each call, and the storage of each."""
         tensors = self.rest.get("tensors")
         if isinstance(tensors, list):
-            # of a file of an earlier version
+            # files of an earlier version
             newest = integer(self.rest.get("newest", NO_STORAGE))
             codes = integers(self.rest.get("storages", []))
             storages = np.array(integers(decode_storages(codes, newest)), dtype=np.int64)
@@ -232,7 +232,7 @@ def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]
     """Return the records before a block and the block, from the text at its first call."""
     lines = text.split("\n")
     for place, line in enumerate(lines):
-        # every block without rows of its own has none of this name
+        # blocks without Parquet rows, and other records, lack this name
         form = file.parse(line) if '"rows"' in line else None
         if isinstance(form, dict) and form.get("type") == "calls" and "rows" in form:
             count = form["rows"]

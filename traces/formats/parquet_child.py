@@ -1,8 +1,8 @@
 """Child process that reads a Parquet file and writes its rows to standard output as an Arrow IPC stream.
 
-pyarrow allocates whatever a file asks for, and a damaged file can end its process. Here that ends only this one, which
-runs under limits of memory and processor time. An error is one line on standard error and exit status 1; memory that
-runs out is exit status 3.
+pyarrow allocates any amount of memory that a file requests, and a damaged file can crash its process. Only this child
+process is affected; it runs under limits of memory and processor time. An error is one line on standard error and exit
+status 1. Exit status 3 means that memory ran out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 TOO_MUCH_MEMORY = 3
-"""Exit status."""
+"""exit status"""
 BASE_BYTES, MOST_BYTES = 256 << 20, 4 << 30
 """Memory for a small file and for any file, on top of what pyarrow itself takes."""
 BASE_S = 60
@@ -23,15 +23,15 @@ BASE_S = 60
 
 
 def main(text: str) -> int:
-    """Write the rows that a request asks for.
+    """Write the rows of a request and return the exit status.
 
     Parameters
     ----------
-    text : JSON: `path`; `columns` to read, or null for all; `rows` of a batch; `is_limited`
+    text : JSON: `path`; `columns` to read, or null for all; `rows` per batch; `is_limited`
     """
     request = json.loads(text)
     try:
-        import pyarrow.parquet  # noqa: F401  # before the limits, which are on top of what it takes
+        import pyarrow.parquet  # noqa: F401  # import before setting the limits, which exclude its memory
 
         if request["is_limited"]:
             _set_limits(Path(request["path"]).stat().st_size)
@@ -41,7 +41,7 @@ def main(text: str) -> int:
     except MemoryError:
         return TOO_MUCH_MEMORY
     except Exception as error:
-        # pyarrow raises errors of many kinds for a damaged file, those of its C++ among them
+        # pyarrow raises many types of errors for a damaged file, including C++ ones
         sys.stderr.write(" ".join(f"{error}".split())[:200] or type(error).__name__)
         return 1
     return 0
@@ -63,12 +63,12 @@ def _write(path: str, columns: list[str] | None, rows: int) -> None:
 
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
-    # what is read ahead would stay in memory until the file ends
+    # rows that are read ahead would stay in memory until the file ends
     schema = parquet.ParquetFile(path, pre_buffer=False).schema_arrow
     if len(set(schema.names)) < len(schema.names):
         raise ValueError("two of its columns have the same name")
     names = [name for name in schema.names if columns is None or name in columns]
-    # a text that many rows share is in memory once
+    # store text that many rows share only once
     texts = [name for name in names if _is_text(pyarrow, schema.field(name).type)]
     file = parquet.ParquetFile(path, read_dictionary=texts, pre_buffer=False)
     fields = [file.schema_arrow.field(name) for name in names]

@@ -1,7 +1,7 @@
-"""Parquet files of third parties, read in a child process whose memory is limited, a batch of rows at a time.
+"""Reader of third parties' Parquet files, in a child process with limited memory, one batch of rows at a time.
 
-The child streams rows as Arrow IPC. How much a file may hold is checked on what arrives, so that neither a footer that
-lies nor a page that decompresses to gigabytes matters here.
+The child streams rows as Arrow IPC. The limits of a file are checked on the received rows, so that wrong sizes in the
+footer and pages that decompress to gigabytes are harmless.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXTRA = "results"
 FOOTER_BYTES = 64 << 20
 BLOCK_ROWS = 1 << 14
 MOST_ROWS = Allowance("rows", 10_000_000, 1)
-"""Rows that repeat take no bytes in the file."""
+"""Largest number of rows; repeated rows take no bytes in the file."""
 
 
 def footer_of(path: Path) -> bytes:
@@ -49,17 +49,17 @@ def footer_of(path: Path) -> bytes:
 
 
 class TooLargeError(FormatError):
-    """A Parquet file holds more than it may."""
+    """Error for a Parquet file that exceeds its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetLimits:
-    """What a Parquet file may hold.
+    """Limits of a Parquet file.
 
     Attributes
     ----------
-    rows, total_bytes, texts : of the whole file; a text counts in each row that has it
-    batch_texts : bytes of the texts in the rows of a batch
+    rows, total_bytes, texts : limits of the whole file; a text counts in each row that has it
+    batch_texts : largest size in bytes of the texts in a batch
     """
 
     rows: int
@@ -69,13 +69,13 @@ class ParquetLimits:
 
 
 class ParquetFile:
-    """A Parquet file that is being read by a child process; a context manager.
+    """Parquet file that a child process reads; a context manager.
 
     Parameters
     ----------
     columns : names of the columns to read if the file has them, None for all
-    rows : of a batch
-    limits : None for a trusted file, which may also take all memory
+    rows : rows per batch
+    limits : None for a trusted file, whose reader may take all memory
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ class ParquetFile:
 
         Raises
         ------
-        TooLargeError : if the file holds more than it may
+        TooLargeError : if the file exceeds its limits
         FormatError : if a part of the file cannot be read
         """
         total_rows = total_text = 0
@@ -188,7 +188,7 @@ class ParquetFile:
             yield from rows
 
     def _damage(self, error: BaseException | None) -> FormatError:
-        """Return the error for a stream that breaks off: the reason is what the child process reports."""
+        """Return the error for a stream that breaks off, with the reason that the child process reports."""
         _, message = self._process.communicate()
         lines = message.decode(errors="replace").splitlines()
         status = self._process.returncode
@@ -208,14 +208,14 @@ def open_parquet(
     batch_texts: int = 1 << 62,
     is_streamed: bool = False,
 ) -> Iterator[ParquetFile]:
-    """Open a file of a third party; what is wrong with it, here or while it is read, is a `UserError`.
+    """Open a file of a third party; problems found here or while reading it raise `UserError`.
 
     Parameters
     ----------
-    kinds : types of the columns that it must have, `string`, `int64` or `double`
-    optional : columns that it may have, of any type
+    kinds : types of required columns, `string`, `int64` or `double`
+    optional : optional columns of any type
     batch_texts : see `ParquetLimits`
-    is_streamed : whether rows are passed on as they are read, so that only what a compressed file may hold bounds them
+    is_streamed : True if the caller passes rows on as it reads them: then only the limits of compressed files apply
     """
     size = file.path.stat().st_size
     most = DECOMPRESSED.of(size)
@@ -234,14 +234,14 @@ def _check_columns(schema: Any, kinds: Mapping[str, str]) -> None:
     types = {field.name: field.type for field in schema}
     for name, kind in kinds.items():
         column = types.get(name)
-        # texts come as dictionaries
+        # texts arrive as dictionaries
         plain = "missing" if column is None else str(getattr(column, "value_type", column))
         if plain not in (kind, f"large_{kind}"):
             raise FormatError(f"its column {name} is {plain[:40]}, not {kind}")
 
 
 def _stream_errors() -> tuple[type[Exception], ...]:
-    """Return what pyarrow raises for a stream that breaks off; a text that is not UTF-8 is a `ValueError`."""
+    """Return the errors that pyarrow raises for a stream that breaks off; invalid UTF-8 is a `ValueError`."""
     return (needed("pyarrow", EXTRA).ArrowException, OSError, ValueError, LookupError, TypeError, RuntimeError)
 
 

@@ -1,6 +1,6 @@
 """Writer of a trace's rows to a Parquet file, with arguments in one line.
 
-A row is a call, in columns that a question can name. Names are looked up for a whole group of rows at once.
+A row is a call, with columns named for queries. Names are looked up for a whole group of rows at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opgrip.traces.schema.tensor_specs import plain_name, tensor_outline
 from opgrip.traces.table.step_starts import StepStarts
 
 MOST_OUTLINE = 1000
-"""Characters of the arguments of a call."""
+"""largest length in characters of a call's arguments"""
 
 
 def outline(signature: Signature) -> str:
@@ -48,9 +48,9 @@ def _outline(value: Any) -> str:
 
 
 ALONE = b"opgrip.records"
-"""Key of the metadata that has the records of a trace without calls."""
+"""Metadata key of the records of a trace without calls."""
 NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")
-"""Columns from which a trace is read."""
+"""columns that a trace is read from"""
 STORAGES = "storages"
 RECORDS = "records"
 OF_SIGNATURE = ("op", "kind", "arguments")
@@ -64,7 +64,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Group:
-    """Columns of the rows that are not written yet, in one piece per block."""
+    """Columns of rows that are not written yet, in one piece per block."""
 
     rows: int = 0
     numbers: dict[str, list[Integers]] = field(default_factory=lambda: {name: [] for name in NUMBERS})
@@ -75,15 +75,15 @@ class _Group:
     threads: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    """Records stored with each block."""
+    """records stored with each block"""
 
 
 class ParquetTable:
-    """A file that is being written. The last block is held back: the records after it are stored with it.
+    """File that is being written. The last block is held back: the records after it are stored with it.
 
     Parameters
     ----------
-    steps : when each process's steps began; None where the trace does not tell
+    steps : start times of each process's steps; None if the trace does not have them
     """
 
     def __init__(self, file: IO[bytes], steps: StepStarts | None = None) -> None:
@@ -127,7 +127,7 @@ class ParquetTable:
         self._writer.close()
 
     def _begin_block(self, record: CallBlock) -> dict[str, Any]:
-        """Hold back a block; return what the columns do not have of it."""
+        """Hold back a block, and return its members that are not columns."""
         self._end_block()
         self._block = record
         form: dict[str, Any] = {"type": "calls", "rows": len(record), "thread": record.thread}
@@ -181,7 +181,7 @@ class ParquetTable:
                 notes[ALONE] = "\n".join(self._lines).encode("utf-8", "backslashreplace")
             fields = [arrow.field(name, column.type) for name, column in columns.items()]
             schema = arrow.schema(fields, metadata=notes)
-            # a dictionary of numbers that hardly repeat costs time and shrinks nothing
+            # dictionaries of numbers that hardly repeat take time and do not reduce the size
             coded = [name for name in columns if name not in ("start_ns", "duration_ns", "device_ns")]
             self._writer = self._parquet.ParquetWriter(
                 self._file, schema, compression="zstd", use_dictionary=[*coded, f"{STORAGES}.list.element"]
@@ -241,7 +241,7 @@ class ParquetTable:
         scope = self._scopes.get(number)
         if scope is None:
             return ("", "", "", 0, "", None)
-        # as `Trace.calls` has it: a backward call is of the module that its forward call was of
+        # like `Trace.calls`: a backward call belongs to the module of its forward call
         origin = self._scopes.get(scope.forward, scope) if scope.forward is not None else scope
         return (origin.module, origin.function, origin.file, origin.line, scope.phase, scope.inside)
 

@@ -1,7 +1,7 @@
 """Compact table of a profiler's events, and the events that a capture would record as calls.
 
-A dispatch mode sees what comes out of autograd: not the composite operators that call others, and nothing of what an
-operator calls itself. The profiler has all of these, each inside of its caller.
+A dispatch mode sees operators below autograd: neither the composite operators that call others, nor the operators that
+another one calls. The profiler has all of these, each inside of its caller.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EventInputs:
 
     Attributes
     ----------
-    texts : of arguments other than tensors; empty for tensors, None, and what the profiler does not write
+    texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
     """
 
     types: Sequence[Any]
@@ -54,7 +54,7 @@ class Slice:
 
     Attributes
     ----------
-    inputs : None where the event has no shapes
+    inputs : None if the event has no shapes
     """
 
     kind: str
@@ -64,13 +64,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ProfilerEvent:
-    """A slice with its time.
+    """Slice with its time.
 
     Attributes
     ----------
-    start_ns, end_ns : since the first event
-    external : the number that kernels refer to it by, -1 for none
-    sequence : the number that a backward pass refers to a forward call by, -1 for none
+    start_ns, end_ns : time since the first event
+    external : number by which kernels refer to the event, -1 for none
+    sequence : number by which a backward pass refers to a forward call, -1 for none
     """
 
     slice: Slice
@@ -94,13 +94,13 @@ class KernelTimes:
 
 
 class EventTable:
-    """Table of events, which returns those of each thread in start order."""
+    """Table of events, which returns the events of each thread in start order."""
 
     def __init__(self) -> None:
         self.work: dict[int, KernelTimes] = {}
         self.devices: Counter[int] = Counter()
         self.operators = self.shapes = 0
-        """Numbers of events of operators, and of those with shapes."""
+        """number of operator events, and number of these that have shapes"""
         self._slices: dict[str, int] = {}
         self._described: list[Slice] = []
         self._threads: dict[tuple[str, str], int] = {}
@@ -175,7 +175,7 @@ class EventTable:
             number = self._slices[key] = len(self._slices)
         self.shapes += fields is not None
         columns = self._columns
-        # first what may be refused: all columns are of one length
+        # convert the values that may be invalid first, so that all columns keep equal lengths
         start, duration = _ns(event.get("ts")), _ns(event.get("dur"))
         columns["start"].append(start)
         columns["duration"].append(duration)
@@ -193,7 +193,7 @@ class EventTable:
 
 
 def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
-    """Return a call's arguments in an event; older profilers have fewer fields, and one by another name."""
+    """Return a call's arguments in an event; older profilers have fewer fields, one of them under another name."""
     types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes
     count = len(types) if isinstance(types, list) else 0
@@ -224,19 +224,19 @@ BACKWARD = "autograd::engine::evaluate_function: "
 STEP = "Optimizer.step#"
 FRAME_NAME = re.compile(r"(.+)\((\d{1,9})\): (.+)")
 FOREIGN_FRAME = re.compile(r"<|torch/|.*/(?:torch|site-packages)/|.*/lib/python3\.\d+/|(?:threading|contextlib)\.py")
-"""Files of Python functions that are not part of the program."""
+"""Pattern of files whose Python functions are not part of the program."""
 COMPOSITE = "CompositeImplicitAutograd"
 NOT_REGISTERED = "not registered in this torch: counted by the operators that it called"
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCall:
-    """A call that a capture would record.
+    """Call that a capture would record.
 
     Attributes
     ----------
-    forward : number of the forward call that caused it, as the profiler has it; -1 for none
-    work : what it ran on an accelerator; None for nothing
+    forward : the profiler's number of the forward call that caused it, -1 for none
+    work : work that it ran on an accelerator, or None
     """
 
     event: ProfilerEvent
@@ -247,11 +247,11 @@ class ProfiledCall:
 
 @dataclass(slots=True)
 class _Open:
-    """An event that has not ended.
+    """Event that has not ended.
 
     Attributes
     ----------
-    call : the recorded call that it is, or that it is inside of
+    call : recorded call that the event is, or is inside of
     """
 
     end_ns: int
@@ -272,12 +272,12 @@ class _Pending:
 def calls_of(
     events: Iterable[ProfilerEvent], work: dict[int, KernelTimes], skip: Callable[[str, str], None]
 ) -> Iterator[ProfiledCall]:
-    """Yield the calls of one thread, in the order of their ends.
+    """Yield the calls of one thread in the order of their ends.
 
     Parameters
     ----------
-    events : in the order in which they began, those around others first
-    skip : called with operators that are left out, and the reason
+    events : events in start order, outer events first
+    skip : called with each operator that is left out, and the reason
     """
     root = _Open(1 << 62, Scope(0, "", "", "forward"), -1)
     stack = [root]
@@ -338,11 +338,11 @@ def _with_frame(scope: Scope, name: str) -> Scope:
 
 @lru_cache(maxsize=4096)
 def _is_composite(name: str, count: int | None) -> bool:
-    """Return True if autograd sees only what an operator calls.
+    """Return True if autograd sees only the operators that an operator calls.
 
     Parameters
     ----------
-    count : how many arguments it took; None where that is not known
+    count : number of arguments of the call, None if unknown
     """
     kernels = [_has_composite_kernel(item) for item in schemas_of(name) if count in (None, len(item.arguments))]
     known = [is_composite for is_composite in kernels if is_composite is not None]
@@ -350,7 +350,7 @@ def _is_composite(name: str, count: int | None) -> bool:
 
 
 def _has_composite_kernel(schema: Any) -> bool | None:
-    """Return None for an overload that only TorchScript has."""
+    """Return True if an overload has a composite kernel, or None if only TorchScript has the overload."""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSITE))

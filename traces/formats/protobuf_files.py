@@ -1,6 +1,6 @@
-"""Protocol buffers in files of third parties: message classes from a table, length-prefixed messages, and bounds.
+"""Protocol buffers in files of third parties: message classes from a table, length-prefixed messages, and limits.
 
-Messages are parsed by the package protobuf, whose parser takes a hundred bytes of memory for a field of two bytes.
+The package protobuf parses the messages; its parser takes a hundred bytes of memory for a field of two bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGE = 11
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 """Number and type of each field, by message and field.
 
-`[]` after a type marks a repeated field, `?` one of the fields of which a message has one, its `value`.
+`[]` after a type marks a repeated field. `?` marks a member of the oneof `value`.
 """
 
 
@@ -31,7 +31,7 @@ def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, 
 
     Parameters
     ----------
-    extra : of opgrip, which installs protobuf
+    extra : extra of opgrip that installs protobuf
 
     Raises
     ------
@@ -70,7 +70,7 @@ def parse_message(message_class: Any, data: bytes) -> Any:
     try:
         return message_class.FromString(data)
     except Exception as error:
-        # protobuf has several errors for it, by its version
+        # protobuf raises different errors for it, depending on its version
         raise FormatError("a message cannot be parsed") from error
 
 
@@ -121,7 +121,7 @@ def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:
 
     Parameters
     ----------
-    descriptor : of the message, by which fields that are messages are found
+    descriptor : descriptor of the message, by which message fields are found
     """
     remaining = [(0, len(data), descriptor)]
     count = 0

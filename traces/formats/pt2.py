@@ -1,7 +1,7 @@
 """Programs written by `torch.export.save`, as traces of one run.
 
-The graph's JSON is read here and not by `torch.export.load`, since that unpickles weights, constants and sample inputs
-with all that they name, evaluates expressions of sizes, and asks that the file be of its own version.
+The graph's JSON is read here and not by `torch.export.load`. That function unpickles weights, constants and sample
+inputs, including any names in them, evaluates expressions of sizes, and requires a file of its own version.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
                     content = member.read(remaining + 1)
                 if len(content) > remaining:
                     raise file.refusal(f"its graphs have more than {most >> 20:,} MB")
-                # members may be one and the same under several names
+                # several names may refer to the same member
                 remaining -= len(content)
                 yield content
     except OSError as error:
@@ -152,7 +152,7 @@ def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
 
 
 def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
-    """Yield the calls of a graph that a higher-order operator runs once; others are unknown."""
+    """Yield the calls of a graph that a higher-order operator runs once; calls of other graphs are unknown."""
     arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
     graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
     if len(graphs) != 1 or not name.startswith("wrap"):
@@ -168,7 +168,7 @@ def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: Foreign
     inside = GraphStorages(outer, storages.count)
     yield from _calls(graph, _Values(graph, values.sizes, inside), file)
     storages.count = inside.count
-    # older versions have all results as one list
+    # older versions write all results as one list
     results = [name for item in node.get("outputs", ()) for name in _names(item)]
     for name, inner_name in zip(results, (name for item in graph["outputs"] for name in _names(item)), strict=False):
         storages.give(name, inside.of(inner_name))

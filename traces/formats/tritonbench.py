@@ -1,4 +1,4 @@
-"""Operator inputs as text, as TritonBench and before it torch's own `OperatorInputsMode` write them.
+"""Operator inputs as text, as TritonBench and, before it, torch's `OperatorInputsMode` write them.
 
     Operator: aten.add.Tensor
     cnt: 12, ((T([16, 128], f16), T([16, 128], f16, stride=(0, 1))), {'alpha': 2})
@@ -44,7 +44,7 @@ SHORT = {dtype: name for name, dtype in DTYPE_OF.items()}
 OPERATOR_LINE = re.compile(r"Operator: ([\w.:]+)")
 CALL_LINE = re.compile(r"cnt: (\d{1,9}), (.+)")
 MOST_CALLS = 1_000_000
-"""Calls of a file of a third party: a single line may count that many."""
+"""Largest number of calls of a third party's file: a single line may count that many."""
 MOST_TEXT = 1 << 18
 """Characters of a call, each of which may cost half a KB to parse; the longest known call has 5,000."""
 LARGEST = 1 << 64
@@ -89,13 +89,13 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call in the file's notation, `((T([2, 3], f32), 1), {'alpha': 2})`.
 
-    Raise `ValueError` for text that is no such notation.
+    Raise `ValueError` for any other text.
     """
     if len(text) > MOST_TEXT:
         raise ValueError("the arguments are too long")
     try:
         with warnings.catch_warnings():
-            # about numbers that run into words, which are reported like everything that cannot be read
+            # Python warns about numbers that run into words; they are reported like everything that cannot be read
             warnings.simplefilter("ignore")
             value = literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
@@ -162,7 +162,7 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
     if len(args) not in (2, 3) or "made_of" in words or not set(words) <= {"stride", "layout"}:
         raise ValueError("a tensor cannot be read")
     shape, dtype, *rest = args
-    # the third is a layout in some files, and the strides in others
+    # the third argument is a layout in some files and the strides in others
     strides = rest if rest and isinstance(rest[0], list | tuple) else [words["stride"]] if "stride" in words else []
     layout = rest[0] if rest and not strides else words.get("layout", torch.strided)
     if layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""Generators, which make arguments of an entry, and the one of PyTorch's types."""
+"""Generators that make the arguments of an entry, and the default generator of PyTorch types."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class ArgumentDraw:
 
     Attributes
     ----------
-    chance : random numbers, the same ones for a case whichever others are made
-    device : of tensors
-    number_of : makes a value model known, and gives the number that a `TensorSpec` refers to it by
+    chance : random numbers, which do not depend on the other cases that are made
+    device : device of tensors
+    number_of : registers a value model and returns its number for `TensorSpec`
     """
 
     chance: random.Random
@@ -49,10 +49,10 @@ class ArgumentDraw:
 
 
 Generate = Callable[[dict[str, Any], ArgumentDraw], Arguments]
-"""Returns the arguments that an entry without macros describes, or raises `ValueError`."""
+"""Function that returns the arguments described by an entry without macros, or raises `ValueError`."""
 
 GENERATOR = "PyTorch:DefaultDataGenerator"
-"""The generator of entries that name none."""
+"""generator of entries that do not name one"""
 generators: Registry[Generate] = Registry("opgrip.traces.formats.configurations", "opgrip.generators")
 """Generators by their names in files."""
 
@@ -123,7 +123,7 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
 
 @lru_cache(maxsize=1024)
 def value_model(dtype: torch.dtype, count: int, is_array: bool) -> ValueModel | None:
-    """Return the model that draws the elements of a tensor; None for an empty one and for other dtypes."""
+    """Return the model that draws the elements of a tensor, or None for an empty tensor and for other dtypes."""
     if not count:
         return None
     if dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""Iterators, which expand an entry of a configuration, and the numbered values that they make of it."""
+"""Iterators that expand an entry of a configuration, and the indexed values that they produce."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ValueChoices(Protocol):
 
     Attributes
     ----------
-    count : how many there are, which may be more than an index of a list can be
+    count : number of values, which may exceed the largest list index
     """
 
     @property
@@ -127,14 +127,14 @@ class Chain:
 
 
 Expand = Callable[[dict[str, Any]], ValueChoices]
-"""Returns all values of an entry of a `build` or `input` section, as entries without macros.
+"""Function that returns all values of an entry of a `build` or `input` section, as entries without macros.
 
-Such an entry has `args`, a list of arguments, and `kwargs`, arguments by name; each is an object with its `type`.
-Raises `ValueError` where the entry cannot be expanded.
+Such an entry has `args`, a list of arguments, and `kwargs`, arguments by name. Each argument is an object with its
+`type`. Raises `ValueError` if the entry cannot be expanded.
 """
 
 ITERATOR = "DefaultConfigIterator"
-"""The iterator of entries that name none."""
+"""iterator of entries that do not name one"""
 iterators: Registry[Expand] = Registry("opgrip.traces.formats.configurations", "opgrip.iterators")
 """Iterators by their names in files."""
 

@@ -1,7 +1,7 @@
-"""Operators that a module, function or named model calls, found by a run on tensors without memory.
+"""Operators that a module, function or named model calls, found by running it on meta tensors.
 
-What may run is a list of torch's own: classes of `torch.nn`, functions of tensors that torch lets be overridden, and
-the models of `models.py`. A file chooses of these by name and gives their arguments; nothing else is called.
+Only a fixed list of callables may run: classes of `torch.nn`, functions of tensors that torch allows to be overridden,
+and `MODELS`. A file selects one of these by name and gives its arguments; nothing else is called.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bottleneck(nn.Module):
         self.activation = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, inner, H, W) to (N, 4 * width, H / stride, W / stride)."""
+        """Map (N, inner, H, W) to (N, 4 * width, H / stride, W / stride)."""
         y: Tensor = self.body(x)
         y += self.shortcut(x)
         result: Tensor = self.activation(y)
@@ -95,24 +95,24 @@ OF_CASE = 20_000
 OF_FILE = 1_000_000
 """Calls of all modules and functions of one file."""
 PIECES = 100_000
-"""Length of a dimension along which an operator may split a tensor."""
+"""largest length of a dimension along which an operator may split a tensor"""
 MADE_BYTES = 1 << 20
-"""Bytes of a tensor that has memory, made by torch from numbers; a file's own arguments have none."""
+"""largest size in bytes of a tensor with memory that torch makes of numbers; a file's own arguments have no memory"""
 CUTTING = re.compile(r".*(split|chunk)|torch\.combinations")
-"""Functions that allocate as many results as a number says before they call an operator."""
+"""Functions that allocate a requested number of results before they call an operator."""
 PREFIX = "torch.nn."
 OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A call of an operator.
+    """Call of an operator.
 
     Attributes
     ----------
     op : its name in a trace, `aten.add.Tensor`
     args, kwargs : values and `TensorSpec`
-    module, module_type : path and class of the module that made it; empty outside of all
+    module, module_type : path and class of the module that made the call; empty outside of modules
     """
 
     op: str
@@ -127,12 +127,12 @@ class TooManyCalls(ValueError):
 
 
 class MetaRecording:
-    """Runs modules and functions on tensors without memory and returns their calls.
+    """Runs modules and functions on meta tensors and returns their calls.
 
     Parameters
     ----------
-    device : that the tensors of these calls are said to be on
-    unbounded : whether they may call as much as they want
+    device : device that the recorded calls name
+    unbounded : True to allow any number of calls
     """
 
     def __init__(self, device: str, unbounded: bool = False) -> None:
@@ -181,7 +181,7 @@ class MetaRecording:
 
 
 def _as_value_error(kind: Any, error: BaseException | None, traceback: Any) -> bool:
-    """Raise errors of torch for unsuitable arguments as `ValueError`; leave KeyboardInterrupt and the like alone."""
+    """Raise torch's errors for unsuitable arguments as `ValueError`; let KeyboardInterrupt and similar errors pass."""
     if isinstance(error, Exception) and not isinstance(error, ValueError):
         raise ValueError(one_line(error)) from error
     return False
@@ -217,7 +217,7 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
-        """Keep the path of the running module, below the name that the file has for the whole."""
+        """Track the path of the running module, below the name that the file has for the whole."""
         stack = ExitStack()
         for path, inner in module.named_modules():
             place = (f"{name}.{path}" if path else name, type(inner).__name__)
@@ -261,7 +261,9 @@ def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
-    """Return True if the results of a call have memory: a device that it names, or an input tensor, has some."""
+    """Return True if the results of a call have memory, because of a device that it names or an input tensor with
+    memory.
+    """
     if any(not tensor.is_meta for tensor in taken):
         return True
     devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
@@ -270,7 +272,7 @@ def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool
 
 
 def _check_made(function: Any, args: Any, kwargs: Any) -> None:
-    """Raise `ValueError` for a call whose results would take memory, judged by a run without memory."""
+    """Raise `ValueError` for a call whose results would need memory, judged by a run on meta tensors."""
 
     def without_memory(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,5 +1,5 @@
-"""Nodes of execution traces: what torch's observer and Chakra both write of a program, and its calls.
+"""Nodes of execution traces, which torch's observer and Chakra both write, and conversions from and to calls.
 
-`node.py` says what a node is; `calls.py` makes calls of nodes and `program.py` nodes of a trace. The files that hold
-nodes are formats of their own.
+`node.py` defines nodes, `node_calls.py` makes calls of nodes, and `program.py` makes nodes of a trace. The files that
+contain nodes are separate formats.
 """

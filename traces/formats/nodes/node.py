@@ -1,4 +1,4 @@
-"""Nodes of execution traces, and which of them are calls of the program and where each was made."""
+"""Nodes of execution traces, the nodes that are calls of the program, and the surroundings of each call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ELEMENT_NAMES: dict[torch.dtype, str] = {
 """C++ names of element types, as compilers on Linux write them."""
 DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
     **{name: dtype for dtype, name in ELEMENT_NAMES.items()},
-    # other compilers, and libraries of their own
+    # other compilers and C++ libraries
     "long": torch.int64,
     "long long": torch.int64,
     "short": torch.int16,
@@ -83,13 +83,13 @@ DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
 
 
 SCHEMA_VERSION = "1.1.1-chakra.0.0.4"
-"""The newest that et_replay and Chakra's converter read, and the one that torch 2.13 writes."""
+"""Newest version that et_replay and Chakra's converter read, and the version that torch 2.13 writes."""
 LATEST_NUMBER = 1 << 53
 """Limit of nodes' numbers."""
 NONE = "<None>"
-"""None among the values."""
+"""value that means None"""
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
-"""Torch's codes for what recorded a node: an operator, a backward node, a label of the program."""
+"""Torch's codes for the source of a node: an operator, a backward node, a label of the program."""
 PROCESS = "[pytorch|profiler|execution_trace|process]"
 THREAD = "[pytorch|profiler|execution_trace|thread]"
 THREADS = (THREAD, "[pytorch|profiler|execution_graph|thread]")
@@ -103,14 +103,14 @@ MODULE_LABEL = "nn.Module: "
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Inputs or outputs of a node: four lists of equal length; nothing else of them is checked.
+    """Inputs or outputs of a node: four lists of equal length, otherwise unchecked.
 
     Attributes
     ----------
-    values : numbers, texts, lists of such; of a tensor `[tensor, storage, offset, elements, bytes of each, device]`
-    shapes : of tensors; empty for all else
+    values : numbers, strings and lists of these; a tensor is `[tensor, storage, offset, elements, item size, device]`
+    shapes : shapes of tensors; empty for other values
     types : `Tensor(float)`, `Int`, `GenericList[Int,Int]`
-    strides : of tensors, as `shapes` has them; None in files before schema 1.1.1
+    strides : strides of tensors, in the form of `shapes`; None in files before schema 1.1.1
     """
 
     values: list[Any]
@@ -121,21 +121,21 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node; its ports are not checked.
+    """Node whose ports are not checked.
 
     Attributes
     ----------
     number : nodes begin in the order of their numbers
-    parent : number of the node around it; its own for the process
-    schema : an operator's, as torch writes it; empty for all else
-    scope : what recorded it, as `USER_SCOPE`
-    thread : the observer's number of it
-    backend : what made a kernel of torch.compile's, `triton`; empty for all else
-    record : number of the call, the same for all parts that Chakra splits an operator into; 0 if unknown
-    start_us : when it began, where a profiler's times were linked to the trace
-    own_us : how long it took without the nodes inside it
-    ranges : the least and largest value of inputs that are tensors, by their place among these: JSON, or empty
-    stream : of a kernel, the device's stream; None for what runs on the host
+    parent : number of the enclosing node; a process is its own parent
+    schema : operator schema as torch writes it; empty for other nodes
+    scope : code of the node's source, such as `USER_SCOPE`
+    thread : the observer's number of the thread
+    backend : backend that compiled the kernel for torch.compile, `triton`; empty for other nodes
+    record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
+    start_us : start time if a profiler's times were linked to the trace
+    own_us : duration without the nodes inside it
+    ranges : least and largest values of tensor inputs, by their index among the tensors: JSON, or empty
+    stream : the device's stream for a kernel, None for work on the host
     """
 
     number: int
@@ -165,12 +165,12 @@ MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")
 
 @dataclass(frozen=True, slots=True)
 class NodeScope:
-    """Return the surroundings of a node.
+    """Surroundings of a node.
 
     Attributes
     ----------
-    is_inside : whether a call of the program is around it
-    phase, module, module_type : as a scope has them
+    is_inside : True if the node is inside a call of the program
+    phase, module, module_type : in the form of a scope
     """
 
     is_inside: bool = False
@@ -197,8 +197,8 @@ class NodeSpan:
 
     Attributes
     ----------
-    start_ns : since the first node; if the file has no times, only the order is meaningful
-    device_ns : how long the kernels inside it took; -1 where there are none
+    start_ns : time since the first node; if the file has no times, only the order is meaningful
+    device_ns : duration of the kernels inside the node, -1 if there are no kernels
     """
 
     start_ns: int
@@ -215,14 +215,14 @@ class NodeSpan:
 class Tree:
     """Compact tree of a file's nodes.
 
-    A node is a call where it is an operator that the dispatcher runs below autograd, as a capture records them: one
-    that is only made of others is passed over for these, and what a call runs inside itself is part of it.
+    A node is a call if it is an operator that the dispatcher runs below autograd, as a capture records it. A composite
+    operator is replaced by the operators that it calls; nodes inside a call belong to that call.
 
     Attributes
     ----------
-    is_timed : whether the file has times
-    has_strides : whether it has strides of tensors
-    without_parent : operators that name no node around them
+    is_timed : True if the file has times
+    has_strides : True if the file has strides of tensors
+    without_parent : operators that do not name an enclosing node
     """
 
     is_timed: bool = False
@@ -291,10 +291,10 @@ class Tree:
         self._last_inside[entry.parent] = max(last, self.last_inside(entry.parent))
 
     def span(self, number: int) -> NodeSpan:
-        """Return when a node ran."""
+        """Return the time span of a node."""
         start_us, own = self._entries[number].start_us, self._host_us.get(number, 0.0)
         if start_us is None:
-            # twice the number, so that a label can end between two nodes
+            # times 2, so that a label can end between two nodes
             start_ns = 2 * number + round(1000 * self._before_us[number])
         else:
             start_ns = round(1000 * (start_us - self._first_us))
@@ -336,7 +336,9 @@ class Tree:
         return around
 
     def thread_name(self, number: int) -> str:
-        """Return a thread's name: the first is the program's, one that only runs backward passes is autograd's."""
+        """Return a thread's name: the first is the program's, and a thread that only runs backward passes is
+        autograd's.
+        """
         if number <= 1:
             return "main"
         name = AUTOGRAD if number in self._backward_threads else "thread"

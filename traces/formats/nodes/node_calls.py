@@ -1,4 +1,4 @@
-"""Calls of the program of which an execution trace has the nodes."""
+"""Calls of the program, made from the nodes of an execution trace."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ class NodeStorages:
         Parameters
         ----------
         storage, tensor : the file's numbers
-        is_number : whether the tensor looks like one that stands for a number; such come from nowhere, so one that no
-            call mentioned is not in memory that others did
+        is_number : True if the tensor looks like one that represents a number. No call creates such a tensor, so an
+        unknown
+            one gets a new storage, even if its storage number was seen before.
         """
         if storage and is_number and tensor not in self._tensors.get(storage, ()):
             return self.fresh(storage, tensor)
@@ -84,7 +85,7 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """A number for memory that was not there before."""
+        """Return a new number for newly allocated memory."""
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
@@ -100,9 +101,9 @@ def calls_of(
 
     Parameters
     ----------
-    name : of the format
-    facts : of the trace's header; `nodes` may add to them
-    nodes : gives the nodes, as often as it is called
+    name : name of the format
+    facts : facts for the trace's header; `nodes` may add to them
+    nodes : returns the nodes; called several times
     """
     tree = make_tree(nodes())
     reader = _Reader(name, facts, tree, losses)
@@ -127,7 +128,7 @@ class _Reader:
         self.builder = RecordBuilder(name, losses, dict(facts), tree.is_timed)
 
     def take(self, node: Node) -> None:
-        """Add the calls of a node: one, none, or for a label those that open and end it."""
+        """Add the calls of a node: one or none, and for a label the calls that open and end it."""
         surroundings = self._tree.surroundings(node.number)
         if node.schema:
             self._take_operator(node, surroundings)
@@ -199,7 +200,7 @@ class _Reader:
         return numbers
 
     def _result_storages(self, schema: SchemaText, inputs: PortValues, results: PortValues) -> Iterator[int]:
-        """Numbers of the memory of results: memory that was not there before has a new one."""
+        """Yield storage numbers of results; newly allocated memory has a new number."""
         fresh: dict[int, int] = {}
         for storage, tensor in zip(results.storages, results.identities, strict=True):
             if storage in inputs.storages or any(schema.are_aliases):
@@ -210,7 +211,7 @@ class _Reader:
                 yield fresh[storage]
 
     def _add_label(self, node: Node, surroundings: NodeScope) -> None:
-        """What `record_function` leaves in a trace of ours."""
+        """Add the calls that a capture records for `record_function`."""
         scope, thread = _scope(surroundings), self._tree.thread_name(node.thread)
         start_ns = self._tree.span(node.number).start_ns
         self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), scope=scope, thread=thread, start_ns=start_ns)

@@ -1,4 +1,4 @@
-"""Arguments and results of a call to and from the values of a node."""
+"""Conversion of a call's arguments and results to and from the values of a node."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class PortValues:
 
     Attributes
     ----------
-    items : arguments, or results
-    storages : the file's number of the storage of each tensor among them, in their order; 0 for one without memory
-    identities : of each of these tensors, the file's number of it
-    places : of each of these tensors, its place among all that the file has there, undefined ones too
+    items : arguments or results
+    storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
+    identities : the file's tensor number of each of these tensors
+    places : index of each of these tensors among all tensors of the file's port, including undefined ones
     """
 
     items: list[Any]
@@ -57,12 +57,12 @@ class PortValues:
 
 @dataclass(slots=True)
 class KnownStrides:
-    """Strides of views in files without strides of tensors, from the calls that made the views."""
+    """Strides of views in files without strides of tensors, taken from the calls that made the views."""
 
     _strides: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
 
     def note(self, inputs: PortValues, tensor: Any, shape: Any) -> None:
-        """Remember the strides that a call of `as_strided` asked for."""
+        """Remember the strides that a call of `as_strided` requested."""
         stride = inputs.items[2] if len(inputs.items) > 2 else None
         if isinstance(tensor, list) and len(tensor) > 1 and isinstance(stride, list):
             self._strides[self._key(tensor, sizes(shape))] = sizes(stride)
@@ -86,7 +86,7 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Port
 
     Parameters
     ----------
-    kinds : what the schema says of each, `ScalarType?`; may be shorter
+    kinds : types in the schema, `ScalarType?`; may be shorter than the port
 
     Raises
     ------
@@ -148,7 +148,7 @@ def _text(value: str, kind: str) -> Any:
     if kind == "String":
         return value
     if value in (NONE, "<Generator>"):
-        # the generator that a call takes where none is given
+        # the default generator of a call
         return None
     if kind == "Double" or value.lstrip("-") in ("inf", "nan"):
         number = float(value)
@@ -184,7 +184,7 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
 
 
 def whole(value: Any) -> int:
-    """Return an integer from 0 on, or raise `FormatError`."""
+    """Return a non-negative integer, or raise `FormatError`."""
     if type(value) is not int or not 0 <= value < LIMIT:
         raise FormatError(f"expected the number of a tensor, got {str(value)[:60]}")
     return value
@@ -195,7 +195,7 @@ def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) ->
 
     Parameters
     ----------
-    numbers_of_values : of each tensor, the number of its value model
+    numbers_of_values : value model number of each tensor
     """
     counts = Counter(storage for storage in values.storages if storage)
     numbers = {storage: number for number, storage in enumerate(key for key in counts if counts[key] > 1)}
@@ -243,10 +243,10 @@ class Encoder:
 
     Attributes
     ----------
-    identities : gives tensors their numbers
-    range_of : the least and the largest value of a tensor, where they are known
-    lose : called with what a port cannot hold
-    ranges : of the tensors of the ports that were made, by their place among them
+    identities : assigns numbers to tensors
+    range_of : returns the least and largest value of a tensor if they are known
+    lose : called with anything that a port cannot hold
+    ranges : value ranges of the tensors of all encoded ports, by index of the tensor
     """
 
     identities: Identities
@@ -260,7 +260,7 @@ class Encoder:
 
         Parameters
         ----------
-        kinds : what the schema says of each, `Tensor?`
+        kinds : types in the schema, `Tensor?`
         """
         columns = zip(values, kinds, strict=True)
         items = [
@@ -294,7 +294,7 @@ class Encoder:
         return self._code(value)
 
     def _code(self, value: Any) -> PortItem:
-        """Return a value that the format has as an integer, or cannot hold."""
+        """Encode a value that the format stores as an integer or cannot hold."""
         match value:
             case torch.dtype() if value in DTYPE_CODES:
                 return PortItem(DTYPE_CODES[value], [], "Int", [])

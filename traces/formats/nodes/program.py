@@ -1,4 +1,4 @@
-"""Nodes of a written trace: its calls, and around them threads, phases, modules and labels."""
+"""Nodes of a written trace: its calls, and threads, phases, modules and labels around them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class NotWritten(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NodeStep:
-    """A node of a written trace.
+    """Node of a written trace.
 
     Attributes
     ----------
-    call : the place in the trace's table of the call that it is; None for all others
+    call : index of its call in the trace's table; None for nodes that are not calls
     """
 
     node: Node
@@ -60,7 +60,7 @@ class NodeStep:
 
 @dataclass(slots=True)
 class _Numbers:
-    """Rising numbers of nodes, tensors and storages: the inputs of a node have smaller numbers."""
+    """Increasing numbers of nodes, tensors and storages: the inputs of a node have smaller numbers."""
 
     last: int = ROOT
     _storages: dict[int, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Numbers:
 
 @dataclass(slots=True)
 class _Place:
-    """Open nodes of a thread: its own, the program's labels, and the labels of phases and modules."""
+    """Open nodes of a thread: the thread, the program's labels, and the labels of phases and modules."""
 
     thread: int
     root: int
@@ -114,7 +114,7 @@ class _Writer:
         self._places: dict[tuple[Any, str], _Place] = {}
         self._is_timed = bool(trace.header.get("timed", True))
         scopes = {scope.number: scope for scope in trace.scopes}
-        # of a backward call, that of the forward call that caused it
+        # for a backward call, the module of the forward call that caused it
         origins = {
             number: scopes.get(-1 if scope.forward is None else scope.forward, scope)
             for number, scope in scopes.items()
@@ -187,7 +187,7 @@ class _Writer:
         place.inside, place.around = ("forward", "", ""), place.innermost
 
     def _labels(self, place: _Place, row: _Row) -> Iterator[NodeStep]:
-        """Yield labels of a call's phase and module if they differ from those of the previous call."""
+        """Yield labels for a call's phase and module if they differ from the previous call's."""
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
         if inside == place.inside and place.around:
             return
@@ -272,7 +272,7 @@ class _Identities:
         """Return the numbers of the next tensor."""
         tensor, storage = self._numbers.of(spec, next(self._storages, NO_STORAGE))
         if spec.storage is not None:
-            # of a trace that has no storages of calls
+            # the trace lacks the storages of its calls
             storage = self._shared.setdefault(spec.storage, storage)
         return tensor, storage
 
@@ -284,7 +284,7 @@ class _Identities:
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
     """Return an operator's schema as text and parsed, and a value for each parameter.
 
-    Raise `NotWritten` if torch knows no such operator, or it takes no such arguments.
+    Raise `NotWritten` if torch does not know the operator, or it does not accept these arguments.
     """
     text, schema, defaults = _schema(signature.op)
     names = [parameter.name for parameter in schema.parameters]
