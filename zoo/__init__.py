@@ -1,1 +1,1 @@
-"""The benchmark built on traces: their corpus, distilled traces, and how the traces that ship are made."""
+"""The benchmark built on traces: corpus, distilled traces, scores, and the recipes of the traces that ship."""

@@ -1,4 +1,4 @@
-"""Several traces in one table, and what they say together."""
+"""A corpus: several traces as one table, and summaries of it."""
 
 from opgrip.zoo.corpus.corpus import Corpus, read_corpus
 from opgrip.zoo.corpus.members import Member, members_of

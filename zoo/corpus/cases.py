@@ -1,4 +1,4 @@
-"""Some signatures of a corpus as one trace, each once, however many models have it."""
+"""Writing signatures of a corpus as one trace with one case each."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from opgrip.zoo.corpus.corpus import Corpus, Reading, contexts_of, written_from
 from opgrip.zoo.corpus.members import Member
 
 PAGE_BYTES = 4096
-"""Of a page of the trace that is written."""
+"""page size of the trace that is written"""
 
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """How much of its program is written around a signature.
+    """How many recorded calls are written for a signature, and how many calls before each of them.
 
     Attributes
     ----------
-    places : calls of it, evenly from all of them
-    before : calls before each of these: what they left in caches is a part of its time
+    places : calls of the signature to write, evenly spaced over all its calls
+    before : preceding calls to write with each of them, because the caches that they leave behind affect its time
     """
 
     places: int = 1
@@ -64,16 +64,17 @@ def write_cases(
     fields: Mapping[str, Any] | None = None,
     surrounding: Surrounding = ALONE,
 ) -> int:
-    """Write a trace with calls of each signature, from the trace that spends most time on it; how many there are.
+    """Write a trace with calls of each signature, and return the number of signatures written.
 
-    Calls are in a module of the name of the model. The signature of `keys[n]` has the number `n`, and its key in this
-    trace too; what stands around it has higher numbers, also where it is of such a signature. The files of the corpus
-    are read again, as far as they have such signatures, one at a time.
+    The calls of a signature come from the trace that spends most time on it. Their module path is the name of the
+    model. The signature of `keys[n]` has the number `n` in the new trace and keeps its key. Preceding calls have higher
+    signature numbers, even if their signature is also a case. Files of the corpus that contain such signatures are read
+    again, one at a time.
 
     Parameters
     ----------
-    keys : of the signatures
-    fields : of the header, besides its own
+    keys : keys of the signatures to write
+    fields : additional header fields
     """
     numbers = {key: number for number, key in enumerate(keys)}
     chosen = written_from(corpus.frame, keys)
@@ -104,13 +105,13 @@ def _loaded(member: Member, unbounded: bool, reading: AbstractContextManager[obj
 
 
 class _Numbering:
-    """What the records of all traces have in common.
+    """Counters that the records of all written traces share.
 
     Attributes
     ----------
-    calls, signatures : that were made
-    now_ns : when the next call begins
-    newest : the largest number of a storage
+    calls, signatures : records written so far
+    now_ns : start time of the next call
+    newest : largest storage number so far
     """
 
     def __init__(self, cases: int) -> None:
@@ -123,11 +124,11 @@ class _Numbering:
 
 
 class _CaseRecords:
-    """Makes the records of some signatures of a trace.
+    """Converter from the signatures of one trace to records of the new trace.
 
     Parameters
     ----------
-    wanted : by a signature's number there, its number here and what a call takes in us
+    wanted : for each signature number of the source trace, its new number and the time of a call in us
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class _CaseRecords:
         self._scopes: dict[str, int] = {}
 
     def all(self, surrounding: Surrounding) -> Iterator[Record]:
-        """Each block of calls after what they refer to."""
+        """Yield each block of calls, preceded by the records that it refers to."""
         for calls, are_cases in _stretches(self._trace.own_calls, self._wanted, surrounding):
             yield from self._definitions(calls, are_cases)
             yield self._block(calls, are_cases)
@@ -161,7 +162,7 @@ class _CaseRecords:
                     yield from self._observed(self._signatures[number], own)
 
     def _settings(self, number: int, scope: int, is_case: bool) -> Mapping[str, Any]:
-        """What a call runs under; a case's key is of the settings of most of its calls."""
+        """Return the settings of a call; for a case, those of most of its calls, as in its key."""
         return self._usual.get(number, {}) if is_case else self._contexts.get(scope, {})
 
     def _definition(self, signature: Signature, own_number: int) -> Iterator[Record]:
@@ -174,14 +175,14 @@ class _CaseRecords:
         yield replace(signature, number=own_number, args=args, kwargs=kwargs, outputs=outputs)
 
     def _observed(self, signature: Signature, own_number: int) -> Iterator[Record]:
-        """What other calls of a case met; which calls these were is not among what is written."""
+        """Yield the observed values of the case's other calls, without the calls themselves."""
         for item in self._trace.observed.get(signature.number, ()):
             values, renumbered = self._values(item.values)
             yield from values
             yield Observed(own_number, renumbered, _without_values(item.outputs))
 
     def _values(self, numbers: Iterable[int | None]) -> tuple[list[Record], list[int | None]]:
-        """The models of some numbers, and what their numbers are here."""
+        """Return records of the numbered value models, and the new number of each."""
         numbers, own = list(numbers), {}
         known = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
         for number in known:
@@ -190,7 +191,7 @@ class _CaseRecords:
         return records, [None if number is None else own.get(number) for number in numbers]
 
     def _block(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Calls:
-        """Calls of a thread that follow each other, one right after the other."""
+        """Return a block of consecutive calls of a thread, without gaps between them."""
         columns = (calls[name].tolist() for name in ("signature", "scope", "time_ns", "perturbed", "page_faults"))
         block = Calls(0, [], [], [], [], calls["tensors"].tolist(), self._memory(calls), self._new.newest)
         for place, (is_case, number, scope, time_ns, is_perturbed, faults) in enumerate(
@@ -201,7 +202,7 @@ class _CaseRecords:
             block.start_ns.append(self._new.now_ns)
             block.duration_ns.append(max(round(self._wanted[number][1] * 1e3 if is_case else time_ns), 1))
             self._new.now_ns += block.duration_ns[-1]
-            # a case's calls all have its usual time
+            # all calls of a case get its median time, so they are not marked as perturbed
             if is_perturbed and not is_case:
                 block.perturbed.append((place, 1))
             if faults * self._page >= PAGE_BYTES:
@@ -211,7 +212,7 @@ class _CaseRecords:
         return block
 
     def _memory(self, calls: pd.DataFrame) -> list[int]:
-        """Numbers of memory that no other block has: what happened to it between blocks is not known."""
+        """Return storage numbers that no other block uses, since allocations between blocks are unknown."""
         numbers = {NO_STORAGE: NO_STORAGE}
         memory: list[int] = []
         for first, tensors in zip(calls["first_storage"].tolist(), calls["tensors"].tolist(), strict=True):
@@ -229,7 +230,10 @@ def _without_values(outputs: Any) -> Any:
 def _stretches(
     calls: pd.DataFrame, wanted: Mapping[int, object], surrounding: Surrounding
 ) -> Iterator[tuple[pd.DataFrame, list[bool]]]:
-    """Calls that follow each other in a thread: some of wanted signatures, those before them, and which are which."""
+    """Yield runs of consecutive calls of a thread, with a flag for each call that is a case.
+
+    A run contains selected calls of wanted signatures and the calls that precede them.
+    """
     chosen = [index for rows in _by_signature(calls, wanted) for index in _evenly(rows, surrounding.places)]
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):
         is_case = own.index.isin(chosen)
@@ -242,7 +246,7 @@ def _stretches(
 
 
 def _by_signature(calls: pd.DataFrame, wanted: Mapping[int, object]) -> Iterator[pd.DataFrame]:
-    """The calls of each wanted signature: of one that has any, those that the capture's own work did not perturb."""
+    """Yield the unperturbed calls of each wanted signature, or all its calls if all are perturbed."""
     for _, rows in calls[calls["signature"].isin(list(wanted))].groupby("signature", sort=False):
         calm = rows[~rows["perturbed"].astype(bool)]
         yield rows if calm.empty else calm

@@ -23,9 +23,9 @@ from opgrip.zoo.corpus.members import Member, members_of
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
 MOST_REASON = 200
-"""Characters that are shown of why a file was left out."""
+"""maximum number of characters shown of the reason why a file was skipped"""
 Reading = Callable[[Path], AbstractContextManager[object]]
-"""Around the reading of each file, to tell of it."""
+"""context manager that is entered while a file is read, to report progress"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,19 @@ class Corpus:
 
     Attributes
     ----------
-    frame : one row a trace and signature, in the order in which they were read. Of the trace: trace (its name), source
-        (`trace`, or the tool whose file it is), model, run, library, family. Of the signature: signature (its number
-        in the trace), key (what it is called in any trace: operator, shapes, strides, dtypes, scalars and settings),
-        kind, op, call (in short, with its arguments), shapes and dtypes of its tensors, device, elements (of its
-        largest tensor). Of its calls: count, median_us, time_us (`count` times the median), call_share and share (of
-        the trace's calls and time, 0 to 1). And weight, what the trace counts with, so that each model of a source
-        counts alike: of `share` times it, each source has the sum 1.
-    members : the traces, in their order
-    notes : what was left out, and why, in words
+    frame : one row per trace and signature, in reading order.
+        Columns of the trace: trace (name), source (`trace`, or the tool that wrote the file), model, run, library,
+        family.
+        Columns of the signature: signature (its number in the trace), key (operator, shapes, strides, dtypes, scalars
+        and
+        settings, equal in all traces), kind, op, call (short form with arguments), shapes and dtypes of its tensors,
+        device, elements (of its largest tensor).
+        Columns of its calls: count, median_us, time_us (`count` times the median), call_share and share (of the trace's
+        calls and time, 0 to 1).
+        Column weight: the weight of the trace, chosen so that all models of a source have the same total; `share` times
+        `weight` sums to 1 over each source.
+    members : the traces, in reading order
+    notes : one message for each skipped file, with the reason
     """
 
     frame: pd.DataFrame
@@ -51,16 +55,16 @@ class Corpus:
 
     @property
     def sources(self) -> list[str]:
-        """Where the traces are from: traces of ours first."""
+        """Return the sources of the traces, starting with `trace`."""
         return list(dict.fromkeys(member.source for member in sorted(self.members, key=lambda item: not item.is_trace)))
 
     def of_source(self, source: str) -> Corpus:
-        """What there is of a source."""
+        """Return the part of the corpus that comes from `source`."""
         members = [member for member in self.members if member.source == source]
         return replace(self, frame=self.frame[self.frame["source"] == source], members=members)
 
     def path_of(self, trace: str) -> Path:
-        """The file of a trace, by its name in the table."""
+        """Return the file of the trace with this name in the table."""
         return next(member.path for member in self.members if member.name == trace)
 
 
@@ -70,19 +74,19 @@ def read_corpus(
     unbounded: bool = False,
     reading: Reading = lambda path: nullcontext(),
 ) -> Corpus:
-    """The corpus of some traces, files of other tools, folders of them, `zoo` or `zoo:PATTERN`.
+    """Return the corpus of traces, files of other tools, folders of them, `zoo` or `zoo:PATTERN`.
 
-    One trace at a time is in memory.
+    Only one trace at a time is in memory.
 
     Parameters
     ----------
-    partial, unbounded : as `load` has them
-    reading : around the reading of each file
+    partial, unbounded : passed to `load`
+    reading : context manager to enter while each file is read
 
     Raises
     ------
-    UserError : for what is not there or cannot be read, and where there are no calls. A file of a folder that cannot
-        be read is left out, and told.
+    UserError : if an input does not exist or cannot be read, or if there are no calls. An unreadable file of a
+        folder is skipped and noted.
     """
     files = members_of(inputs)
     notes = []
@@ -116,9 +120,10 @@ def read_corpus(
 
 
 def weighted(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table with its column `weight`: each model of a source counts alike, and so does each trace of a model.
+    """Return the table with its column `weight`, which gives all models of a source the same total.
 
-    Traces of a model without times, such as a tool's files of one operator each, count by their calls.
+    The traces of a model share its weight equally. If no trace of a model has times, as with files of one operator
+    each, each trace is weighted by its number of calls.
     """
     traces = frame.groupby("trace", sort=False).agg(
         source=("source", "first"), model=("model", "first"), time_us=("time_us", "sum"), calls=("count", "sum")
@@ -132,7 +137,7 @@ def weighted(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _unlike(member: Member, members: Sequence[Member]) -> Member:
-    """A member under a name that no other has."""
+    """Return the member under a name that no other member has."""
     names = {other.name for other in members}
     if member.name not in names:
         return member
@@ -150,15 +155,15 @@ def _with_member(rows: pd.DataFrame, member: Member) -> pd.DataFrame:
 
 
 MOST_SHAPES = 120
-"""Characters of a signature's shapes."""
+"""maximum length of the shapes column in characters"""
 MOST_ELEMENTS = (1 << 63) - 1
-"""That a table counts: a stranger's shape may say any number."""
+"""maximum element count, because a shape in an untrusted file can contain any number"""
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
-    """One row a signature that calls of the trace stand for themselves with, in the columns that `Corpus` tells.
+    """Return one row per signature of the trace's own calls, with the columns described in `Corpus`.
 
-    Each call counts with the median time of its signature's calls, as in `Trace.summary`.
+    Each call counts with the median time of its signature, as in `Trace.summary`.
     """
     calls = trace.own_calls
     groups = calls.groupby("signature")
@@ -177,7 +182,7 @@ def rows_of(trace: Trace) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=COLUMNS)
     table["time_us"] = table["count"] * table["median_us"]
     table["call_share"] = table["count"] / max(float(table["count"].sum()), 1.0)
-    # of a file without times, each call counts alike
+    # without times, every call has the same weight
     has_times = bool(table["time_us"].any())
     table["share"] = table["time_us"] / float(table["time_us"].sum()) if has_times else table["call_share"]
     return table
@@ -190,13 +195,13 @@ COLUMNS = (
 
 
 def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Of each of some keys the row of the trace that spends most time on it."""
+    """Return, for each key, the row of the trace that spends most time on it."""
     rows = frame[frame["key"].isin(list(keys))]
     return rows.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
 
 
 def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """By signature, the settings that most of its calls ran under."""
+    """Return the settings of most calls of each signature, by signature number."""
     context_of = {scope.number: scope.context or 0 for scope in trace.scopes}
     calls = trace.own_calls
     pairs = pd.DataFrame({"signature": calls["signature"], "context": calls["scope"].map(context_of)}).dropna()
@@ -207,7 +212,7 @@ def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """The cells of a row that are of its signature alone, under the settings of most of its calls."""
+    """Return the cells of a row that depend only on the signature and the settings of most of its calls."""
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),
@@ -222,5 +227,5 @@ def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[st
 
 
 def shapes_text(specs: list[TensorSpec]) -> str:
-    """Shapes of tensors in short: `[2,3] [3]`."""
+    """Return the shapes of tensors in short form: `[2,3] [3]`."""
     return shortened(" ".join(f"[{','.join(map(str, spec.shape))}]" for spec in specs), MOST_SHAPES)

@@ -1,4 +1,4 @@
-"""The rows that a corpus has of one trace: its signatures, how often each is called, and what its calls take."""
+"""The corpus rows of one trace: its signatures, how often each is called, and the time of its calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from opgrip.traces.schema.tensor_specs import plain_name
 from opgrip.traces.table.trace import Trace
 
 MOST_SHAPES = 120
-"""Characters of a signature's shapes."""
+"""maximum length of the shapes column in characters"""
 MOST_ELEMENTS = (1 << 63) - 1
-"""That a table counts: a stranger's shape may say any number."""
+"""maximum element count, because a shape in an untrusted file can contain any number"""
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
-    """One row a signature that calls of the trace stand for themselves with, in the columns that `Corpus` tells.
+    """Return one row per signature of the trace's own calls, with the columns described in `Corpus`.
 
-    Each call counts with the median time of its signature's calls, as in `Trace.summary`.
+    Each call counts with the median time of its signature, as in `Trace.summary`.
     """
     calls = trace.own_calls
     groups = calls.groupby("signature")
@@ -44,7 +44,7 @@ def rows_of(trace: Trace) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=COLUMNS)
     table["time_us"] = table["count"] * table["median_us"]
     table["call_share"] = table["count"] / max(float(table["count"].sum()), 1.0)
-    # of a file without times, each call counts alike
+    # without times, every call has the same weight
     has_times = bool(table["time_us"].any())
     table["share"] = table["time_us"] / float(table["time_us"].sum()) if has_times else table["call_share"]
     return table
@@ -57,13 +57,13 @@ COLUMNS = (
 
 
 def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Of each of some keys the row of the trace that spends most time on it."""
+    """Return, for each key, the row of the trace that spends most time on it."""
     rows = frame[frame["key"].isin(list(keys))]
     return rows.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
 
 
 def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """By signature, the settings that most of its calls ran under."""
+    """Return the settings of most calls of each signature, by signature number."""
     context_of = {scope.number: scope.context or 0 for scope in trace.scopes}
     calls = trace.own_calls
     pairs = pd.DataFrame({"signature": calls["signature"], "context": calls["scope"].map(context_of)}).dropna()
@@ -74,7 +74,7 @@ def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """The cells of a row that are of its signature alone, under the settings of most of its calls."""
+    """Return the cells of a row that depend only on the signature and the settings of most of its calls."""
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),
@@ -89,5 +89,5 @@ def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[st
 
 
 def shapes_text(specs: list[TensorSpec]) -> str:
-    """Shapes of tensors in short: `[2,3] [3]`."""
+    """Return the shapes of tensors in short form: `[2,3] [3]`."""
     return shortened(" ".join(f"[{','.join(map(str, spec.shape))}]" for spec in specs), MOST_SHAPES)

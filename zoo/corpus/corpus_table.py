@@ -1,4 +1,4 @@
-"""The tables of a corpus, for people and as files."""
+"""Tables of a corpus, for the terminal and as files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITTEN = (".json", ".csv", ".md", ".parquet")
 
 
 def check_form(path: Path) -> None:
-    """Raise `UserError` where no table is written to a file of that name, or what writes it is missing."""
+    """Raise `UserError` if the file format of `path` is unknown or its writer is not installed."""
     if path.suffix not in WRITTEN:
         raise UserError(f"{path} is neither {', '.join(WRITTEN[:-1])} nor {WRITTEN[-1]}", "name one of these")
     if path.suffix == ".parquet":
@@ -32,12 +32,12 @@ def check_form(path: Path) -> None:
 
 
 def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> None:
-    """Write all rows of a table; as JSON, with which traces it is of."""
+    """Write all rows of a summary; a JSON file also lists the traces."""
     write_table(summary.table, path, force, facts_of(corpus, summary))
 
 
 def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str, Any]) -> None:
-    """Write a table as its file's suffix says; as JSON with some facts before its rows."""
+    """Write a table in the format of the file's suffix; in JSON, `facts` precede the rows."""
     check_form(path)
     with whole_file(path, force) as file:
         if path.suffix == ".parquet":
@@ -52,7 +52,7 @@ def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str
 
 
 def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
-    """Of which traces something is, and how many rows all models have and one alone."""
+    """Return the traces of a corpus, and how many rows all models share or only one model has."""
     members = [
         {name: getattr(member, name) for name in ("name", "source", "model", "run", "library", "family")}
         for member in corpus.members
@@ -68,7 +68,7 @@ def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as plain values, None for what is not known."""
+    """Return the rows of a table as plain values, with None for missing ones."""
     plain = table.astype(object).where(table.notna(), None)
     return [{str(name): cell for name, cell in row.items()} for row in plain.to_dict("records")]
 
@@ -93,7 +93,7 @@ def _markdown(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _cell(name: str, cell: Any) -> str:
-    """A cell that no text in it can end."""
+    """Return a cell as text without characters that would end the cell."""
     if isinstance(cell, float):
         return f"{cell:.2%}" if name.endswith("share") else f"{cell:,.1f}"
     if isinstance(cell, int):
@@ -133,11 +133,11 @@ TEXTS = {
     "usual_dtypes": TableColumn("usual dtypes", "usual_dtypes", least=24, rank=3),
     "usual_shapes": TableColumn("usual shapes", "usual_shapes", below=True),
 }
-"""Columns by the name in the table; those of text follow those of numbers."""
+"""text columns by their name in the table; they follow the columns of numbers"""
 
 
 def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> None:
-    """Print what the corpus is made of, then the table of each source."""
+    """Print an overview of the corpus, then the table of each source."""
     for source in corpus.sources:
         own = corpus.of_source(source)
         table = summary.table[summary.table["source"] == source]
@@ -163,7 +163,7 @@ def _print_totals(corpus: Corpus, source: str, file: IO[str]) -> None:
 
 
 def columns_of(table: pd.DataFrame) -> list[TableColumn]:
-    """The columns that a terminal shows of a table."""
+    """Return the columns of a table that a terminal shows."""
     is_number = {name: pd.api.types.is_numeric_dtype(table[name]) for name in table}
     columns = [column for name, column in NUMBERS.items() if is_number.get(name)]
     # a call begins with its operator

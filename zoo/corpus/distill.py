@@ -1,4 +1,4 @@
-"""Choose few cases that stand for many traces, and check what they predict."""
+"""Choosing a few cases that represent many traces, and checking the times that they predict."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from opgrip.zoo.scoring.case_times import Times
 Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
 MOST_CANDIDATES = 3000
-"""Of a group that may be chosen: the heaviest."""
+"""maximum number of candidates per group: those of the largest weight"""
 MOST_PAIRS = 250_000_000
-"""Of candidates and points whose likeness is kept, in 4 bytes each: of very many points fewer may be chosen."""
+"""maximum number of similarities kept, at 4 bytes each; with very many points, this allows fewer candidates"""
 AT_ONCE = 256
-"""Candidates that are compared with all points of their group at a time."""
+"""candidates that are compared with all points of their group at a time"""
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What is chosen from.
+    """Points to choose from.
 
     Attributes
     ----------
-    numbers : (N, D)
-    kinds : (N,)
-    apart : distance of two that are alike but for their kind
+    numbers : (N, D) coordinates
+    kinds : (N,) category of each point
+    apart : distance between two points that differ only in kind
     """
 
     numbers: Floats
@@ -55,14 +55,16 @@ class Points:
 
 
 def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[int]:
-    """The places of those that are chosen, the one that stands for most first.
+    """Return the indices of the chosen points, the most representative first.
+
+    Greedy facility location: each step chooses the point that adds most weighted similarity.
 
     Parameters
     ----------
-    points : N of them, whose distance of 1 makes them 1/e alike
-    groups : (N,); points of different groups are not alike at all
+    points : N points; the similarity of two points is exp(-distance)
+    groups : (N,) group of each point; points of different groups have similarity 0
     weights : (N,)
-    count : as many are chosen, or all that may be where these are fewer
+    count : number of points to choose; fewer are returned if there are fewer candidates
     """
     most = max(1, min(MOST_CANDIDATES, MOST_PAIRS // max(len(points), 1)))
     order = np.argsort(groups, kind="stable")
@@ -88,12 +90,12 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
 
 
 class _Part:
-    """A group's points, and what of them is stood for by now.
+    """The points of a group, and how well the chosen ones represent them.
 
     Attributes
     ----------
-    candidates : the places of those that may be chosen
-    gains : what choosing each would add where none is chosen
+    candidates : indices of the points that can be chosen
+    gains : gain of each candidate while nothing is chosen
     """
 
     def __init__(self, members: Wholes, points: Points, weights: Floats, most: int) -> None:
@@ -111,17 +113,17 @@ class _Part:
         self._best = np.zeros(len(members))
 
     def gain(self, place: int) -> float:
-        """What choosing a candidate would add now."""
+        """Return the weighted similarity that choosing a candidate would add now."""
         return float(np.clip(self._likeness[place] - self._best, 0, None) @ self._weights)
 
     def choose(self, place: int) -> None:
-        """Take one in."""
+        """Choose a candidate."""
         self.chosen.add(place)
         self._best = np.maximum(self._best, self._likeness[place])
 
 
 def distances(points: Points, others: Points) -> Floats:
-    """(N, M), between each two."""
+    """Return the (N, M) distances between points and others."""
     own, theirs = points.numbers, others.numbers
     squares = (own**2).sum(axis=1)[:, None] + (theirs**2).sum(axis=1)[None, :] - 2 * own @ theirs.T
     squares += points.apart**2 * (points.kinds[:, None] != others.kinds[None, :])
@@ -130,30 +132,31 @@ def distances(points: Points, others: Points) -> Floats:
 
 
 OF_MODEL = OF_MEMBER[2:]
-"""What is known of a trace's model."""
+"""columns that describe the model of a trace"""
 VARIETY = 0.1
-"""Share of the weight that all cases have alike, whatever their time."""
+"""share of the total weight that is spread evenly over all cases, whatever their time"""
 SHAPE = re.compile(r"\[([\d,]*)\]")
 SHAPES = 3
-"""Tensors whose sizes count."""
+"""number of leading tensors of a case whose sizes are compared"""
 OTHER_OP, OTHER_DTYPE = 6.0, 2.0
-"""Distances of cases of other operators and dtypes; one of 1 is a time or a size e times as large."""
+"""distance between cases of different operators or dtypes; a factor of e in time has distance 1"""
 SIZES = 0.5
-"""Weight of a size beside that of the time."""
+"""weight of a size relative to the time"""
 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """Some cases of a corpus.
+    """Representative cases of a corpus.
 
     Attributes
     ----------
-    keys : of the cases, those that stand for most first
-    sources : of each, the trace that spends most time on it, whose calls are written
-    times_us : of each, the time of one call there, which weights refer to
-    weights_us : by trace and case, the time of all calls of that trace that it stands for; a trace's time elsewhere is
-        the sum over cases of that times the case's time there over its `times_us`
-    likeness : how alike cases are to what stands for them, by time: 1 where each stands for itself
+    keys : keys of the cases, the most representative first
+    sources : for each key, the trace that spends most time on it and whose calls are written
+    times_us : for each key, the time of one call in that trace, which `weights_us` refers to
+    weights_us : by trace and key, the total time of the trace's calls that the case represents. The predicted
+        time of a trace on another machine is the sum over cases of this weight times the case's time there,
+        divided by its `times_us`.
+    likeness : time-weighted mean similarity of all cases to their representatives; 1 if each represents itself
     """
 
     keys: list[str]
@@ -163,18 +166,18 @@ class Distilled:
     likeness: float
 
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
-        """The time of a trace's calls where its cases take such times; cases without one count as the others."""
+        """Return the predicted time of a trace for these case times; cases without a time scale with the others."""
         weights = self.weights_us[trace]
         timed = [(weight, times_us[key] / self.times_us[key]) for key, weight in weights.items() if key in times_us]
         whole, there = sum(weights.values()), sum(weight for weight, _ in timed)
         return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
 
     def field(self, corpus: Corpus, base: str = "") -> dict[str, Any]:
-        """What the header of its trace says: the traces, and what each case stands for in them.
+        """Return the header field of the distilled trace: its source traces, and the time each case represents in them.
 
         Parameters
         ----------
-        base : whose times the weights are; empty for captured ones
+        base : machine whose times the weights are; empty for captured times
         """
         about = {member.name: member for member in corpus.members}
         place = {key: number for number, key in enumerate(self.keys)}
@@ -190,7 +193,7 @@ class Distilled:
 
 
 def named_by_files(corpus: Corpus) -> Corpus:
-    """A corpus whose traces are called as replays of several call them: by the names of their files."""
+    """Return the corpus with traces named by their files, as in results of a replay of several traces."""
     manifest = {trace.name: trace for trace in read_manifest()}
     told = [name_of_file(member.path, manifest) for member in corpus.members]
     names = dict(zip((item.name for item in corpus.members), told_apart([item.name for item in told]), strict=True))
@@ -205,11 +208,11 @@ def named_by_files(corpus: Corpus) -> Corpus:
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
-    """A corpus whose cases take other times, by trace and key; those that are not among them are left out.
+    """Return the corpus with other case times, given by trace and key; cases without one are dropped.
 
     Raises
     ------
-    UserError : where none is
+    UserError : if no case is left
     """
     frame = corpus.frame
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
@@ -222,13 +225,13 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
 
 def distill(corpus: Corpus, count: int) -> Distilled:
-    """The cases that stand for a corpus by time and by variety.
+    """Return the cases that represent a corpus by time and by variety.
 
     Raises
     ------
-    UserError : where no case has a time
+    UserError : if no case has a time
     """
-    # a model's weight is that of its traces that have times
+    # weigh each model by those of its traces that have times
     frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
     if frame.empty:
         raise UserError("no call of these traces has a time", "give results of a replay with --times")
@@ -252,7 +255,7 @@ def distill(corpus: Corpus, count: int) -> Distilled:
 
 
 def _cases(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a case, whatever traces have it: its operator, dtypes, shapes, time, and share of all models' time."""
+    """Return one row per key: operator, dtypes, shapes, median time, and share of the time of all models."""
     weight = frame["weight"] * frame["share"]
     cases = (
         frame.assign(weight=weight)
@@ -263,7 +266,7 @@ def _cases(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _points(cases: pd.DataFrame) -> Points:
-    """Of each case the logarithms of the time and of the first tensors' sizes, (cases, 1 + SHAPES), and the dtypes."""
+    """Return points of the logarithms of time and tensor sizes, (cases, 1 + SHAPES), with dtypes as kinds."""
     sizes = np.zeros((len(cases), SHAPES))
     for row, shapes in enumerate(cases["shapes"]):
         for column, shape in enumerate(SHAPE.findall(shapes)[:SHAPES]):
@@ -274,7 +277,7 @@ def _points(cases: pd.DataFrame) -> Points:
 
 
 def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
-    """For each case, which of the chosen ones stands for it, and how alike they are."""
+    """Return the index of the representative of each case, and their similarity."""
     nearest, likeness = np.zeros(len(points), dtype=int), np.zeros(len(points))
     for first in range(0, len(points), 1000):
         part = slice(first, first + 1000)
@@ -286,22 +289,22 @@ def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, A
 
 
 def describe(distilled: Distilled) -> str:
-    """What was chosen, in a line."""
+    """Return a summary of the chosen cases in one line."""
     traces = counted(len(distilled.weights_us), "trace")
     return f"{counted(len(distilled.keys), 'case')} stand for {traces}, {distilled.likeness:.1%} alike by time"
 
 
 HELD = 0.1
-"""Relative error that is held."""
+"""relative error up to which a prediction passes"""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A trace, or all traces of a model, whose time is known, and what the distilled cases say of it.
+    """Measured and predicted time of a trace, or of all traces of a model.
 
     Attributes
     ----------
-    trace : empty for all of the model
+    trace : name of the trace; empty for a whole model
     """
 
     trace: str
@@ -311,18 +314,18 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative; below 0 where too little is predicted."""
+        """Return the relative error; it is negative if the prediction is too small."""
         return self.predicted_us / self.real_us - 1
 
     @property
     def is_held(self) -> bool:
-        """Whether the error is small enough."""
+        """Return True if the error is at most `HELD`."""
         return abs(self.error) <= HELD
 
 
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
-    """Hold what is predicted of each trace against the sum of its cases' times in another replay."""
-    # a score knows of a case what it takes after the calls of the trace that it is written from
+    """Compare the predicted time of each trace with the sum of its case times in another replay."""
+    # a score uses the time of a case after the preceding calls of the trace that it is written from
     chosen = {key: times[trace, key] for key, trace in distilled.sources.items() if (trace, key) in times}
     models = {member.name: member.model for member in corpus.members}
     checks = []
@@ -333,7 +336,7 @@ def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
         whole_us = fsum(count * us for count, _, us in timed)
         predicted_us = distilled.predicted_us(str(name), chosen)
         if real_us > 0 and isfinite(predicted_us):
-            # of cases that have no time there, nothing can be held
+            # cases without a time in that replay cannot be checked, so the prediction is scaled to those that have one
             checks.append(Check(str(name), models[str(name)], real_us, predicted_us * known_us / whole_us))
     return checks
 
@@ -343,7 +346,7 @@ def _columns(rows: Any) -> Any:
 
 
 def _by_model(checks: Iterable[Check]) -> list[tuple[Check, list[Check]]]:
-    """The total of each model, and its traces."""
+    """Return the total of each model with the checks of its traces."""
     traces_of: dict[str, list[Check]] = {}
     for check in checks:
         traces_of.setdefault(check.model, []).append(check)
@@ -354,7 +357,7 @@ def _by_model(checks: Iterable[Check]) -> list[tuple[Check, list[Check]]]:
 
 
 def print_check(checks: Sequence[Check], file: IO[str]) -> None:
-    """Print a line a model, one for each of its traces below it, and how many are held."""
+    """Print one line per model and per trace, and how many predictions pass."""
     models = _by_model(checks)
     rows = [item for total, own in models for item in (total, *own)]
     columns = [

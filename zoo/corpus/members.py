@@ -1,4 +1,4 @@
-"""The files that a corpus is made of, and which model each is of."""
+"""The files that make up a corpus, and the model of each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_
 
 ZOO = "zoo"
 TRACE = "trace"
-"""The source of traces of ours; that of another tool's file is its format's name."""
+"""source of opgrip traces; a file of another tool has the name of its format"""
 MOST_FILES = 100_000
-"""Of a folder."""
+"""maximum number of files read from a folder"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,12 @@ class Member:
 
     Attributes
     ----------
-    name : that it is called by: `detr_r50.train` of the zoo, else the file's name
+    name : `detr_r50.train` for a trace of the zoo, otherwise the file's name
     source : `trace`, or the format of another tool
-    model, run, library, family : as `ZooTrace` has them; of files that do not tell, the model is the file's name, and
-        the others are empty. All files of a tool that keeps operators in tables are one model, of the tool's name.
-    is_named : whether the user named this very file, so that it is an error where it cannot be read
+    model, run, library, family : as in `ZooTrace`. If a file does not contain them, the model is the file's name
+        and the others are empty. All files of a tool that stores operators in tables count as one model with the
+        tool's name.
+    is_named : True if the user named this file, so that failing to read it is an error
     """
 
     path: Path
@@ -46,11 +47,11 @@ class Member:
 
     @property
     def is_trace(self) -> bool:
-        """Whether it is a trace of ours, of a program that ran."""
+        """Return True for an opgrip trace, which records a program that ran."""
         return self.source == TRACE
 
     def told_by(self, header: Mapping[str, Any]) -> Member:
-        """The same, with what the header of the file tells of it and was not known."""
+        """Return the member with unknown fields filled in from the header of its file."""
         if self.model:
             return self
         source = _text(header.get("converted_from")) or TRACE
@@ -76,7 +77,7 @@ class Members:
 
     Attributes
     ----------
-    passed_over : files of folders that are of no format that is read
+    passed_over : files of folders in unknown formats
     absent : names of traces of the zoo that are not installed
     """
 
@@ -86,7 +87,7 @@ class Members:
 
 
 def is_several(name: str) -> bool:
-    """Whether a name on the command line stands for many files: `zoo`, `zoo:PATTERN`, or a folder of files."""
+    """Return True if an argument means several files: `zoo`, `zoo:PATTERN`, or a folder."""
     if _is_zoo(name):
         return True
     path = Path(name)
@@ -98,7 +99,7 @@ def _is_zoo(name: str) -> bool:
 
 
 def _is_file(name: str) -> bool:
-    """Whether there is something of this name, which may be longer than a file's can be."""
+    """Return True if the path exists; False if the name is too long for a file."""
     try:
         return Path(name).exists()
     except OSError:
@@ -106,11 +107,11 @@ def _is_file(name: str) -> bool:
 
 
 def members_of(inputs: Iterable[str]) -> Members:
-    """The files that a command line names: traces, files of other tools, folders of them, `zoo`, `zoo:PATTERN`.
+    """Return the files that arguments name: traces, files of other tools, folders of them, `zoo`, `zoo:PATTERN`.
 
     Raises
     ------
-    UserError : for what is not there, a pattern that matches nothing, and where nothing can be read
+    UserError : if a file does not exist, a pattern matches nothing, or no file can be read
     """
     members: dict[Path, Member] = {}
     passed_over: list[Path] = []
@@ -129,11 +130,11 @@ def members_of(inputs: Iterable[str]) -> Members:
 
 
 def _of_zoo(pattern: str) -> tuple[list[Member], list[str]]:
-    """The installed traces of the zoo that a pattern matches, and the names of the others."""
+    """Return the installed traces of the zoo that match a pattern, and the names of those not installed."""
     traces = select(patterns_in(pattern), read_manifest())
     members = [member for trace in traces if (member := _of_zoo_trace(trace)) is not None]
     if not members:
-        # which tells how to install it
+        # raises an error that explains how to install it
         zoo_file(traces[0])
     present = {member.name for member in members}
     return members, [trace.name for trace in traces if trace.name not in present]
