@@ -162,7 +162,7 @@ class _CaseRecords:
                     yield from self._observed(self._signatures[number], own)
 
     def _settings(self, number: int, scope: int, is_case: bool) -> Mapping[str, Any]:
-        """Return the settings of a call; for a case, those of most of its calls, as in its key."""
+        """Return the settings of a call; a case has the settings of most of its calls, as in its key."""
         return self._usual.get(number, {}) if is_case else self._contexts.get(scope, {})
 
     def _definition(self, signature: Signature, own_number: int) -> Iterator[Record]:

@@ -34,17 +34,15 @@ class Corpus:
 
     Attributes
     ----------
-    frame : one row per trace and signature, in reading order.
-        Columns of the trace: trace (name), source (`trace`, or the tool that wrote the file), model, run, library,
-        family.
-        Columns of the signature: signature (its number in the trace), key (operator, shapes, strides, dtypes, scalars
-        and
-        settings, equal in all traces), kind, op, call (short form with arguments), shapes and dtypes of its tensors,
-        device, elements (of its largest tensor).
-        Columns of its calls: count, median_us, time_us (`count` times the median), call_share and share (of the trace's
-        calls and time, 0 to 1).
-        Column weight: the weight of the trace, chosen so that all models of a source have the same total; `share` times
-        `weight` sums to 1 over each source.
+    frame : one row per trace and signature, in reading order, and the columns of each group:
+        Trace: trace (name), source (`trace`, or the tool that wrote the file), model, run, library, family.
+        Signature: signature (its number in the trace), key (operator, shapes, strides, dtypes, scalars and
+        settings, equal in all traces), kind, op, call (short form with arguments), shapes and dtypes of its
+        tensors, device, elements (of its largest tensor).
+        Calls: count, median_us, time_us (`count` times the median), call_share and share (of the trace's calls
+        and time, 0 to 1).
+        Weight: weight (of the trace; all models of a source have the same total). `share` times `weight` sums to
+        1 over each source.
     members : the traces, in reading order
     notes : one message for each skipped file, with the reason
     """
@@ -85,7 +83,7 @@ def read_corpus(
 
     Raises
     ------
-    UserError : if an input does not exist or cannot be read, or if there are no calls. An unreadable file of a
+    UserError : if an input does not exist or cannot be read, or if the inputs contain no calls. An unreadable file of a
         folder is skipped and noted.
     """
     files = members_of(inputs)

@@ -25,7 +25,7 @@ from opgrip.zoo.scoring.case_times import Times
 Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
 MOST_CANDIDATES = 3000
-"""maximum number of candidates per group: those of the largest weight"""
+"""maximum number of candidates per group; those with the largest weights are kept"""
 MOST_PAIRS = 250_000_000
 """maximum number of similarities kept, at 4 bytes each; with very many points, this allows fewer candidates"""
 AT_ONCE = 256
@@ -231,7 +231,7 @@ def distill(corpus: Corpus, count: int) -> Distilled:
     ------
     UserError : if no case has a time
     """
-    # weigh each model by those of its traces that have times
+    # the weight of a model comes from its traces that have times
     frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
     if frame.empty:
         raise UserError("no call of these traces has a time", "give results of a replay with --times")
@@ -336,7 +336,7 @@ def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
         whole_us = fsum(count * us for count, _, us in timed)
         predicted_us = distilled.predicted_us(str(name), chosen)
         if real_us > 0 and isfinite(predicted_us):
-            # cases without a time in that replay cannot be checked, so the prediction is scaled to those that have one
+            # cases without a time in that replay cannot be checked, so scale the prediction to the timed ones
             checks.append(Check(str(name), models[str(name)], real_us, predicted_us * known_us / whole_us))
     return checks
 

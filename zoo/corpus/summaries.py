@@ -1,4 +1,4 @@
-"""Tables over a corpus: by operator, model or signature, and which operators of torch it covers."""
+"""Summary tables of a corpus: by operator, model or signature, and the coverage of torch's operators."""
 
 from __future__ import annotations
 
@@ -27,27 +27,30 @@ BY: Mapping[str, Sequence[str]] = {
     SIGNATURE: ("key",),
     ROW: ("trace", "signature"),
 }
-"""What there is a row for, and the columns of the corpus that tell such rows apart."""
+"""columns that identify a row, by the kind of row"""
 USUAL = 3
-"""Shapes and dtypes of an operator that are named."""
+"""number of the most frequent shapes and dtypes of an operator that are named"""
 ALL = -1
-"""As many models as a source has."""
+"""as many models as a source has"""
 QUANTILES = {"elements_p10": 0.1, "elements_p50": 0.5, "elements_p90": 0.9}
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A table of what a corpus has.
+    """A summary table of a corpus.
 
     Attributes
     ----------
-    by : what it has a row for
-    table : source, the columns of `BY`, then models and traces (that have such calls), calls, signatures (different
-        ones), time_us, share (of the time: each model of the source counts alike, all shares of a source are 1). By
-        operator also quantiles of `elements`, of the largest tensor of a call, and the usual `shapes` and `dtypes`,
-        where all calls of a trace weigh as much as those of any other. By `model` also how many operators it has, how
-        many that no other has, and which part of its signatures others have too. By falling share in each source.
-    models : of each source, how many there are
+    by : the kind of row, a key of `BY`
+    table : one row per source and value of `BY[by]`, by falling share in each source.
+        All tables have the columns source, the columns of `BY[by]`, models and traces (number of those with such
+        calls), calls, signatures (number of distinct ones), time_us and share (of the time: each model of a
+        source has the same weight, and the shares of a source sum to 1).
+        By operator, also quantiles of `elements` (of a call's largest tensor) and the usual `shapes` and
+        `dtypes`, with the same weight for each trace.
+        By model, also the number of its operators, of operators that no other model has, and the share of its
+        signatures that other models have too.
+    models : number of models of each source
     """
 
     by: str
@@ -56,21 +59,21 @@ class Summary:
 
     @property
     def tells_models(self) -> bool:
-        """Whether rows are of several models, and tell of how many."""
+        """Return True if a row can belong to several models, so that the table counts them."""
         return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
 
     def of_models(self, least: int, most: int | None) -> Summary:
-        """The rows that so many models have: `most` is all of them where it is None."""
+        """Return the rows that `least` to `most` models have; None as `most` means no upper limit."""
         counts = self.table["models"]
         flags = counts >= self.table["source"].map(self.models) if least == ALL else counts >= least
         return replace(self, table=self.table[flags if most is None else flags & (counts <= most)])
 
     def common(self, source: str) -> pd.DataFrame:
-        """The rows that all models of a source have."""
+        """Return the rows that all models of a source have."""
         return self._of(source, self.models[source])
 
     def unique(self, source: str) -> pd.DataFrame:
-        """The rows that one model of a source alone has."""
+        """Return the rows that only one model of a source has."""
         return self._of(source, 1)
 
     def _of(self, source: str, models: int) -> pd.DataFrame:
@@ -78,7 +81,7 @@ class Summary:
 
 
 def summarize(corpus: Corpus, by: str = OP) -> Summary:
-    """A table of a corpus with a row for each operator, or what `BY` has; see `Summary`."""
+    """Return a table of a corpus with one row per operator, or per another key of `BY`; see `Summary`."""
     frame = corpus.frame
     models = frame.groupby("source")["model"].nunique()
     counts = {str(source): int(count) for source, count in models.items()}
@@ -122,7 +125,7 @@ def summarize(corpus: Corpus, by: str = OP) -> Summary:
 
 
 def _shapes_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """By source and operator, quantiles of the elements of a call's largest tensor, and usual shapes and dtypes."""
+    """Return, by source and operator, quantiles of the largest tensor's elements, and the usual shapes and dtypes."""
     frame = frame.assign(weighted=frame["call_share"] * frame["weight"])
     rows = {key: _distribution(own) for key, own in frame.groupby(["source", "op"], sort=False)}
     table = pd.DataFrame.from_dict(rows, orient="index")
@@ -145,7 +148,7 @@ def _distribution(own: pd.DataFrame) -> dict[str, object]:
 
 
 def usual(own: pd.DataFrame, column: str) -> str:
-    """The values of a column that most calls have, with their shares: `[2,3] 80%, [4] 20%`."""
+    """Return the most frequent values of a column with their shares: `[2,3] 80%; [4] 20%`."""
     sums = own.groupby(column)["weighted"].sum().sort_values(ascending=False, kind="stable")
     whole = float(sums.sum()) or 1.0
     words = [f"{str(name) or '-'} {share / whole:.0%}" for name, share in sums.head(USUAL).items()]
@@ -153,7 +156,10 @@ def usual(own: pd.DataFrame, column: str) -> str:
 
 
 def _own_operators(frame: pd.DataFrame) -> pd.DataFrame:
-    """By source and model, how many operators it alone has, and which part of its signatures others have too."""
+    """Return, by source and model, the number of operators and the share of signatures.
+
+    Operators count if no other model has them, signatures if another model has them too.
+    """
     pairs = frame[["source", "model", "op"]].drop_duplicates()
     alone = pairs.groupby(["source", "op"])["model"].transform("size") == 1
     keys = frame[["source", "model", "key"]].drop_duplicates()
@@ -172,9 +178,9 @@ _VENDORS = re.compile(r"(cudnn|miopen|mkldnn|mps|fbgemm|xnnpack)_")
 
 
 def category_of(name: str) -> str:
-    """What kind of work an operator does: `aten.relu` is an activation.
+    """Return the category of an operator: `aten.relu` is an activation.
 
-    Operators of one vendor's library and variants of views that copy are kinds of their own, since programs do not call
+    Operators of one vendor's library and copying variants of views have separate categories, since programs do not call
     them by name.
     """
     packet = name.partition(".")[2]
@@ -186,10 +192,10 @@ def category_of(name: str) -> str:
 
 
 def public_operators() -> set[str]:
-    """Names of torch's operators that programs call and that stand in traces: `aten.add`.
+    """Return the names of torch's operators that programs call and that traces contain, such as `aten.add`.
 
-    All overloads of a name are one operator, and so is its variant that writes into its argument. Operators that are
-    nothing but calls of others are none.
+    All overloads of a name count as one operator, and so does its in-place variant. Composite operators, which only
+    call other operators, are left out.
     """
     functions = [
         function
@@ -203,16 +209,20 @@ def public_operators() -> set[str]:
 
 
 def plain_operator(name: str) -> str:
-    """An operator without what tells its variants apart: `aten.add` of `aten.add_.Tensor` and of `aten.add_`."""
+    """Return the name of an operator without overload and in-place suffix: `aten.add` for `aten.add_.Tensor` and
+    `aten.add_`.
+    """
     namespace, _, rest = name.partition(".")
     packet = rest.partition(".")[0]
     return f"{namespace}.{packet.rstrip('_') or packet}" if rest else name
 
 
 def cover(corpus: Corpus) -> pd.DataFrame:
-    """One row an operator of torch: op, category, is_covered, then for each source models and signatures.
+    """Return one row per operator of torch: op, category, is_public, is_covered, and for each source models and
+    signatures.
 
-    Below them, operators of the corpus that are no public ones of torch: those of other packages, and torch's own.
+    Further rows are operators of the corpus that are not public ones of torch: internal ones and operators of
+    other packages.
     """
     frame = corpus.frame.assign(plain=corpus.frame["op"].map(plain_operator))
     public = public_operators()
@@ -229,7 +239,9 @@ def cover(corpus: Corpus) -> pd.DataFrame:
 
 
 def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
-    """One row a category: category, operators (of torch), covered, share (of them), missing (their names)."""
+    """Return one row per category: category, operators (of torch), covered, share (covered ones), missing (their
+    names).
+    """
     public = table[table["is_public"]]
     groups = public.groupby("category")
     summary = pd.DataFrame({"operators": groups.size(), "covered": groups["is_covered"].sum()})
@@ -241,7 +253,7 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
-    """Print how many operators of each category the corpus has, and which it lacks."""
+    """Print how many operators of each category the corpus covers, and the names of the missing ones."""
     public = table[table["is_public"]]
     covered = int(public["is_covered"].sum())
     others = int((~table["is_public"]).sum())

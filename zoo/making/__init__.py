@@ -1,4 +1,4 @@
-"""Makes the traces of the zoo: captures their models, packs what was written, and says what it holds."""
+"""Making the traces of the zoo: capturing the models, packing the traces, and recording their figures."""
 
 from opgrip.zoo.making.making import Distinct, count_distinct, differences_anew, is_current, make_trace
 

@@ -1,4 +1,4 @@
-"""Make one trace of the zoo in its own processes, pack it, and record what it holds."""
+"""Making one trace of the zoo in separate processes, packing it, and recording its figures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 
 BANDWIDTH = 1e10
-"""Bytes a second: what a function is does not depend on it, only what it could save."""
+"""memory bandwidth in bytes per second; it affects how much time a long-tail function could save, not whether it is one
+"""
 
 
 def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
-    """The figures of a trace's file."""
+    """Return the figures of a trace's file."""
     from opgrip.traces import load
 
     content = load(path)
@@ -51,7 +52,7 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
 
 
 def operator_signatures(trace: Trace) -> list[str]:
-    """The operator or extension function of each signature: gripped functions and marks stand for no work."""
+    """Return the operator or extension function of each signature, without gripped functions and profiler marks."""
     from opgrip.traces.schema.records import FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
 
@@ -59,12 +60,12 @@ def operator_signatures(trace: Trace) -> list[str]:
 
 
 def operators_of(trace: Trace) -> set[str]:
-    """Distinct operators and extension functions."""
+    """Return the distinct operators and extension functions."""
     return set(operator_signatures(trace))
 
 
 def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:
-    """File and name of each function that the finder of long-tail functions names."""
+    """Return file and name of each long-tail function of some traces."""
     from opgrip.traces.analysis.longtail import find_longtail
 
     return {(item.file, item.name) for item in find_longtail(traces, lambda trace: BANDWIDTH).functions}
@@ -76,20 +77,20 @@ def _versions(content: Trace, library: str) -> dict[str, str]:
     if isinstance(model, dict):
         versions |= {str(name): str(number) for name, number in (model.get("packages") or {}).items()}
     if library not in versions:
-        # the models of a library that ships with opgrip have its version
+        # models of a library that ships with opgrip have its version
         with suppress(PackageNotFoundError):
             versions[library] = version(library)
     return versions
 
 
 LEVEL = 19
-"""The highest whose reader needs no more memory than usual."""
+"""the highest compression level that needs no more memory than usual to read"""
 QUANTILE_DIGITS = 4
-"""More are noise of the sample that quantiles were taken from, and would be a fifth of a file."""
+"""further digits are sampling noise of the quantiles, and would be a fifth of a file"""
 
 
 def recipe_command(trace: ZooTrace) -> list[str]:
-    """What a trace's header says that it was made by."""
+    """Return the command that the header of a made trace contains."""
     return ["opcapture", *trace.arguments]
 
 
@@ -104,7 +105,7 @@ def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
 
 
 def command_of(path: Path) -> list[str] | None:
-    """The command that a trace's header names; None where it has none that can be read."""
+    """Return the command in a trace's header, or None if it cannot be read."""
     first = b""
     try:
         for chunk in read_chunks(path):
@@ -117,9 +118,10 @@ def command_of(path: Path) -> list[str] | None:
 
 
 def short_quantiles(quantiles: Sequence[float]) -> list[float]:
-    """Quantiles with few digits, in the same order.
+    """Return quantiles rounded to few digits, in the same order.
 
-    The ends stay, which are the range of the values, and so do equal ones: they say that many values are the same.
+    The ends are kept because they are the range of the values, and equal quantiles are kept because they show that many
+    values are the same.
     """
     shortened = list(quantiles)
     for place in range(1, len(quantiles) - 1):
@@ -146,14 +148,14 @@ def _line(record: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """Counts over traces.
+    """Distinct operators and functions over several traces.
 
     Attributes
     ----------
-    traces : that were loaded: all that have been made
-    operators : functions of extensions among them
-    extension_functions : such as those of mmcv
-    longtail : functions that the finder names
+    traces : number of traces counted: all that have been made
+    operators : number of operators, including extension functions
+    extension_functions : number of extension functions, such as mmcv's
+    longtail : number of long-tail functions
     """
 
     traces: int
@@ -163,7 +165,7 @@ class Distinct:
 
 
 def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
-    """Load what has been made of the traces, one after the other, and count."""
+    """Load the traces that have been made, one after the other, and count their distinct operators and functions."""
     from opgrip.traces import load
     from opgrip.traces.schema.records import EXTENSION, FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
@@ -182,15 +184,15 @@ def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
 
 
 TIMEOUT_S = 1800.0
-"""For a capture, and again for its step unwatched."""
+"""limit for a capture, and another time for timing its step without capture"""
 OPCAPTURE = "import sys; from opgrip.capture.start import main; sys.exit(main())"
-"""The command, whatever folder its script is in."""
+"""runs the command without looking for its script"""
 LAST_WORDS = 300
-"""Characters of what a process said last that are told of it."""
+"""maximum number of characters reported of a process's last message"""
 
 
 def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
-    """Whether the file of a trace is the one that its manifest describes, and was made by the recipe that it has."""
+    """Return True if the file of a trace matches the manifest and was made by the current recipe."""
     file = folder / f"{trace.name}{SUFFIX}"
     if trace.recording is None or not file.is_file():
         return False
@@ -202,16 +204,16 @@ def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
 def make_trace(
     trace: ZooTrace, folder: Path = MODELS, timeout_s: float = TIMEOUT_S, times_step: bool = True
 ) -> ZooTrace:
-    """Capture a trace anew into a folder; gives it with its recording.
+    """Capture a trace again into a folder, and return it with its new recording.
 
     Parameters
     ----------
-    timeout_s : after which a process is killed
-    times_step : whether a process more times the step unwatched; it is 0 where not
+    timeout_s : limit after which a process is killed
+    times_step : if True, time the step without capture in another process; otherwise its time is 0
 
     Raises
     ------
-    UserError : where the capture fails, crashes or takes longer; the folder is as it was then
+    UserError : if the capture fails, crashes or takes too long; the folder is then unchanged
     """
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / f"{trace.name}.jsonl"
@@ -223,9 +225,9 @@ def make_trace(
 
 
 def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Make a trace anew in a temporary folder: the signatures in which it differs from the one that ships, a line each.
+    """Make a trace again in a temporary folder, and return one line per signature that differs from the shipped one.
 
-    Signatures are the same whatever their times and values; so are those that are called as often.
+    Signatures with the same number of calls are equal, whatever their times and values.
     """
     from opgrip.traces import load
     from opgrip.traces.analysis.differences import compare_traces
@@ -247,7 +249,7 @@ def _time_step(trace: ZooTrace, timeout_s: float) -> float:
 
 
 def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
-    """Run Python in a process group of its own; what it wrote to stdout."""
+    """Run Python in a separate process group, and return its stdout."""
     environment = os.environ | {"OPGRIP_STORE": ""}
     finished = run_program([sys.executable, *words], timeout_s, environment, started=_offer_to_killer)
     if finished.status is None:
@@ -258,7 +260,7 @@ def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
 
 
 def _offer_to_killer(pid: int) -> None:
-    """Where memory runs out, have the system end the model rather than what started it."""
+    """Let the system end the model rather than its parent if memory runs out."""
     with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("900")
 
@@ -272,7 +274,7 @@ def _last_words(status: int, errors: str) -> str:
 
 
 def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:
-    """Write a manifest anew."""
+    """Write the manifest."""
     items = [asdict(trace) for trace in traces]
     with whole_file(path, force=True) as file:
         file.write((json.dumps({"format": FORMAT, "traces": items}, indent=1) + "\n").encode())

@@ -1,4 +1,7 @@
-"""Times the step of a model as a capture of it runs it, unwatched: python -m opgrip.zoo.making.step_time ARGUMENTS."""
+"""Timing of a model's step as its capture runs it, but without capture.
+
+python -m opgrip.zoo.making.step_time ARGUMENTS
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from time import perf_counter
 
 STEPS = 5
 ENOUGH_S = 20.0
-"""After which no further step is timed."""
+"""time after which no further step is started"""
 
 
 def step_ms(arguments: Sequence[str]) -> float:
-    """Median time of a step after a first one, of a model that arguments of `opcapture` describe."""
+    """Return the median time of a step in ms, after a first one, for the model that `opcapture` arguments describe."""
     from opgrip.capture.command.capture_options import make_parser
     from opgrip.capture.command.model_steps import build, run_step
     from opgrip.cli.progress import Reporter

@@ -1,4 +1,4 @@
-"""One number for a device or a compiler: how fast it runs what models run, beside a baseline's results."""
+"""The score: one number for how fast a device or compiler runs real models, relative to a baseline."""
 
 from opgrip.zoo.scoring.baselines import (
     Baseline,

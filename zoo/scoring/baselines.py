@@ -1,11 +1,11 @@
-"""What results are held against: times of each case of each trace on one machine, as a small file.
+"""Baselines of scores: times of each case of each trace on one machine, as a small file.
 
 ::
 
     {"format": 1, "about": {...}, "traces": {"NAME": {"model": ..., "trace_hash": ..., "cases": [
         ["<key>", <count>, <median_us>, <deviation of its logarithm>], ...]}}}
 
-A case without a time there has null in its place.
+A case without a time has null in its place.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ from opgrip.zoo.scoring.spread import MOST_DEVIATION, deviation_of
 
 FORMAT = 1
 SHIPPED = ("baseline.json.zst", "baseline.json")
-"""Beside the manifest's code: the baseline of the zoo."""
+"""names of the zoo's baseline, in the folder of the manifest's module"""
 MOST_BYTES = 1 << 25
-"""Of a baseline: a hundred traces have some five million, and each byte takes twenty in memory."""
+"""size limit of a decompressed baseline: a hundred traces need five million bytes, and reading takes twenty times as
+much memory
+"""
 LEAST_US, MOST_US = 1e-6, 1e15
-"""Between these are times and numbers of calls."""
+"""limits of times in us; the upper one also limits numbers of calls"""
 OF_MACHINE = ("machine", "processor", "processors", "threads", "system", "python", "versions")
-"""What a baseline keeps of the environment of its results."""
+"""fields that a baseline keeps of the environment of its results"""
 Key = tuple[str, int]
-"""A case's key, and its place among those of its trace that are called alike."""
+"""a case's key, and its index among the cases of its trace with the same key"""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineCase:
-    """A case there.
+    """A case of a baseline.
 
     Attributes
     ----------
-    count : calls in the program
-    median_us : None where it was not ok
+    count : number of calls in the program
+    median_us : median time, or None if the case was not ok
     deviation : standard deviation of the logarithm of the median
     """
 
@@ -60,17 +62,17 @@ class BaselineCase:
 
     @property
     def total_us(self) -> float:
-        """Of all its calls."""
+        """Return the time of all its calls."""
         return self.count * (self.median_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineTrace:
-    """A trace there.
+    """A trace of a baseline.
 
     Attributes
     ----------
-    trace_hash : of the file
+    trace_hash : hash of the trace file
     """
 
     origin: Origin
@@ -79,13 +81,13 @@ class BaselineTrace:
 
     @property
     def total_us(self) -> float:
-        """Predicted time of its program: of all its calls."""
+        """Return the predicted time of the program: the time of all its calls."""
         return sum(case.total_us for case in self.cases.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Times of a machine.
+    """Times of one machine.
 
     Attributes
     ----------
@@ -97,7 +99,7 @@ class Baseline:
 
     @property
     def machine(self) -> str:
-        """In a few words."""
+        """Return a short description of the machine."""
         about = self.about
         parts = (about.get("processor") or about.get("machine"), about.get("device"), _torch(about))
         threads = counted(about["threads"], "thread") if isinstance(about.get("threads"), int) else None
@@ -109,7 +111,7 @@ def _torch(about: Mapping[str, Any]) -> str | None:
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
-    """Rows of one trace and way with what joins them with those of other runs."""
+    """Yield the rows of one trace and variant, each with the key that joins it with rows of other runs."""
     seen: Counter[str] = Counter()
     for row in rows:
         name = row.key or f"{row.op} {row.shapes}"
@@ -118,12 +120,12 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
 
 
 def baseline_of(results: Results) -> Baseline:
-    """What results of several traces say as a baseline: their rows under eager, as they were recorded.
+    """Return a baseline from results of several traces: the rows in eager mode, run as recorded.
 
     Raises
     ------
-    UserError : where they have no such rows, have times that no machine takes, or are of options that decide what times
-        are
+    UserError : if there are no such rows, if a time is impossible, or if the results were made with options that
+        change times
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results are of {', '.join(unusual)}", "a baseline is of a replay without such options")
@@ -145,18 +147,18 @@ def baseline_of(results: Results) -> Baseline:
 
 
 def about_of(results: Results) -> dict[str, Any]:
-    """What results say of the machine, the device and versions."""
+    """Return the machine, device and versions from the header of results."""
     header, environment = results.header, results.header.get("environment") or {}
     about = {name: environment[name] for name in OF_MACHINE if name in environment}
     return about | {name: header[name] for name in ("time", "torch", "device", "accelerator") if name in header}
 
 
 def added(baseline: Baseline, more: Baseline) -> Baseline:
-    """A baseline with the traces of another one too, which take the place of its own.
+    """Return a baseline with the traces of both; if both contain a trace, `more` provides it.
 
     Raises
     ------
-    UserError : where they are of different machines, devices, numbers of threads or versions of torch
+    UserError : if machines, devices, numbers of threads or versions of torch differ
     """
     if baseline.machine != more.machine:
         problem = f"the baseline is of {baseline.machine}, these results of {more.machine}"
@@ -165,25 +167,25 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
 
 
 def unusual_in(results: Results) -> list[str]:
-    """The options, in words, that decided what the rows of results are and that these do not tell."""
+    """Return the options of a run that change its times and are not columns of its rows, in words."""
     settings = results.header.get(SETTINGS) or {}
     words = [f"{name} {value}" for name, value in settings.items() if name not in ("seed", "pin", "processors")]
     return words + [str(word) for word in results.header.get(UNUSUAL) or ()]
 
 
 def is_time(us: float | None) -> bool:
-    """Whether so many microseconds are a time that something takes: a stranger's file can say any number."""
+    """Return True if a time is plausible, since an untrusted file can contain any number."""
     return us is not None and LEAST_US < us < MOST_US
 
 
 def is_of_program(row: Result) -> bool:
-    """Whether a program runs such a thing: no gradients alone, no other batch or dtype, no several at once."""
+    """Return True if a program would run the row's variant: forward, recorded batch and dtype, one stream."""
     is_as_recorded = not row.dtype and not row.tune
     return row.direction == FORWARD and row.batch_scale == row.streams == 1 and is_as_recorded
 
 
 def is_plain(row: Result) -> bool:
-    """Whether a row is of a case as it was recorded: eager, on the usual threads, batch, values and caches."""
+    """Return True if a row is a case as recorded: eager, forward, with the usual threads, batch, values and caches."""
     return row.mode == EAGER and row.direction == FORWARD and not row.variant
 
 
@@ -197,11 +199,11 @@ def _case(row: Result) -> BaselineCase:
 
 
 def read_baselines(path: Path | None = None) -> Baseline:
-    """A baseline of a file; of none, the one that ships, which is empty where none does.
+    """Return the baseline in a file, or without `path` the shipped one, which is empty if none ships.
 
     Raises
     ------
-    UserError : where the file cannot be read or is none
+    UserError : if the file cannot be read or is not a baseline
     """
     if path is None:
         folder = Path(manifest.__file__).parent
@@ -210,7 +212,7 @@ def read_baselines(path: Path | None = None) -> Baseline:
 
 
 def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
-    """Write a baseline; a name that ends in `.zst` or `.gz` compresses it."""
+    """Write a baseline; compressed if the name ends in `.zst` or `.gz`."""
     traces = {
         name: {
             **{key: value for key, value in trace.origin.plain().items() if key != "trace" and value},
@@ -233,7 +235,7 @@ def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
 
 
 def _lines(traces: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Each trace, a line a case, which a tool that compares lines can follow."""
+    """Yield each trace as JSON with one line per case, so that line-based tools can compare files."""
     for name, about in traces.items():
         facts = json.dumps({key: value for key, value in about.items() if key != "cases"})[:-1]
         cases = ",\n".join(json.dumps(case, separators=(",", ":")) for case in about["cases"])

@@ -1,4 +1,4 @@
-"""Times of cases by trace and key, and what a score is of: variant, machine and header."""
+"""Times of cases by trace and key, and the variant, machine and header that a score refers to."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured.
+    """Description of the measurements behind a score.
 
     Attributes
     ----------
-    way : the mode, and what else was not as usual: `compile, 2 threads`
-    machine : its processor, its device, its torch and its threads, in a few words
-    device : the name of it
-    torch : its version
-    trace, trace_hash : what was replayed; of several traces the hash of theirs
+    way : the mode and further differences from the recorded call: `compile, 2 threads`
+    machine : processor, device, torch version and threads in short
+    device : name of the device
+    torch : version of torch
+    trace, trace_hash : the replayed trace; for several traces, their common hash
     """
 
     way: str
@@ -39,31 +39,33 @@ class Measured:
 
 
 def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
-    """What the rows of a way are of, as the header of their results says it, which may be a stranger's."""
+    """Return the description of the rows of one variant, from the possibly untrusted header of their results."""
     about = about_of(results)
     if any(row.threads is not None for row in rows):
-        # the way names them
+        # the variant names them
         about.pop("threads", None)
     words = (str(results.header.get(name) or "") for name in ("device", "torch", "trace", "trace_hash"))
     return Measured(way, Baseline(about).machine, *words)
 
 
 def way_of(row: Result, unusual: Sequence[str]) -> str:
-    """How a row was run, in words: a device that is not the processor, and what all its run's rows have, last."""
+    """Return the description of a row's variant: mode, device unless it is the CPU, and last what all rows of its run
+    share.
+    """
     device = "" if row.device == CPU else row.device
     return ", ".join(filter(None, (row.mode, device, row.variant, *unusual)))
 
 
 Times = Mapping[tuple[str, str], float]
-"""In us, by trace and key."""
+"""time in us by trace and key"""
 
 
 def times_of(results: Results) -> Times:
-    """The times of results of several traces, of cases as they were recorded; the median of those that are alike.
+    """Return the times of results of several traces, run as recorded, with the median for equal keys.
 
     Raises
     ------
-    UserError : where options decided what the times are, or they are of several threads or caches
+    UserError : if the results were made with options that change times, or with several thread counts or caches
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results are of {', '.join(unusual)}", "replay the traces without such options")
@@ -76,7 +78,7 @@ def times_of(results: Results) -> Times:
 
 
 def machine_of(results: Results) -> str:
-    """Whose times results are, in a few words, with the threads and the cache that their rows have."""
+    """Return a short description of the machine of results, with the threads and the cache of their rows."""
     about, variant = about_of(results), _variant_of(results)
     if variant:
         about.pop("threads", None)
@@ -84,7 +86,7 @@ def machine_of(results: Results) -> str:
 
 
 def _variant_of(results: Results) -> str:
-    """The threads and the cache of rows that are plain but for them; an error where these differ."""
+    """Return the thread and cache variant of otherwise plain rows; raise `UserError` if there are several."""
     variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
     if len(variants) > 1:
         ways = " and ".join(variant or "as in the program" for variant in variants[:2])
@@ -93,7 +95,7 @@ def _variant_of(results: Results) -> str:
 
 
 def times_of_baseline(baseline: Baseline) -> Times:
-    """The times that a baseline has; the median of those of cases that are called alike."""
+    """Return the times of a baseline, with the median for equal keys."""
     return _medians(
         (name, key, case.median_us)
         for name, trace in baseline.traces.items()
@@ -103,7 +105,7 @@ def times_of_baseline(baseline: Baseline) -> Times:
 
 
 def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
-    """Of the times of each trace and key."""
+    """Return the median time of each trace and key."""
     times: dict[tuple[str, str], list[float]] = {}
     for trace, key, time_us in rows:
         times.setdefault((trace, key), []).append(time_us)
@@ -111,12 +113,12 @@ def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
 
 
 def is_plain_but_threads(row: Result) -> bool:
-    """Whether a row is of a case as it was recorded, on whatever threads and caches there are."""
+    """Return True if a row is a case as recorded, with any threads and caches."""
     return row.mode == EAGER and row.values == RECORDED and is_of_program(row)
 
 
 def is_replay_of(times: Times, others: Times) -> bool:
-    """Whether most of the times that both have are the same ones: of one replay, rounded or not."""
+    """Return True if most times that both have are equal up to rounding, so that they come from the same replay."""
     shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
-    # two replays have a few times alike by chance; a baseline rounds to five digits
+    # two replays have a few equal times by chance, and a baseline rounds to five digits
     return 2 * sum(isclose(*pair, rel_tol=1e-4) for pair in shared) > len(shared)

@@ -1,4 +1,4 @@
-"""The score by the few cases that stand for many models."""
+"""The score from the few cases that represent many models."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, of_ratio, of_su
 
 
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:
-    """The score of each way in which distilled cases were run; none where the results are of no distilled trace.
+    """Return one score per variant in which distilled cases were run; none for results of other traces.
 
     Parameters
     ----------
-    baseline : another replay of the same trace to hold them against, in the place of the times that the trace has
+    baseline : another replay of the same trace, used as reference instead of the times in the trace
 
     Raises
     ------
-    UserError : where the trace, which may be a stranger's, does not say what its cases stand for, or the baseline is of
-        another trace
+    UserError : if the trace, which may be untrusted, does not contain what its cases represent, or if the
+        baseline is of another trace
     """
     standing = standing_of(results.header)
     if standing is None:
@@ -64,12 +64,12 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a trace's header says that its cases stand for.
+    """What the cases of a distilled trace represent, from its header.
 
     Attributes
     ----------
-    base : whose times these are
-    weights_us : by trace, and by key of a case, the time that it stands for there
+    base : machine of the times
+    weights_us : by represented trace and key, the time that the case represents
     """
 
     keys: Sequence[str]
@@ -78,11 +78,11 @@ class Standing:
 
 
 def standing_of(header: Mapping[str, Any]) -> Standing | None:
-    """What a trace's cases stand for; None where it was not distilled.
+    """Return what a trace's cases represent, or None if it was not distilled.
 
     Raises
     ------
-    UserError : where the header, which may be a stranger's, says nonsense of it
+    UserError : if the header, which may be untrusted, is invalid
     """
     field = header.get(FIELD)
     if field is None:
@@ -98,18 +98,18 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
 
 
 CAPTURED = "the times that its cases were captured with"
-"""What distilled cases are held against that were not fitted to a replay."""
+"""description of the reference times if the cases were not fitted to a replay"""
 MOST_NAME = 200
-"""Characters that are shown of a machine's name."""
+"""maximum number of characters shown of a machine's name"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The time of a case that a replay is held against.
+    """Reference time of a case.
 
     Attributes
     ----------
-    deviation : standard deviation of its logarithm
+    deviation : standard deviation of the logarithm of the time
     """
 
     time_us: float
@@ -117,16 +117,16 @@ class Reference:
 
 
 def _captured(rows: Mapping[str, Result]) -> dict[str, Reference]:
-    """The times that the trace itself has, by key."""
+    """Return the captured times of the trace, by key."""
     times = {key: row.captured_us for key, row in rows.items() if is_time(row.captured_us)}
-    # of their repeats nothing is known
+    # their spread over repeated captures is unknown
     return {key: Reference(us, sqrt(USUAL[us < SHORT_US].variance)) for key, us in times.items()}
 
 
 def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str, Reference]]:
-    """What the cases stand for on the machine of another replay of the trace, and their times there.
+    """Return the times that cases represent on the machine of another replay, and their times there.
 
-    What that replay could not run counts for nothing.
+    Cases that are not ok in that replay are left out.
     """
     rows: dict[str, Result] = {}
     for row in baseline:
@@ -143,7 +143,7 @@ def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str,
 def _trace(
     origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result], references: Mapping[str, Reference]
 ) -> TraceScore:
-    """A trace of which each case stands for some time, where its cases take the times of the references."""
+    """Return the score of a represented trace, compared with the reference times of its cases."""
     weights = [(rows.get(key), references.get(key), us) for key, us in weights_us.items()]
     pairs = [(row, base, us) for row, base, us in weights if row is not None and base is not None]
     pairs = [(row, base, us) for row, base, us in pairs if row.status not in (SKIPPED, CONTENDED)]
@@ -166,7 +166,7 @@ def _trace(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A case that is ok beside its reference, and the time that it stands for there and here."""
+    """A case that is ok, its reference, and the time that it represents in both."""
 
     row: Result
     reference: Reference
@@ -175,7 +175,7 @@ class _Pair:
 
 
 def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, float]:
-    """What each case stands for, by its key; a `ValueError` where that is nonsense."""
+    """Return the time that each case represents, by key; raise `ValueError` for invalid data."""
     weights_us: dict[str, float] = {}
     for place, us in zip(about["cases"], about["us"], strict=True):
         if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
@@ -195,7 +195,9 @@ def _problem(weighed: Sequence[Result | None], compared: Sequence[Result]) -> st
 
 
 def _uncertainty(ok: Sequence[_Pair]) -> Uncertainty:
-    """Of the ratio of this replay and the references; a case has one time, whatever traces it stands for."""
+    """Return the uncertainty of the ratio of replay and references; a case has the same time in all traces it
+    represents.
+    """
     here = of_sum((item.row.key, item.time_us, item.row.median_us or 0.0, deviation_of(item.row)) for item in ok)
     there = of_sum(((item.row.key,), item.base_us, item.reference.time_us, item.reference.deviation) for item in ok)
     return of_ratio(here, there)

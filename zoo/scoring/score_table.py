@@ -1,4 +1,4 @@
-"""The score as a table: a line a model and a total."""
+"""The score as a table: one line per model and a total."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ NOTHING = "-"
 TOTAL = "total"
 PARTIAL = "*"
 MOST_SLOWED = 0.1
-"""Share of the rows from which on a score is told to be of a busy machine."""
+"""share of contended rows from which on the score comes with a warning about a busy machine"""
 ALL = 0.9995
-"""Share that is shown as 100 %."""
+"""share that counts as all"""
 
 
 def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
-    """Print a table for each way in which the cases were run."""
+    """Print one table per variant in which the cases were run."""
     for score in scores:
         _print_score(score, file)
 
 
 def score_line(score: Score) -> str:
-    """The score with its spread, whose it is, and against whom, in a line."""
+    """Return the score with its spread, its machine, and its baseline in one line."""
     if score.score is None:
         return f"no score under {printable(score.way)} on {printable(score.measured.machine)}: {_why_none(score)}"
     spread = f", ± {exp(Z * score.deviation) - 1:.1%} from replay to replay"
@@ -65,7 +65,7 @@ def _print_score(score: Score, file: IO[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A model in the table, or all of them."""
+    """A line of the table: a model, or the total."""
 
     model: str
     family: str
@@ -152,7 +152,7 @@ def _ms(times_us: Sequence[float]) -> str:
 
 
 def _share(share: float | None) -> str:
-    # 99.96 % is not all
+    # 99.96 % must not be rounded to 100 %
     return NOTHING if share is None else f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
 
 
@@ -165,7 +165,7 @@ def _marked(value: float | None, is_partial: bool) -> str:
 
 
 def plain_of(score: Score) -> dict[str, Any]:
-    """A score as JSON has it."""
+    """Return a score as plain data for JSON."""
     return {
         **asdict(score.measured),
         "score": score.score,

@@ -1,4 +1,4 @@
-"""Scores that `opreplay` prints below its results."""
+"""The scores that `opreplay` prints below its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ZooScorer:
-    """Scores distilled traces by the times in their header, and several traces by a baseline."""
+    """Scores of distilled traces by the times in their header, and of several traces by a baseline."""
 
     def check(self, header: Mapping[str, Any]) -> None:
         """Raise `UserError` if the header of a distilled trace is damaged."""
@@ -28,7 +28,7 @@ class ZooScorer:
         print_scores(distilled_scores(results), file)
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
-        """Read a baseline, and return a function that prints scores relative to it."""
+        """Read a baseline and return a function that prints scores relative to it."""
         times = read_baselines(baseline)
         return lambda results, file: print_scores(score_of(results, times), file)
 

@@ -1,6 +1,6 @@
-"""The score: how many times as fast as a baseline a device, or a compiler on it, runs what models run.
+"""The score: how many times as fast as a baseline a device or compiler runs real models.
 
-docs/benchmark.md has the rules; each step of them is a function here.
+docs/benchmark.md describes the rules; each step is a function here.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from opgrip.zoo.scoring.case_times import Measured, measured_of, way_of
 from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, interval_of, of_mean, of_ratio, of_sum
 
 CHARGE = 2.0
-"""Times the baseline's time, or what this machine would take at its pace, that a case costs which is not ok."""
+"""cost of a case that is not ok, as a multiple of its baseline time, or of its expected time here if that is longer"""
 WHOLE = 0.95
-"""Share of the baseline's time below which a score is partial."""
+"""share of the baseline's time that must be supported; a score below it is partial"""
 MOST_SCORES = 20_000
-"""Of traces, in all ways in which they were run together."""
+"""maximum number of trace scores, over all variants"""
 UTMOST = 1e9
-"""How many times as fast, or as slow, nothing is: times that say so are not a machine's."""
+"""limit of a plausible speed ratio, in both directions"""
 Z = 1.96
-"""Deviations within which a normal variable is with a probability of 95 %."""
+"""standard deviations around the mean that contain 95 % of a normal distribution"""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceScore:
-    """One trace beside the baseline.
+    """One trace compared with its baseline.
 
     Attributes
     ----------
-    statuses : rows by status
-    slowed : how many of them were run while others had the processors
-    time_us : predicted here: of all calls of the cases that are ok, whether the baseline has them or not
-    compared : cases that are ok in both
-    base_us : the baseline's, of all selected cases that it has
-    ok_base_us : the same of those that are ok here
-    ok_us : time here of those that are ok in both
-    whole_us : the baseline's, of all cases that it has
-    pace : of other traces, which one counts with of which no case is ok
-    uncertainty : of the logarithm of the score
-    problem : why it was not replayed, or not compared; empty else
+    statuses : number of rows by status
+    slowed : number of contended rows
+    time_us : predicted time here: all calls of the cases that are ok, including cases that the baseline lacks
+    compared : number of cases that are ok here and in the baseline
+    base_us : the baseline's time of all selected cases that it contains
+    ok_base_us : the baseline's time of the selected cases that are also ok here
+    ok_us : time here of the cases that are ok in both
+    whole_us : the baseline's time of all its cases
+    pace : speed on other traces, used for a trace without any ok case
+    uncertainty : uncertainty of the logarithm of the score
+    problem : why the trace was not replayed or compared; empty otherwise
     """
 
     origin: Origin
@@ -73,24 +73,24 @@ class TraceScore:
 
     @property
     def supported(self) -> float | None:
-        """Share of the baseline's time that the cases stand for that are ok here."""
+        """Return the share of the selected baseline time whose cases are ok here."""
         return self.ok_base_us / self.base_us if self.base_us else None
 
     @property
     def speed(self) -> float | None:
-        """The baseline's time over this one's, of the cases that are ok in both."""
+        """Return the ratio of the baseline's time to the time here, over the cases that are ok in both."""
         return _credible(self.ok_base_us, self.ok_us)
 
     @property
     def selected(self) -> float | None:
-        """Share of the baseline's time that the cases stand for that were to run here."""
+        """Return the share of the baseline's time whose cases were selected here."""
         return self.base_us / self.whole_us if self.whole_us and self.statuses else None
 
     @property
     def score(self) -> float | None:
-        """The baseline's time over this one's, cases that are not ok being charged.
+        """Return the ratio of the baseline's time to the time here, charging for cases that are not ok.
 
-        None where nothing was run that the baseline has, and where there is no pace to charge by.
+        The result is None if no case of the baseline was run, or if there is no pace to charge by.
         """
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
@@ -101,11 +101,11 @@ class TraceScore:
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """A model: the geometric mean of its runs.
+    """A model; its score is the geometric mean over its runs.
 
     Attributes
     ----------
-    weight : of it in the total; they sum to 1 over the models that have a score
+    weight : weight in the total; the weights of all models with a score sum to 1
     """
 
     model: str
@@ -116,60 +116,63 @@ class ModelScore:
 
     @property
     def scored(self) -> list[TraceScore]:
-        """Those of its traces that have a score."""
+        """Return the traces that have a score."""
         return [trace for trace in self.traces if trace.score is not None]
 
     @property
     def statuses(self) -> Counter[str]:
-        """Rows by status."""
+        """Return the number of rows by status."""
         return sum((trace.statuses for trace in self.traces), Counter())
 
     @property
     def score(self) -> float | None:
-        """None where no run has one."""
+        """Return the score, or None if no run has one."""
         return _geometric((trace.score or 0.0, 1.0) for trace in self.scored)
 
     @property
     def speed(self) -> float | None:
-        """Of the cases that are ok in both."""
+        """Return the speed over the cases that are ok in both."""
         return _geometric((trace.speed, 1.0) for trace in self.scored if trace.speed)
 
     @property
     def selected(self) -> float | None:
-        """Mean over its runs that were replayed."""
+        """Return the mean selected share over the replayed runs."""
         shares = [trace.selected for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else None
 
     @property
     def supported(self) -> float | None:
-        """Mean over its runs, of which one that was not replayed has none; None where the baseline has none of them."""
+        """Return the mean supported share over the runs that the baseline contains, or None if it contains none.
+
+        A run that was not replayed counts as 0.
+        """
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         known = [share for share in shares if share is not None]
         return fsum(known) / len(known) if known else None
 
     @property
     def uncertainty(self) -> Uncertainty:
-        """Of the logarithm of its score."""
+        """Return the uncertainty of the logarithm of the score."""
         scored = self.scored
         return of_mean((1 / len(scored), trace.uncertainty) for trace in scored)
 
     @property
     def is_partial(self) -> bool:
-        """Whether too little of it ran."""
+        """Return True if too small a share is supported."""
         return (self.supported or 0.0) < WHOLE
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """All models, run in one way.
+    """The score of all models in one variant.
 
     Attributes
     ----------
-    measured : the way, the machine and the trace
-    baseline : the machine that they are held against; empty where there are no times of one
-    interval : in which the score is of other models such as these, with a probability of 95 %; None of a single one
-    of_traces : how many the baseline has
-    slowed : share of the cases that were run while others had the processors
+    measured : variant, machine and trace
+    baseline : machine of the baseline; empty without baseline times
+    interval : 95 % confidence interval of the score over similar models; None for a single model
+    of_traces : number of traces in the baseline
+    slowed : share of contended rows
     """
 
     measured: Measured
@@ -181,56 +184,56 @@ class Score:
 
     @property
     def way(self) -> str:
-        """How the cases were run, in words."""
+        """Return the variant in words."""
         return self.measured.way
 
     @property
     def scored(self) -> list[ModelScore]:
-        """Those that have a score."""
+        """Return the models that have a score."""
         return [model for model in self.models if model.score is not None]
 
     @property
     def score(self) -> float | None:
-        """The weighted geometric mean; None where no model has one."""
+        """Return the weighted geometric mean over models, or None if no model has a score."""
         return _geometric((model.score or 0.0, model.weight) for model in self.scored)
 
     @property
     def speed(self) -> float | None:
-        """The same of the cases that are ok in both alone."""
+        """Return the weighted geometric mean over models, counting only cases that are ok in both."""
         return _geometric((model.speed, model.weight) for model in self.scored if model.speed)
 
     @property
     def selected(self) -> float | None:
-        """Share of the baseline's time that the cases stand for that were to run here, each model by its weight."""
+        """Return the weighted mean over models of the share of the baseline's time that was selected."""
         weights = weights_of([model for model in self.models if model.selected is not None])
         return fsum(weight * (model.selected or 0.0) for model, weight in weights) if weights else None
 
     @property
     def supported(self) -> float | None:
-        """Share of the baseline's time, each model by its weight; models that did not run at all have none."""
+        """Return the weighted mean over models of the supported share; models that did not run count as 0."""
         weights = weights_of([model for model in self.models if model.supported is not None])
         return fsum(weight * (model.supported or 0.0) for model, weight in weights) if weights else None
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the logarithm of the score, from one replay of the same on this machine to the next."""
+        """Return the standard deviation of the logarithm of the score between replays on the same machine."""
         return of_mean((model.weight, model.uncertainty) for model in self.scored).deviation
 
     @property
     def traces(self) -> int:
-        """How many have a score."""
+        """Return the number of traces that have a score."""
         return sum(len(model.scored) for model in self.models)
 
     @property
     def is_partial(self) -> bool:
-        """Whether too little ran, or a model that the baseline has has no score."""
+        """Return True if too small a share is supported, or if a model of the baseline has no score."""
         return (self.supported or 0.0) < WHOLE or any(
             model.score is None and any(trace.whole_us for trace in model.traces) for model in self.models
         )
 
 
 def score_of(results: Results, baseline: Baseline) -> list[Score]:
-    """The score of each way in which the cases were run, in the order of the rows."""
+    """Return the score of each variant, in the order of the rows."""
     unusual = unusual_in(results)
     rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     origins: dict[str, Origin] = {}
@@ -246,19 +249,19 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
 
 
 def check_ways(ways: int, traces: int) -> None:
-    """Raise `UserError` where so many ways of so many traces would take minutes, as a stranger's results can say."""
+    """Raise `UserError` if scoring would take minutes, as for untrusted results with too many variants."""
     if ways * traces > MOST_SCORES:
         problem = f"{counted(ways, 'way')} of running {counted(traces, 'trace')} are too many to score"
         raise UserError(problem, "score fewer traces or modes")
 
 
 def is_counted(row: Result) -> bool:
-    """Whether a row enters a score: gradients alone, other batches and cases at once are not what a program runs."""
+    """Return True if a row enters a score: forward, with the recorded batch, one at a time, and from a named trace."""
     return bool(row.trace) and is_of_program(row)
 
 
 def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
-    """The traces that were to be replayed and were not, as the header says it."""
+    """Yield the traces that were not replayed, and why, from the header."""
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         if isinstance(about, Mapping) and about.get("problem"):
@@ -268,7 +271,7 @@ def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
 def _other_recordings(
     results: Results, baseline: Baseline, origins: Mapping[str, Origin]
 ) -> Iterator[tuple[str, tuple[Origin, str]]]:
-    """The traces whose baseline is of another file, whose cases may be called more or less often."""
+    """Yield the traces whose baseline comes from another file, since its numbers of calls may differ."""
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         base = baseline.traces.get(name)
@@ -297,9 +300,9 @@ def _score(
 def score_traces(
     measured: Measured, traces: Iterable[TraceScore], baseline: str, of_traces: int, rows: Collection[Result]
 ) -> Score:
-    """The score of traces that each have theirs, of so many that the baseline has, by these rows."""
+    """Return the score of a set of scored traces; `of_traces` is the number that the baseline has."""
     models = _models_of(traces)
-    # a model that cannot run at all is charged as one that is as fast as the others
+    # charge a model that cannot run at all as if it were as fast as the others
     pace = Score(measured, _weighed(models)).speed
     models = _weighed([replace(item, traces=[replace(trace, pace=pace) for trace in item.traces]) for item in models])
     interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
@@ -315,18 +318,18 @@ def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:
 
 
 def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
-    """The same with their weights in the total."""
+    """Return the models with their weights in the total."""
     weights = {model.model: weight for model, weight in weights_of([item for item in models if item.score])}
     return [replace(item, weight=weights.get(item.model, 0.0)) for item in models]
 
 
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
-    """One trace beside the baseline's times of it.
+    """Return the score of one trace, compared with its baseline.
 
     Parameters
     ----------
-    rows : of it, run in one way
-    base : None where the baseline has none of it
+    rows : rows of the trace in one variant
+    base : times in the baseline; None if it lacks the trace
     """
     statuses, slowed = Counter(row.status for row in rows), sum(row.is_slowed for row in rows)
     timed = [row for row in rows if row.status == OK and is_time(row.median_us)]
@@ -336,7 +339,8 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
         return TraceScore(
             origin, statuses, slowed, time_us, whole_us=0.0 if base is None else base.total_us, problem=why
         )
-    # what fails in the program as well, what the baseline cannot run or what was contended says nothing of this machine
+    # leave out cases that say nothing about this machine: those that fail in the program too, that the baseline could
+    # not run, or that were contended
     run = [row for row in rows if row.status not in (SKIPPED, CONTENDED)]
     joined = [(row, base.cases[key]) for key, row in keyed(run) if key in base.cases]
     pairs = [(row, case) for row, case in joined if case.median_us is not None]
@@ -368,18 +372,18 @@ def _uncertainty(trace: str, pairs: Sequence[tuple[Result, BaselineCase]]) -> Un
 
 
 def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:
-    """Each with its weight: families of models weigh the same, and the models of a family the same share of that."""
+    """Return each model with its weight: equal for all families, and shared equally within a family."""
     members = Counter(_family(model) for model in models)
     return [(model, 1 / len(members) / members[_family(model)]) for model in models]
 
 
 def _family(model: ModelScore) -> tuple[str, str]:
-    """A model of no family that is known is one of its own."""
+    """Return the family of a model; a model without one is a separate family."""
     return (model.library, model.family) if model.family else ("", model.model)
 
 
 def _credible(base_us: float, here_us: float) -> float | None:
-    """How many times as fast; None where there is no time, or one that no machine has."""
+    """Return the speed ratio, or None if a time is missing or the ratio is implausible."""
     if not (base_us > 0 and here_us > 0):
         return None
     ratio = base_us / here_us
@@ -387,13 +391,13 @@ def _credible(base_us: float, here_us: float) -> float | None:
 
 
 def _geometric(values: Iterable[tuple[float, float]]) -> float | None:
-    """The weighted geometric mean; None of nothing."""
+    """Return the weighted geometric mean, or None without values."""
     pairs = list(values)
     total = fsum(weight for _, weight in pairs)
     return exp(fsum(weight * log(value) for value, weight in pairs) / total) if total else None
 
 
 def wrong_and_not_run(statuses: Counter[str]) -> tuple[int, int]:
-    """How many rows gave other results, and how many none."""
+    """Return the number of rows with wrong results, and of rows without a result."""
     not_run = sum(count for status, count in statuses.items() if status not in (OK, WRONG, SKIPPED, CONTENDED))
     return statuses[WRONG], not_run

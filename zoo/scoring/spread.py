@@ -1,4 +1,4 @@
-"""How sure a replayed time is: of one case, of the sum of many, and of a mean over models."""
+"""Uncertainty of replayed times: of one case, of a sum, and of a mean over models."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.results.results import Result
 
 RESAMPLES, SEED = 10_000, 0
-"""Of the models, for the interval."""
+"""bootstrap samples of the models for the interval, and their random seed"""
 DRAWN_AT_ONCE = 1 << 20
-"""Of them: a results file of a stranger can name any number of models."""
+"""models drawn at a time, since an untrusted results file can name any number of models"""
 MOST_DEVIATION = 10.0
-"""Of a logarithm: more is no measurement's."""
+"""limit of the deviation of a logarithm; no measurement exceeds it"""
 
 
 def deviation_of(row: Result) -> float:
-    """The standard deviation of the logarithm of a row's median.
+    """Return the standard deviation of the logarithm of a row's median.
 
-    Of its repeats, drawn towards what cases usually have; of a row without repeats, what cases usually differ by from
-    one replay to the next, and how sure its runs make the median.
+    It is estimated from the row's repeats and shrunk towards the usual deviation of cases. For a row without repeats,
+    it combines the usual deviation between replays with the spread of its runs.
     """
     estimated = estimate(row)
     if estimated is None:
@@ -32,19 +32,19 @@ def deviation_of(row: Result) -> float:
     repeats = len(estimated.logs)
     variance, _ = USUAL[(row.median_us or 0.0) < SHORT_US].posterior(estimated.squares, repeats - 1)
     deviation = sqrt((variance + (estimated.within if repeats == 1 else 0.0)) / repeats)
-    # also of what is no number
+    # this form also replaces NaN
     return deviation if deviation < MOST_DEVIATION else MOST_DEVIATION
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Of the logarithm of a time.
+    """Uncertainty of the logarithm of a time.
 
     Attributes
     ----------
-    own : by time that was measured, by how much one deviation of it moves the logarithm; these are independent, and a
-        time that counts in several sums is one
-    drift : deviation that all cases of a run have in common: the machine's pace
+    own : for each measured time, the change of the logarithm per standard deviation of that time. Different times
+        are independent; a time that enters several sums is one entry.
+    drift : deviation that all cases of a run share: the machine's pace
     """
 
     own: Mapping[Hashable, float] = field(default_factory=dict)
@@ -52,17 +52,17 @@ class Uncertainty:
 
     @property
     def deviation(self) -> float:
-        """Of both together."""
+        """Return the standard deviation from both contributions."""
         return sqrt(fsum(part**2 for part in self.own.values()) + self.drift**2)
 
 
 def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty:
-    """Of a sum of times.
+    """Return the uncertainty of a sum of times.
 
     Parameters
     ----------
-    parts : of each case what its measurement is called, the time of all its calls, that of one in us, and the deviation
-        of its logarithm
+    parts : for each case, the name of its measurement, the time of all its calls, the time of one call in us, and
+        the standard deviation of its logarithm
     """
     cases = list(parts)
     total = fsum(time for _, time, _, _ in cases)
@@ -73,19 +73,21 @@ def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty
 
 
 def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """Of the ratio of two times of different runs, whose measurements are called otherwise."""
+    """Return the uncertainty of the ratio of two times from different runs, whose measurements have different names."""
     return Uncertainty({**first.own, **second.own}, sqrt(first.drift**2 + second.drift**2))
 
 
 def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
-    """Of a weighted geometric mean, whose weights sum to 1."""
+    """Return the uncertainty of a weighted geometric mean, whose weights sum to 1."""
     weighted = list(parts)
     own = _added((name, weight * moved) for weight, part in weighted for name, moved in part.own.items())
     return Uncertainty(own, fsum(weight * part.drift for weight, part in weighted))
 
 
 def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """A bootstrap's 95 % interval over models: the 2.5th and 97.5th percentile of the mean of models drawn with return.
+    """Return the 95 % bootstrap interval of the weighted geometric mean over models.
+
+    The models are resampled with replacement; the limits are the 2.5th and 97.5th percentile of their means.
 
     Parameters
     ----------
