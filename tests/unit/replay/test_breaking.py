@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 
 import pandas as pd
 import pytest
 from breaking_functions import BREAKING
 from optional import needs_mode
-from programs import ROOT, run_python
+from programs import ROOT, SUPPORT_PATH, run_python
 from versions import TORCH
 
 PROGRAM = ROOT / "tests/support/models/breaking_rows.py"
@@ -31,7 +32,8 @@ if TORCH < (2, 13):
 
 
 def rows_under(*modes: str, functions: Sequence[str] = ()) -> pd.DataFrame:
-    done = run_python(PROGRAM, ",".join(modes), *functions, timeout=1500)
+    environment = {**os.environ, "PYTHONPATH": SUPPORT_PATH}
+    done = run_python(PROGRAM, ",".join(modes), *functions, env=environment, timeout=1500)
     assert done.returncode == 0, done.stderr[-2000:]
     return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
 
