@@ -1,4 +1,4 @@
-"""Other work on the machine: whether it could have turned a comparison of times."""
+"""Detection of other work on the machine that may have changed the result of a comparison of times."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from others import Usage
 
 
 class TimesDisagree(AssertionError):
-    """Times are not as they should be to each other, unless other work turned them."""
+    """Error for a comparison of times that failed, possibly because of other work on the machine."""
 
 
 @contextmanager
 def compared_times() -> Iterator[None]:
-    """What is asserted here compares times, and nothing else."""
+    """Raise `TimesDisagree` for assertions in the block, which may only compare times."""
     try:
         yield
     except AssertionError as error:
@@ -23,5 +23,8 @@ def compared_times() -> Iterator[None]:
 
 
 def usage_now() -> Usage:
-    """What processors did so far; a fork is no child of this process, and is waited for by another."""
+    """Return the processor usage so far.
+
+    Usage of forks is added: they are children of the fork server, not of this process.
+    """
     return Usage.now(used_s())

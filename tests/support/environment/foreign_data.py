@@ -1,4 +1,4 @@
-"""Files that other tools wrote, which are not part of this project."""
+"""Files written by other tools, which are not part of this project."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="files of other tools 
 
 
 def data_files(pattern: str) -> list[Path]:
-    """Those that match a pattern below the folder, in the order of their names; none where there is none."""
+    """Return the files that match a pattern below the folder, sorted by name; empty if there are none."""
     return sorted(DATA.glob(pattern))
 
 
 def write_as(name: str, trace: Trace, path: Path) -> Losses:
-    """Write a trace as a file of a format; what it lacks."""
+    """Write a trace as a file of a format, and return what the file lacks."""
     losses = Losses()
     format_ = formats.get(name)
     assert format_ is not None
@@ -38,20 +38,20 @@ def write_as(name: str, trace: Trace, path: Path) -> Losses:
 
 
 def results_of(trace: Trace) -> Iterator[tuple[Signature, Any]]:
-    """Every signature, and what its operator returns for arguments that are made for it."""
+    """Yield each signature and the results of its operator for generated arguments."""
     for signature in trace.signatures:
         args, kwargs = Inputs(signature.args, signature.kwargs, trace.values, device_map("cpu", "cpu"), 0).make()
         yield signature, operator_of(signature)(*args, **kwargs)
 
 
 def operator_of(signature: Signature) -> Any:
-    """The operator that a signature names."""
+    """Return the operator that a signature names."""
     namespace, name, overload = signature.op.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 def read_or_refuse(path: Path) -> str:
-    """What is said of a file that may be broken where it is refused; empty where it loads."""
+    """Return the error message for a file that may be broken, or an empty text if it loads."""
     try:
         load(path)
     except UserError as error:
@@ -60,7 +60,7 @@ def read_or_refuse(path: Path) -> str:
 
 
 def mutants(content: bytes) -> st.SearchStrategy[bytes]:
-    """The bytes of a file with some of them changed, doubled, or left out."""
+    """Return a strategy for the bytes of a file with some of them changed, duplicated or removed."""
     place = st.integers(0, len(content) - 1)
     change = st.tuples(place, st.integers(0, 40), st.binary(max_size=12))
 

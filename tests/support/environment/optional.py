@@ -1,4 +1,4 @@
-"""What tests can do without: packages and programs, each with what installs it."""
+"""Optional packages and programs of tests, with the command that installs each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNTIMES = "make runtimes"
 TRANSFORMERS = "pip install 'opgrip[transformers]'"
 
 EVERYBODY = ("zstd", "chakra", "samples", "results", "report", "plot", "schema")
-"""Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
+"""Extras that all targets of the Makefile install, as `dev` includes them: their packages must be present."""
 
 COMMANDS = {
     "mmdet": OPENMMLAB,
@@ -71,13 +71,13 @@ COMMANDS = {
     "c++": "install a C++ compiler",
     "ninja": "pip install ninja, or install it with the system",
 }
-"""What installs each module or program."""
+"""installation command of each module or program"""
 
 PROGRAMS = ("nsys", "ncu", "gdb", "c++", "ninja", "chromium")
-"""Which of these are programs on the PATH, and no modules."""
+"""names in `COMMANDS` that are programs on the PATH, not modules"""
 
 BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle", "msgpack")
-"""Modules that no extra names, since a package of the extra asks for them."""
+"""modules without an extra, which are dependencies of a package in an extra"""
 
 NEEDS_OF = {
     "transformers.loss.loss_for_object_detection": ("PIL",),
@@ -85,30 +85,30 @@ NEEDS_OF = {
     "mmdet": ("mmcv",),
     "mmseg": ("mmcv",),
 }
-"""What modules ask for without failing to be imported where it is missing, and without which they are of no use."""
+"""Modules that others need for use, although those import without them."""
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
-    """A mark that skips a test where one of these modules or programs is missing, and says how to install it."""
+    """Return a mark that skips a test if one of these modules or programs is missing, and reports how to install it."""
     reason = next((reason for name in names if (reason := missing(name))), None)
     return pytest.mark.skipif(reason is not None, reason=reason or "")
 
 
 def needs_mode(name: str) -> pytest.MarkDecorator:
-    """A mark that skips a test where a mode lacks a package."""
+    """Return a mark that skips a test if a mode lacks a package."""
     reason = missing_mode(name)
     return pytest.mark.skipif(reason is not None, reason=reason or "")
 
 
 def optional(name: str) -> ModuleType:
-    """A module, imported; where it or what it needs is missing, the running test or file is skipped."""
+    """Import and return a module; if it or a dependency is missing, skip the running test or file."""
     if (reason := missing(name)) is not None:
         pytest.skip(reason, allow_module_level=True)
     return importlib.import_module(name)
 
 
 def missing(name: str) -> str | None:
-    """Which package a module lacks, itself or one that it needs, and how to install it; None where it has all."""
+    """Return the package that a module lacks, itself or a dependency, and how to install it, or None."""
     root = name.partition(".")[0]
     for needed in (root, *NEEDS_OF.get(root, ()), *NEEDS_OF.get(name, ())):
         if not is_installed(needed):
@@ -117,7 +117,7 @@ def missing(name: str) -> str | None:
 
 
 def missing_mode(name: str) -> str | None:
-    """Which package a mode lacks, and how to install it; None where it has all."""
+    """Return the package that a mode lacks and how to install it, or None."""
     try:
         find_mode(name)
     except UserError as error:
@@ -126,11 +126,11 @@ def missing_mode(name: str) -> str | None:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a module can be found, without importing it, or a program is on the PATH."""
+    """Return True if a module can be found, without importing it, or a program is on the PATH."""
     if name in PROGRAMS:
         return shutil.which(name) is not None
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
-        # a part of a package that is not there
+        # the parent package is missing
         return False

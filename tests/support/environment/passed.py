@@ -1,4 +1,4 @@
-"""Tests that a run leaves out: quick ones that have passed before packages were added, slow ones of another part."""
+"""Tests that a run skips: quick tests that passed before packages were added, and slow tests of other parts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
 ROOMS = frozenset({"project", "results", "samples", "traces"})
-"""Whose code knows no mode, no runtime and no source of models, as pyproject.toml's layers hold it to; or what it does
-with them is left to slow tests."""
+"""Folders of tests whose quick tests do not depend on modes, runtimes or sources of models.
+
+Import layers in pyproject.toml keep the code independent of these, or slow tests cover the dependency.
+"""
 IGNORANT, ALL = "ignorant", "all"
-"""Which quick tests are left out that passed: of `ROOMS`, or of all rooms."""
+"""Choices of which passed quick tests are skipped: the tests of `ROOMS`, or all."""
 EVERY_PART = "every_part"
-"""The marker of slow tests that each part has."""
+"""marker of slow tests that run in each part"""
 KEPT = "opgrip/passed"
-"""Where pytest's cache keeps which tests passed in the last run, and with what installed."""
+"""key in pytest's cache for the tests that passed in the last run and the packages installed then"""
 
 
 class Passed:
-    """Keeps which tests of a run passed.
+    """Recorder of the tests that passed in a run.
 
     Parameters
     ----------
-    cache : pytest's
+    cache : pytest's cache
     """
 
     def __init__(self, cache: pytest.Cache) -> None:
@@ -36,24 +38,24 @@ class Passed:
         self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take one part of a test: its set-up, its call or its end."""
+        """Record the outcome of the set-up, call or tear-down of a test."""
         if report.failed:
             self._failed.add(report.nodeid)
         elif report.when == "call" and report.passed:
             self._passed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Keep them in the place of those of the run before."""
+        """Replace the stored tests of the previous run."""
         self._cache.set(KEPT, {"installed": installed(), "tests": sorted(self._passed - self._failed)})
 
 
 def installed() -> dict[str, str]:
-    """The version of each package."""
+    """Return the version of each installed package."""
     return {str(item.metadata["Name"]): item.version for item in metadata.distributions()}
 
 
 def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache, of_all_rooms: bool = False) -> list[pytest.Item]:
-    """Quick tests of `ROOMS` that passed in the last run; none where a package has gone or changed since."""
+    """Return quick tests that passed in the last run; none if a package was removed or changed since."""
     kept: dict[str, Any] = cache.get(KEPT, {})
     if not kept or not kept["installed"].items() <= installed().items():
         return []
@@ -68,7 +70,7 @@ def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache, of_all_roo
 
 
 def part(text: str) -> tuple[int, int]:
-    """`K/N`: which of N parts, of which the parts 0 and N are one."""
+    """Parse `K/N`: part K of N, where 0 and N are the same part."""
     number, _, parts = text.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and int(parts)):
         raise ArgumentTypeError(f"{text!r} is no part, as 2/3 is")
@@ -76,7 +78,7 @@ def part(text: str) -> tuple[int, int]:
 
 
 def of_other_parts(items: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
-    """Slow tests of all parts but one; which part a test is in, its name alone decides, unless it is in each."""
+    """Return the slow tests of all parts but one; a hash of its name decides a test's part, unless it runs in each."""
     return [
         item
         for item in items

@@ -1,4 +1,4 @@
-"""The project's own files, read."""
+"""Readers of the project's own files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from programs import ROOT
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    # comes with pytest there
+    # pytest depends on it there
     import tomli as tomllib
 
 ROOMS = ("capture", "replay", "samples", "tools", "traces", "zoo")
 
 
 def pyproject(folder: Path = ROOT) -> dict[str, Any]:
-    """What the pyproject.toml of a folder says."""
+    """Return the content of a folder's pyproject.toml."""
     return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Turns that processes take: some at once, or one alone."""
+"""Locks by which processes take turns: several at once, or one exclusively."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 
 @contextmanager
 def turn(path: Path, gate: Path, alone: bool) -> Iterator[None]:
-    """Hold the lock of a file or folder, alone or shared with others; all others wait behind one who waits for it.
+    """Hold the lock of a file or folder, exclusively or shared. A process that waits for it blocks later ones.
 
     Parameters
     ----------
-    gate : another file, whose lock is held while waiting
+    gate : another file, which is locked while waiting
+    alone : True for an exclusive lock
     """
     with ExitStack() as stack:
         with _locked(gate, fcntl.LOCK_EX):
@@ -30,6 +31,6 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
         fcntl.flock(number, kind)
         yield
     finally:
-        # closing does not unlock it where a process that was forked meanwhile lives on
+        # closing does not unlock it if a process that was forked meanwhile still runs
         fcntl.flock(number, fcntl.LOCK_UN)
         os.close(number)

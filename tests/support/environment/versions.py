@@ -1,4 +1,4 @@
-"""What some of the admitted versions of torch lack of what tests ask for: each fact stands here once."""
+"""Features that some of the supported torch versions lack, each declared once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-"""Such as `(2, 13)`."""
+"""installed version, such as `(2, 13)`"""
 
 REMOVED_OPERATORS = frozenset({"aten.cholesky"})
-"""Operators of older versions that newer ones have under another name alone."""
+"""Operators of older versions that newer ones have only under another name."""
 
 
 class _Counter(TorchDispatchMode):
@@ -25,9 +25,9 @@ class _Counter(TorchDispatchMode):
 
 
 def has_detached_views() -> bool:
-    """Whether a mode within another one makes the outer one see a `detach` after a view as another dtype.
+    """Return True if an inner mode makes the outer one see a `detach` after a view as another dtype.
 
-    Torch 2.6 does so.
+    This happens with torch 2.6.
     """
     x, outer, inner = torch.ones(2), _Counter(), _Counter()
     with outer, inner:
@@ -36,21 +36,21 @@ def has_detached_views() -> bool:
 
 
 def tells_reductions() -> bool:
-    """Whether a collective's call tells which reduction it does, as torch 2.6 does not."""
+    """Return True if a collective's call shows its reduction; with torch 2.6 it does not."""
     return hasattr(torch.classes.c10d.ReduceOp(), "op")
 
 
 def has_dtype(name: str) -> bool:
-    """Whether this torch has a dtype, such as `float4_e2m1fn_x2`, which torch 2.6 has not."""
+    """Return True if torch has a dtype, such as `float4_e2m1fn_x2`, which torch 2.6 lacks."""
     return hasattr(torch, name)
 
 
 def is_removed(operator: str) -> bool:
-    """Whether an operator, `aten.cholesky.default` for one, is among those removed, and is not in this torch."""
+    """Return True if an operator, such as `aten.cholesky.default`, was removed and is not in this torch."""
     namespace, packet = operator.split(".")[:2]
     return f"{namespace}.{packet}" in REMOVED_OPERATORS and not hasattr(getattr(torch.ops, namespace), packet)
 
 
 def leaves_compiled_code_under_modes() -> bool:
-    """Whether a compiled region is not compiled anew at each call under a mode, as torch 2.6 does."""
+    """Return True if a compiled region under a mode is compiled once; torch 2.6 compiles it at each call."""
     return hasattr(TorchDispatchMode, "ignore_compile_internals")

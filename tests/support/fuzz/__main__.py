@@ -38,31 +38,33 @@ from seeds import make_seeds
 
 SECONDS, LIMIT_S, LIMIT_BYTES = 600, 5, 500 << 20
 MOST_ADDRESSES = 3 << 30
-"""Bytes of addresses that a process may take beside those that it has, so that a bomb ends it and not the machine."""
+"""Address space that a process may use in addition to its own, so that a decompression bomb ends it and not the
+machine.
+"""
 FOREIGN = 0.5
-"""Share of the mutants that are of other tools' files."""
+"""share of mutants that are other tools' files"""
 BATCH = 25
-"""Mutants that one process reads, one after the other."""
+"""mutants that one process reads one after the other"""
 FOUND = ROOT / "build" / "fuzz"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a mutant did: what it is, told in a line that alike ones share, and all that is known."""
+    """Faulty behaviour on a mutant: a line that similar findings share, and the details."""
 
     kind: str
     detail: str
 
 
 def main() -> int:
-    """Run it; the exit status is 1 where something was found."""
+    """Run the fuzzer, and return 1 if something was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="to go on for (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="of the mutants (default: the time)")
     parser.add_argument("files", nargs="*", type=Path, help="mutants to try instead of new ones")
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
-    # a fork has the first thread alone
+    # a fork has only the first thread
     torch.set_num_threads(1)
     findings: dict[str, Finding] = {}
     count = 0
@@ -78,7 +80,7 @@ def main() -> int:
 
 
 def _files(args: argparse.Namespace, folder: Path) -> Iterator[Sequence[Path]]:
-    """Batches of files to try."""
+    """Yield batches of files to try."""
     if args.files:
         yield from ([path] for path in args.files if ".jsonl" in path.suffixes or format_name_of(path) is not None)
         return
@@ -89,7 +91,7 @@ def _files(args: argparse.Namespace, folder: Path) -> Iterator[Sequence[Path]]:
         for seed in foreign_seeds
     }
     print(f"formats: {', '.join(f'{name} ({len(own)})' for name, own in by_format.items())}", flush=True)
-    # what is imported and measured once is there before the forks
+    # import and measure once, before the forks
     for consumer in CONSUMERS:
         consume(folder / "tiny.jsonl", consumer)
     for place, own in enumerate(by_format.values()):
@@ -100,7 +102,7 @@ def _files(args: argparse.Namespace, folder: Path) -> Iterator[Sequence[Path]]:
         paths = []
         for number in range(BATCH):
             if by_format and random.random() < FOREIGN:
-                # each format as often, whatever it has of seeds
+                # choose each format equally often, regardless of its number of seeds
                 seed = foreign_mutant(random.choice(by_format[random.choice(sorted(by_format))]), random)
                 paths.append(seed.write(folder / f"mutant{number}{MARK}{seed.format_name}"))
                 continue
@@ -122,7 +124,9 @@ def _remove(path: Path) -> None:
 
 
 def _try_all(paths: Sequence[Path]) -> Iterator[tuple[Path, Finding]]:
-    """What a process finds that reads some files; where it ends early, another goes on behind the file."""
+    """Yield findings of a child process that reads some files; if it ends early, another reads the files after that
+    one.
+    """
     remaining = list(paths)
     while remaining:
         source, sink = os.pipe()
@@ -148,7 +152,7 @@ def _try_all(paths: Sequence[Path]) -> Iterator[tuple[Path, Finding]]:
 
 
 def _child(paths: Sequence[Path], sink: int) -> None:
-    """Read files, and report by a line each consumer that begins and each finding."""
+    """Read files, and report each consumer that begins and each finding on one line."""
     warm = _peak_bytes()
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_ADDRESSES, resource.RLIM_INFINITY))
@@ -166,7 +170,7 @@ def _child(paths: Sequence[Path], sink: int) -> None:
 
 
 def _findings(path: Path, consumer: object, warm: int) -> Iterator[dict[str, str]]:
-    # of its own time, since others may have the processor; its signal ends the process, in the midst of C code too
+    # limit processor time, since others may use the processor; the signal ends the process inside C code too
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         consume(path, consumer)  # type: ignore[arg-type]

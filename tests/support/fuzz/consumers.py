@@ -1,4 +1,4 @@
-"""What reads a stranger's trace: each raises nothing but `UserError`."""
+"""Readers of untrusted traces, each of which may raise only `UserError`."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.table.live_calls import LiveArguments
 
 LARGE = 3 << 20
-"""Bytes of arguments that are not made."""
+"""Size of arguments in bytes from which they are not made."""
 MOST_CASES = 40
 MOST_RECORDS = 100_000
 FEW = 4
 FEW_FOREIGN = 2
 MARK = "@"
-"""Stands in the name of the folder of a mutant of another tool's file, before the name of the format."""
+"""Part of a mutant folder's name for files of other tools, followed by the name of the format."""
 
 
 class Unprintable(Exception):
-    """A command sent what steers a terminal."""
+    """Error for a command that printed control sequences of a terminal."""
 
 
 @contextmanager
 def _shown() -> Any:
-    """Whatever is printed is text without what steers a terminal."""
+    """Check that printed text has no control sequences of a terminal."""
     streams = sys.stdout, sys.stderr
     sink = io.TextIOWrapper(io.BytesIO(), "utf-8", newline="")
     sys.stdout = sys.stderr = sink
@@ -66,7 +66,7 @@ def _shown() -> Any:
 
 
 def _verb(*words: str) -> Callable[[Path], None]:
-    """A verb of the command on the file, and what it writes into its folder."""
+    """Return a consumer that runs a verb of the command on the file and writes to the file's folder."""
 
     def consume(path: Path) -> None:
         names = [word.replace("OUT", str(path.parent / "out")) for word in words]
@@ -86,14 +86,14 @@ def _load(path: Path) -> None:
 
 
 def _records(path: Path) -> None:
-    """The records of a file, read as one of its format whatever it looks like by now."""
+    """Read a file as its original format, whatever it looks like after the mutation."""
     name = format_name_of(path)
     for record in islice(TraceReader(path, format_name=name), MOST_RECORDS):
         to_json(record)
 
 
 def _cases(path: Path) -> None:
-    """The making of cases and their inputs, as opreplay does it, and rows of them in every form."""
+    """Make cases and their inputs as opreplay does, and write rows of them in every form."""
     trace = load(path)
     settings = settings_of(memory_limit=LARGE)
     cases = make_cases(trace)
@@ -116,7 +116,7 @@ def _make(case: Case, settings: Any) -> None:
 
 
 def _scripts(path: Path) -> None:
-    """The source of scripts of calls: it is one of Python, whatever text the trace holds."""
+    """Check that scripts of calls are valid Python, whatever text the trace has."""
     trace = load(path)
     for case in make_cases(trace)[:MOST_CASES]:
         with suppress(UserError):
@@ -140,7 +140,7 @@ def _units(path: Path) -> None:
 
 
 def _live(path: Path) -> None:
-    """The arguments of gripped calls."""
+    """Make the arguments of gripped calls."""
     trace: Trace = load(path)
     live = LiveArguments(trace, {})
     for signature in trace.signatures[:MOST_CASES]:
@@ -188,17 +188,17 @@ FOREIGN_CONSUMERS: Sequence[Callable[[Path], None]] = (
     _verb("trace", "cat", "TRACE"),
     _cases,
 )
-"""What reads files of other tools."""
+"""consumers of other tools' files"""
 
 
 def format_name_of(path: Path) -> str | None:
-    """The format that a mutant of another tool's file was made of; None of one of ours."""
+    """Return the original format of a mutant, or None for a trace of opgrip."""
     folders = (name for name in (path.name, path.parent.name) if MARK in name)
     return next((name.partition(MARK)[2] for name in folders), None)
 
 
 def chosen(path: Path) -> Sequence[Callable[[Path], None]]:
-    """The consumers of a file: the first, and some of the others by what is in it, so that more files are tried."""
+    """Return some consumers of a file: the first and others chosen by its content, so that more files are tried."""
     if format_name_of(path) is not None:
         return [FOREIGN_CONSUMERS[0], *Random(path.name).sample(FOREIGN_CONSUMERS[1:], FEW_FOREIGN)]
     others = Random(zlib.crc32(path.read_bytes())).sample(CONSUMERS[1:], FEW)
@@ -206,7 +206,7 @@ def chosen(path: Path) -> Sequence[Callable[[Path], None]]:
 
 
 def consume(path: Path, consumer: Callable[[Path], None]) -> None:
-    """Let one consumer read a file."""
+    """Run one consumer on a file."""
     with warnings.catch_warnings(), suppress(UserError):
         warnings.simplefilter("ignore")
         consumer(path)

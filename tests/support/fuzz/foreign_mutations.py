@@ -1,4 +1,4 @@
-"""Changes to files of other tools: to their bytes, to what they hold as JSON, and to the members of archives."""
+"""Mutations of other tools' files: of their bytes, their JSON, and the members of archives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from foreign_seeds import ForeignSeed
 from mutations import MOST_BYTES, OF_BYTES, RAW, Line, change_lines, dump
 
 PACKED = (".gz",)
-"""Suffixes that a mutant may get."""
+"""suffixes that a mutant may get"""
 TOKENS = (b"99999999999999999999", b"-1", b"1e999", b"NaN", b"null", b"__import__('os')", b"[" * 300, b"\x00" * 8, b"")
 
 
 def foreign_mutant(seed: ForeignSeed, random: Random) -> ForeignSeed:
-    """A seed with one of its files changed."""
+    """Return a seed with one of its files changed."""
     files = dict(seed.files)
     name = random.choice(sorted(files))
     files[name] = _changed(files[name], random)
@@ -42,7 +42,7 @@ def _changed(content: bytes, random: Random) -> bytes:
 
 
 def _changed_json(content: bytes, random: Random) -> bytes:
-    """The content with what it holds as JSON changed, in one piece or line by line; else lines of text."""
+    """Return content with its JSON changed, as one document or line by line, else with its text lines changed."""
     try:
         forms: list[Any] = [json.loads(content)]
         separator = b""
@@ -65,7 +65,7 @@ def _changed_json(content: bytes, random: Random) -> bytes:
 
 
 def _twice(content: bytes, random: Random) -> bytes:
-    """An object with one of its names twice."""
+    """Return an object that has one of its names twice."""
     place = content.find(b'": ', random.randrange(len(content) + 1))
     begin = content.rfind(b'"', 0, place) if place > 0 else -1
     return content if begin < 0 else content[:begin] + content[begin : place + 3] + b"0, " + content[begin:]
@@ -94,7 +94,7 @@ def _put_token(content: bytes, random: Random) -> bytes:
 
 
 def _changed_archive(content: bytes, random: Random) -> bytes:
-    """A zip archive with a member changed, left out, or there twice."""
+    """Return a zip archive with a member changed, removed or duplicated."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = [(info.filename, archive.read(info)) for info in archive.infolist()]

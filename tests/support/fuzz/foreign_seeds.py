@@ -1,7 +1,7 @@
-"""Small files of every format of other tools: what its own writer makes of a small trace, and what is built here.
+"""Small files of every format of other tools, written by the format's own writer from a small trace or built here.
 
-A format without a writer, or whose readers take more than its writer writes, has a builder in `BUILDERS`. A file is
-called by its name, which some formats look at.
+A format has a builder in `BUILDERS` if it has no writer, or if its reader accepts more than its writer writes. Files
+have names that their format expects.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from opgrip.tools.opgrip import main
 from opgrip.traces.io.foreign_files import formats
 
 REAL_BYTES = 30_000
-"""Of real files, where some are beside this checkout, only small ones: mutants of large ones take long."""
+"""Largest size in bytes of the real files that are used if they exist next to this checkout; mutants of large ones are
+slow.
+"""
 MOST_REAL = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignSeed:
-    """A file of a format, or a folder of files.
+    """File of a format, or folder of files.
 
     Attributes
     ----------
-    files : contents by their paths below the seed's folder; of a single file, its name
-    opens : the path that is opened, `.` for the folder
+    files : contents by path below the seed's folder; the name for a single file
+    opens : path to open, `.` for the folder
     """
 
     format_name: str
@@ -43,7 +45,7 @@ class ForeignSeed:
     opens: str
 
     def write(self, folder: Path) -> Path:
-        """Write it into a new folder; the path to open."""
+        """Write the seed into a new folder, and return the path to open."""
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,23 +54,23 @@ class ForeignSeed:
 
 
 def readable_formats() -> list[str]:
-    """The formats that a stranger's file may be of."""
+    """Return the formats that can be read from untrusted files."""
     return [name for name, format_ in formats.items() if format_.read is not None]
 
 
 def make_foreign_seeds(folder: Path, trace: Path) -> list[ForeignSeed]:
-    """Seeds of all formats that are read.
+    """Return seeds of all readable formats.
 
     Parameters
     ----------
-    folder : to build them in
-    trace : a small trace of ours, for the writers
+    folder : folder to build them in
+    trace : small trace of opgrip for the writers
     """
     return [seed for name in readable_formats() for seed in seeds_of(name, folder, trace)]
 
 
 def seeds_of(name: str, folder: Path, trace: Path) -> list[ForeignSeed]:
-    """The seeds of one format: none where the package that it needs is not installed."""
+    """Return the seeds of one format; empty if the package that it needs is not installed."""
     place = folder / f"seeds-{name}"
     place.mkdir(exist_ok=True)
     paths = [*_written(name, place, trace), *BUILDERS.get(name, _nothing)(place), *_real(name)]
@@ -83,7 +85,7 @@ def _seed(name: str, path: Path) -> ForeignSeed:
 
 
 def _written(name: str, folder: Path, trace: Path) -> Iterator[Path]:
-    """What the format's own writer makes of a trace, by the command."""
+    """Yield files that the format's own writer makes of a trace, by the command."""
     format_ = formats.get(name)
     if not any(getattr(format_, writer, None) for writer in ("write", "write_records", "write_folder")):
         return
@@ -106,7 +108,7 @@ REAL = {
     "execution_trace": ("param/execution_traces/**/*",),
     "tritonbench": ("tritonbench/*.txt",),
 }
-"""Where real files of formats are, beside this checkout."""
+"""locations of real files of formats, next to this checkout"""
 
 
 def _nothing(folder: Path) -> list[Path]:
@@ -197,4 +199,4 @@ BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "onnx": _onnx,
     "ring": _ring,
 }
-"""What makes files of a format in a folder, by its name."""
+"""functions that make files of a format in a folder, by format name"""

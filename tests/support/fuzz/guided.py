@@ -28,7 +28,7 @@ FOUND = Path(__file__).resolve().parents[3] / "build" / "fuzz"
 
 
 def main() -> int:
-    """Fuzz; libFuzzer ends the process itself where it finds something, and when its time is over."""
+    """Run the fuzzer; libFuzzer ends the process when it finds something or its time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=SECONDS, help="to go on for (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=-1, help="files to try at most (default: as many as there is time)")
@@ -55,7 +55,7 @@ def main() -> int:
     corpus = folder / "corpus"
     corpus.mkdir()
     for place, seed in enumerate(make_foreign_seeds(folder, folder / "tiny.jsonl")):
-        # the first byte says which reader a file is for, the other files of a folder stay as they are
+        # the first byte selects the reader of a file; the other files of a folder stay unchanged
         if seed.opens in seed.files and len(seed.files[seed.opens]) < MOST_BYTES:
             (corpus / str(place)).write_bytes(bytes([names.index(seed.format_name)]) + seed.files[seed.opens])
 

@@ -1,4 +1,4 @@
-"""Changes to the lines of a trace, as somebody would make them who means harm, and as a broken disk makes them."""
+"""Mutations of the lines of a trace, as an attacker or a faulty disk would make them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ RAW = (
 )
 TIMES = (2, 3, 10, 1000)
 MOST_BYTES = 1 << 20
-"""Of a mutant before it is compressed: what a larger file takes is no more than its size says."""
+"""Largest mutant in bytes before compression; memory for a larger file is justified by its size."""
 
 
 def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:
-    """The content of a file, and the suffix of its name."""
+    """Return the content of a mutated file and the suffix of its name."""
     lines = copy.deepcopy(seed_lines)
     change_lines(lines, random)
     content = b""
@@ -71,7 +71,7 @@ def change_lines(lines: list[Line], random: Random) -> None:
 
 
 def dump(line: Any) -> bytes:
-    """A line as it stands in a file."""
+    """Return a line as it is written to a file."""
     try:
         return json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
     except RecursionError:
@@ -89,7 +89,7 @@ def _packed(content: bytes, suffix: str, random: Random) -> bytes:
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """Every list and object in a tree with the keys in it."""
+    """Return every list and object in a tree with its keys."""
     places: list[tuple[Any, Any]] = []
     level = [tree]
     while level and len(places) < 5_000:
@@ -102,7 +102,7 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _place(lines: list[Line], random: Random) -> tuple[Any, Any]:
-    """Somewhere in a line: each type of record is as likely."""
+    """Choose a place in a line, with equal probability for each type of record."""
     kinds = sorted({str(line.get("type")) for line in lines if isinstance(line, dict)})
     kind = random.choice(kinds or ["none"])
     chosen = [line for line in lines if isinstance(line, dict) and str(line.get("type")) == kind]

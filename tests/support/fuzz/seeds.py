@@ -1,4 +1,4 @@
-"""Small real traces, and every form of record, to make others of."""
+"""Small real traces with every form of record, as seeds of mutants."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FUNCTION_ARGUMENTS: list[Any] = [
 
 
 def make_seeds(folder: Path) -> list[list[Line]]:
-    """The lines of some traces."""
+    """Return the lines of some traces."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         train_tiny_net(folder / "tiny.jsonl")
@@ -70,14 +70,14 @@ def make_seeds(folder: Path) -> list[list[Line]]:
 
 
 def _merged_ranks(folder: Path) -> Path:
-    """A trace of two ranks that meet in collectives."""
+    """Return a merged trace of two ranks with collectives."""
     paths = [made_rank(folder / f"rank{rank}.jsonl", rank, 2, 40, slow=1, every=4) for rank in range(2)]
     merge(paths, folder / "ranks.jsonl", force=True)
     return folder / "ranks.jsonl"
 
 
 def _program() -> None:
-    """Values of many kinds, layouts that are unusual, and what is indexed."""
+    """Run operators on values of many kinds, unusual layouts and indexed tensors."""
     x = torch.randn(40, 6)
     for name in ("coo", "csr", "quint8", "nested"):
         torch.relu(UNUSUAL[name]())
@@ -97,7 +97,7 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _calls_of(lines: list[Line]) -> list[Line]:
-    """A block of one call of each signature, and the end."""
+    """Return a block with one call of each signature, and the end record."""
     signatures = [line["id"] for line in lines if line["type"] == "signature"]
     scope = next((line["id"] for line in lines if line["type"] == "scope"), 0)
     count = len(signatures)

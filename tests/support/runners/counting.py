@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Counting(TorchDispatchMode):
-    """Counts operators; shares nothing with what it checks."""
+    """Counter of operators, which shares no code with the recorder that it checks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Python programs run in forks of a process that has imported torch and the commands, and has run nothing.
+"""Python programs run in forks of a process that has imported torch and the commands but has run nothing.
 
-What a fork does is what a fresh interpreter does, without the seconds that its imports take. The process is started at
-the first use, and goes with the one that started it.
+A fork behaves like a fresh interpreter, without the seconds that imports take. The server process starts at the first
+use, and ends with the process that started it.
 
     python tests/support/runners/forks.py NUMBER     # serve the socket that was inherited under this number
 """
@@ -30,19 +30,19 @@ from typing import Any, NoReturn
 
 ROOMS = ("cli", "display", "platform", "traces", "samples", "capture", "replay", "zoo", "tools")
 IMPORTED = ("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils")
-"""What the commands and captures import beside the package."""
+"""modules outside of the package that the commands and captures import"""
 OTHERS = re.compile(r"_jax$|conversions|__main__")
-"""Modules of the package that need another runtime, which may start threads, or are no modules."""
+"""Modules of the package that are not imported: they need another runtime, which may start threads, or are scripts."""
 
 READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")
-"""How variables begin that a process reads once, when it starts; a fork knows PYTHONPATH all the same."""
+"""Prefixes of variables that a process reads once, when it starts; a fork applies PYTHONPATH separately."""
 
 _server: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
 _ended_s = 0.0
 
 
 def used_s() -> float:
-    """Processor time of all forks that have ended, and of the process that makes them, in seconds."""
+    """Return the processor time in seconds of all forks that have ended and of their server."""
     if _server is None or _server[1].poll() is not None:
         return _ended_s
     # the kernel adds it to this process's children only when it ends
@@ -62,11 +62,11 @@ def run_forked(
 
     Parameters
     ----------
-    argv : what follows `python`: a file, `-m` and a module or `-c` and code, then arguments
-    env : its whole environment, by default this process's
-    timeout : seconds, after which it is killed and `subprocess.TimeoutExpired` raised
-    terminal : a file that its standard output is, in place of being captured
-    together : whether its standard error goes where its standard output does
+    argv : arguments of `python`: a file, `-m` and a module or `-c` and code, then the program's arguments
+    env : complete environment, by default this process's
+    timeout : seconds until it is killed and `subprocess.TimeoutExpired` is raised
+    terminal : file to use as standard output instead of capturing it
+    together : True to send its standard error to its standard output
     """
     request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
     mine, theirs = socket.socketpair()
@@ -95,7 +95,7 @@ def run_forked(
 
 
 def _end_of_fork(reply: socket.socket) -> int:
-    """The status that a fork ends with, whose processor time is counted."""
+    """Return the exit status of a fork, and add its processor time to the total."""
     global _ended_s
     status, used_us = map(int, reply.recv(40).split())
     _ended_s += used_us / 1e6
@@ -103,16 +103,16 @@ def _end_of_fork(reply: socket.socket) -> int:
 
 
 def run_proof(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Try a sample as `proof.check_import` does, in a fork."""
+    """Run a sample's import check, as `proof.check_import` does, in a fork."""
     return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
 
 
 PROVING = SimpleNamespace(run=run_proof, TimeoutExpired=subprocess.TimeoutExpired)
-"""What `proof` takes for the module `subprocess` in tests."""
+"""Replacement of the module `subprocess` in `proof` for tests."""
 
 
 def can_fork(env: Mapping[str, str] | None) -> bool:
-    """Whether a fork takes over an environment as a fresh process does."""
+    """Return True if a fork takes over an environment as a fresh process does."""
     if env is None:
         return True
     changed = {name for name in {*env, *os.environ} if env.get(name) != os.environ.get(name)} - {"PYTHONPATH"}
@@ -138,7 +138,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
 
     Returns
     -------
-    The request in the fork that is to run it; None in the server, when nobody is left who could ask.
+    The request in the fork that runs it, or None in the server when all clients have gone.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
@@ -172,7 +172,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
 
 
 def prepare(request: Mapping[str, Any]) -> None:
-    """Make this process one that was started in the request's folder with its environment."""
+    """Set the working directory and environment of this process to the request's."""
     path = request["env"].get("PYTHONPATH", "")
     known = os.environ.get("PYTHONPATH", "")
     os.environ.clear()
@@ -202,7 +202,7 @@ def run(argv: list[str]) -> None:
 
 
 def status_of(argv: list[str]) -> int:
-    """Run a program, and give the status that `python` would end with."""
+    """Run a program, and return the status that `python` would exit with."""
     try:
         run(argv)
     except SystemExit as error:
@@ -219,7 +219,7 @@ def status_of(argv: list[str]) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """End as an interpreter does, but for clearing all that was imported, which takes as long as importing it."""
+    """End as an interpreter does, but without clearing modules, which takes as long as importing them."""
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
@@ -231,7 +231,7 @@ def end(status: int) -> NoReturn:
 
 
 def main(number: int) -> None:
-    """Import what the commands do, and fork as asked."""
+    """Import the modules that the commands use, and fork on request."""
     for name in IMPORTED:
         importlib.import_module(name)
     for room in ROOMS:
@@ -242,7 +242,7 @@ def main(number: int) -> None:
     quiet = importlib.import_module("quiet")
     for name in quiet.MEASURING:
         importlib.import_module(name).Contention = quiet.QuietMachine
-    # what collects garbage in a fork would else copy all of it
+    # otherwise garbage collection in a fork would copy all of it
     gc.freeze()
     asked = serve(socket.socket(fileno=number))
     if asked is not None:
@@ -253,5 +253,5 @@ def main(number: int) -> None:
 
 
 if __name__ == "__main__":
-    # under a name of its own, since programs run as `__main__`
+    # import under another name, since programs run as `__main__`
     importlib.import_module("forks").main(int(sys.argv[1]))

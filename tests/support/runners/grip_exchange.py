@@ -1,4 +1,4 @@
-"""Runs samples in a Python of their own, which cannot import the projects that they come from."""
+"""Runner of samples in a separate Python that cannot import the samples' original projects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ELSEWHERE = ("torch", "numpy", "builtins", "collections", "types", "enum")
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """A class or function by its name, or an object by its class and what it holds."""
+    """Class or function by its name, or object by its class and content."""
 
     name: str
     fields: dict[str, Any] | None = None
@@ -31,7 +31,7 @@ class Named:
 
 
 def packed(value: Any, seen: dict[int, Named] | None = None) -> Any:
-    """A value without anything of its project, which unpickles anywhere."""
+    """Return a value without any object of its project, so that it unpickles anywhere."""
     seen = {} if seen is None else seen
     if id(value) in seen:
         return seen[id(value)]
@@ -66,7 +66,7 @@ def unpacked(value: Any, module: ModuleType, seen: dict[int, Any] | None = None)
     if value.fields is None:
         return known if value.content is None else known[value.content]  # type: ignore[index]
     if known is None:
-        # code that the sample holds reads nothing of it
+        # the sample's code reads nothing of it
         return value
     assert isinstance(known, type)
     made = known.__new__(known) if value.content is None else known.__new__(known, value.content)
@@ -118,7 +118,7 @@ def write(folder: Path, gripped: Gripped, made: ModuleText) -> None:
 
 
 def run_all(folders: Iterable[Path], blocked: Iterable[str]) -> dict[str, list[str]]:
-    """What went wrong with each sample, in one Python that cannot import what is blocked."""
+    """Return the errors of each sample, run in one Python that cannot import blocked packages."""
     done = run_python(__file__, ",".join(blocked), *folders)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])

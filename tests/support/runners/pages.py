@@ -1,4 +1,4 @@
-"""A real browser that opens pages from files."""
+"""Browser that opens pages from files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from optional import needs
 
 
 def in_browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that needs one, which takes seconds to start."""
+    """Mark a test that needs a browser, which takes seconds to start."""
     return pytest.mark.slow(needs("playwright", "axe_playwright_python", "chromium")(test))
 
 
 @contextmanager
 def opened(path: Path, address: str = "", **options: Any) -> Iterator[Any]:
-    """A page as Playwright has it; an error in its console, or a request to any network, fails the test.
+    """Yield a page of Playwright; an error in its console or any network request fails the test.
 
     Parameters
     ----------
-    address : what follows `#`
-    options : of Playwright's page, such as `viewport`
+    address : text after `#`
+    options : options of Playwright's page, such as `viewport`
     """
     from playwright.sync_api import sync_playwright
 

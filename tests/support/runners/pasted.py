@@ -1,4 +1,4 @@
-"""Commands as documents show them, and the files that they speak of."""
+"""Commands shown in documents, and the files that they refer to."""
 
 from __future__ import annotations
 
@@ -27,39 +27,41 @@ from opgrip.tools.opgrip import make_parser as opgrip_parser
 PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
 PROGRAMS = (*PARSERS, "pytest", "torchrun")
 CONFIG = re.compile(r"[\w.-]+_coco\.py\b")
-"""A config that mmdet carries."""
+"""configuration files that mmdet ships"""
 STAND_IN = "builtin:faster_rcnn"
 SHIPPED, OF_SMALL_IMAGES = "traces/faster_rcnn.jsonl", "traces/small.jsonl"
-"""The trace that documents replay, and what is replayed for it where no output is shown: the built-in detector's."""
+"""Trace of the built-in detector that documents replay, and its replacement if the document shows no output."""
 FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")
-"""What a line has that tells how a command is written."""
+"""Pattern of lines that describe a command's syntax."""
 SMALL = {
     "opcapture": {"--input-size": "96", "--batch-size": "1", "--warmup": "0", "--steps": "1"},
-    # with warm caches, no calls of the program are run before each
+    # with warm caches, no preceding calls are run
     "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "1", "--cache": "warm"},
 }
-"""What is said instead where no output is shown, so that it does not take long."""
+"""Options that replace the documented ones if no output is shown, to save time."""
 A_TRACE = re.compile(r"\S+\.jsonl(\.\w+)?\s")
 SELECTS = re.compile(r"--(op|unit|sequence|module)\b")
 A_CONVOLUTION = "--op aten.convolution.default"
-"""What one case is of that nothing else selects: which one took longest is chance, and not each can be plotted."""
+"""Selection of a single case if the command selects none: the slowest case varies, and not every case can be
+plotted.
+"""
 WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)(?:zoo|trace:zoo_500)(?=\s|$)")
 PART_OF_ZOO = r"\1zoo:fast-scnn.predict"
-"""What stands for it where no output is shown."""
+"""Replacement of the whole zoo if no output is shown."""
 FEWER = {"--repeats": "2", "--threads": "1,2"}
-"""What options have instead where they stand and no output is shown."""
+"""Smaller values of options that are in a command, if no output is shown."""
 QUOTED = re.compile(r"'[^']*'|(?<!\S)#.*")
-"""What a shell takes as it stands, or does not read."""
+"""text that a shell does not expand or ignores"""
 OF_A_SHELL = re.compile(r"[][;&|<>$`*?(){}!\\\n]|(?<!\S)~|^\w+=")
-"""What a shell does more than start a program with words; a command without it needs none."""
+"""Pattern of syntax that needs a shell; other commands start without one."""
 VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
 """Times and sizes, and counts that differ between versions of torch."""
 DOUBTFUL = ("times and shares are doubtful", "slow to provide memory")
-"""What captures say of a machine that runs other tests."""
+"""warnings of captures on a machine that runs other tests"""
 MEASURED = ("opgrip compare", "opgrip results")
-"""Commands that print what was measured and when: that is not compared, and a gate of theirs may not pass."""
+"""Commands that print measurements or dates, which are not compared; their gates may fail."""
 CRASHES = "crash.jsonl"
-"""What a capture is called of a program that does not end well."""
+"""name of the trace of a program that crashes"""
 NOT_THERE = {
     ("docs/corpus.md", "dlop/"): "its files are another project's",
     ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
@@ -69,7 +71,7 @@ NOT_THERE = {
     ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that goes on was recorded",
     ("docs/production.md", "server-web1-2026-11-23.shapes.json"): "a program that runs for days was recorded",
 }
-"""By document and file, why it is not made by the commands before."""
+"""Reason, by document and file, why previous commands do not make the file."""
 
 TRAIN = """
 import os
@@ -112,18 +114,18 @@ def small_unet(batch_size: int = 2):
     return torch.nn.Conv2d(3, 4, 3), torch.rand(batch_size, 3, 16, 16)
 """,
 }
-"""What documents take as a user's own, without showing it."""
+"""Files that documents take as the user's own, without showing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
-    """A command of a document.
+    """Command of a document.
 
     Attributes
     ----------
-    line : its number in the document
-    command : as a shell takes it
-    shown : the lines that it prints, as far as the document shows them; a line `...` stands for any
+    line : line number in the document
+    command : command line for a shell
+    shown : output lines that the document shows; a line `...` matches any lines
     """
 
     line: int
@@ -132,7 +134,7 @@ class Pasted:
 
 
 def commands_in(text: str) -> list[Pasted]:
-    """The commands of a document in their order: lines of indented blocks that begin with `$` or a program's name."""
+    """Return the commands of a document in order: lines of indented blocks that begin with `$` or a program's name."""
     commands: list[Pasted] = []
     for first, block in _blocks(text):
         is_output = False
@@ -148,7 +150,7 @@ def commands_in(text: str) -> list[Pasted]:
 
 
 def files_in(text: str) -> dict[str, str]:
-    """The files that a document shows: blocks of code that begin with a comment of their name."""
+    """Return the files that a document shows: blocks of code that begin with a comment with the file's name."""
     files = {}
     for _, block in _blocks(text):
         named = re.fullmatch(r"# (\w+\.py)", block[0])
@@ -160,7 +162,7 @@ def files_in(text: str) -> dict[str, str]:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The indented blocks of a document: the number of the first line, and the lines."""
+    """Yield the indented blocks of a document: the number of the first line, and the lines."""
     block: list[str] = []
     first = 0
     for number, line in enumerate([*text.splitlines(), "."], 1):
@@ -175,11 +177,11 @@ def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> None:
-    """Let a folder hold what a document's commands name.
+    """Write the files that a document's commands name into a folder.
 
     Parameters
     ----------
-    detector_trace : of small images
+    detector_trace : trace on small images
     """
     (folder / "traces").mkdir()
     (folder / "docs").mkdir()
@@ -197,7 +199,7 @@ def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> 
 
 
 def why_not(name: str, pasted: Pasted) -> str | None:
-    """Why a command of a document cannot run here; None where it can."""
+    """Return the reason why a command of a document cannot run here, or None if it can."""
     words = shlex.split(pasted.command, comments=True)
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[:3] == ["opgrip", "zoo", "make"]:
@@ -220,14 +222,14 @@ def why_not(name: str, pasted: Pasted) -> str | None:
 
 
 def lacking_modes() -> set[str]:
-    """The modes that cannot run here."""
+    """Return the modes that cannot run here."""
     return {name for name, mode in modes.items() if any(not is_installed(package) for package in mode.needs)}
 
 
 def in_small(pasted: Pasted) -> str:
-    """A command as it is run: quickly where nothing is compared, without what is not installed.
+    """Return the command to run: a quick version if no output is shown, and without packages that are not installed.
 
-    The built-in detector stands in for configs of mmdet.
+    The built-in detector replaces configurations of mmdet.
     """
     command = re.sub(r"\bTRACE\b", SHIPPED, pasted.command)
     if not is_installed("mmdet"):
@@ -239,28 +241,28 @@ def in_small(pasted: Pasted) -> str:
     )
     if not pasted.shown:
         command = of_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command))
-    # the script may be another environment's
+    # the script on the PATH may belong to another environment
     command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
     name, _, rest = command.partition(" ")
     small = {} if pasted.shown else SMALL.get(name, {})
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
-        # of samples of operators, two a dtype unless it says otherwise
+        # two samples per dtype of each operator unless it specifies a number
         small = {"--per-dtype": "1"} if "opinfo:" in rest and not pasted.shown else {}
     if name == "opreplay" and "--sequence" in rest.split():
         small = {"--iterations": "1"}
     if WHOLE_ZOO.search(pasted.command):
-        # what a score is of runs as it was recorded
+        # a score requires the recorded cache state
         small = {option: value for option, value in small.items() if option != "--cache"}
     for option, value in ({} if pasted.shown else FEWER).items():
         rest = re.sub(rf"{option} [\d,]+", f"{option} {value}", rest)
     if small.get("--top") and "--values" in rest:
-        # a case may take no random values
+        # a case may have no random values
         small = small | {"--top": "3"}
     if "--backward" in rest:
         # a case may have no gradient
         small = {option: value for option, value in small.items() if option != "--top"}
     if small.get("--top") and A_TRACE.match(rest) and "--mode" in rest and not SELECTS.search(rest):
-        # a mode may not run each case
+        # a mode may not support each case
         rest = f"{rest.partition('#')[0].rstrip()} {A_CONVOLUTION}"
     for option, value in small.items():
         rest = re.sub(rf"{option} \S+", "", rest)
@@ -269,7 +271,7 @@ def in_small(pasted: Pasted) -> str:
 
 
 def of_small_images(command: str) -> str:
-    """A command that runs calls of a shipped trace with that of small images, unless it names modules."""
+    """Return a command that replays calls on small images instead of a shipped trace, unless it names modules."""
     if command.startswith("opreplay ") and "--module" not in command:
         of_any = SELECTS.search(command)
         return command.replace(SHIPPED, OF_SMALL_IMAGES if of_any else f"{OF_SMALL_IMAGES} {A_CONVOLUTION}")
@@ -277,16 +279,16 @@ def of_small_images(command: str) -> str:
 
 
 def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
-    """Run a command; what is wrong with it, and empty where nothing is."""
+    """Run a command, and return a description of its failure, or an empty text."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
-    # these keep their runs, as a user's do
+    # the commands keep their runs in the cache, as a user's do
     env.pop("OPGRIP_STORE", None)
     done = run_line(in_small(pasted), folder, env)
     if pasted.command.startswith(MEASURED):
         return "" if done.returncode in {0, 1, 3} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
     if "--opgrip-compare-fail" in pasted.command and ": not decided: " in done.stdout:
-        # the machine changed between the two runs, which fails a test of pytest
+        # the machine's speed changed between the two runs, which fails a test of pytest
         return ""
     if done.returncode and CRASHES not in pasted.command:
         return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
@@ -295,11 +297,11 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
 
 
 def run_line(line: str, folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a line as a shell does, without waiting for imports where it does nothing but start one of our commands.
+    """Run a line as a shell does, or in a fork without imports if it only starts one of our commands.
 
-    What it prints, errors too, is its output.
+    The result's output includes its standard error.
     """
-    # a program that is to crash knows it by its command line
+    # the program that has to crash recognizes the name in its command line
     if line.partition(" ")[0] in PARSERS and CRASHES not in line and not OF_A_SHELL.search(QUOTED.sub("", line)):
         name, *words = shlex.split(line, comments=True)
         return run_forked([program_path(name), *words], folder, env, timeout=550, together=True)
@@ -315,7 +317,7 @@ def run_line(line: str, folder: Path, env: Mapping[str, str]) -> subprocess.Comp
 
 
 def parse_options(pasted: Pasted) -> None:
-    """Have a command's own parser take its words, without running it; exits where it does not."""
+    """Parse a command with its own parser without running it; exit if it is invalid."""
     program, *words = shlex.split(pasted.command.partition(";")[0], comments=True)
     own_words = words[: words.index("--")] if "--" in words else words
     if program == "opcapture" and words and words[0] in VERBS:
@@ -325,7 +327,7 @@ def parse_options(pasted: Pasted) -> None:
 
 
 def compare(shown: list[str], printed: list[str]) -> str:
-    """Where what is shown is not what is printed; empty where it is, numbers with units aside."""
+    """Return the first difference between shown and printed output, ignoring numbers with units; empty if equal."""
     shown, printed = ([VOLATILE.sub("N", line.rstrip()) for line in lines] for lines in (shown, printed))
     expected = [line for line in shown if line]
     actual = [line for line in printed if line and not any(text in line for text in DOUBTFUL)]

@@ -1,4 +1,4 @@
-"""Prints which private places of torch this torch has, and what opgrip does instead of those that it lacks."""
+"""Report of the private torch APIs that this torch has, and what opgrip does instead of missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands and small models that several rooms' tests run."""
+"""Commands and small models that tests of several packages run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from opgrip.capture import Capture
 
 ROOT = Path(__file__).resolve().parents[3]
 SUPPORT_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).resolve().parents[1].iterdir()))
-"""Folders of the modules that tests share, as PYTHONPATH lists them."""
+"""PYTHONPATH of the folders of shared test modules"""
 SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl"))
 
 
 def program_path(name: str) -> str:
-    """Where one of the project's commands is."""
+    """Return the path of one of the project's commands."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -36,13 +36,12 @@ def run_command(
     fresh: bool = False,
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's commands, in a fork of a process that has imported what it needs.
+    """Run one of the project's commands, in a fork of a process that has imported its modules.
 
     Parameters
     ----------
-    fresh : whether to start it as a user does, in an interpreter of its own; so it is for variables that one reads
-        when it starts
-    timeout : seconds, after which it is killed and `subprocess.TimeoutExpired` raised
+    fresh : True to start a new interpreter as a user does, which is needed for variables that one reads when it starts
+    timeout : seconds until it is killed and `subprocess.TimeoutExpired` is raised
     """
     return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh, timeout=timeout)
 
@@ -54,7 +53,7 @@ def run_python(
     fresh: bool = False,
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
-    """Run what follows `python`, in a fork of a process that has imported torch and the commands, or a fresh one."""
+    """Run `python` with arguments, in a fork of a process that has imported torch and the commands, or a fresh one."""
     words = list(map(str, args))
     if fresh or not can_fork(env):
         command = [sys.executable, *words]
@@ -63,12 +62,12 @@ def run_python(
 
 
 def hear_ctrl_c() -> None:
-    """Let a process that is about to be started be interrupted, where the tests themselves run in the background."""
+    """Let child processes receive Ctrl-C even if the tests run in the background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(event: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = 300) -> None:
-    """Wait until something has happened that a running process does; an error where that ends first, or takes long."""
+    """Wait for an event that a running process causes; raise an error if the process ends first or takes too long."""
     for _ in range(int(seconds / 0.05)):
         if event():
             return
@@ -81,7 +80,7 @@ def wait_for(event: Callable[[], bool], process: subprocess.Popen[Any], seconds:
 
 
 def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors that a model gave, detections of OpenMMLab's included."""
+    """Yield all tensors in a model's output, including detections of OpenMMLab."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -96,7 +95,7 @@ def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 class TinyNet(nn.Module):
-    """Convolution, batch norm, linear and an embedding: dense operators and one that reads indices."""
+    """Model with convolution, batch norm, linear and an embedding: dense operators and one that reads indices."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A machine that replays of tests take for quiet: other tests use it too, and would make rows contended."""
+"""Machine that replays in tests treat as idle; otherwise concurrent tests would make their rows contended."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ MEASURING = (
     "opgrip.replay.timing.concurrent",
     "opgrip.replay.sequences.call_timers",
 )
-"""Modules that ask for contention while they measure."""
+"""modules that query contention while they measure"""
 
 
 class QuietMachine(Contention):
-    """Contention of a machine that nothing else uses."""
+    """Contention of an idle machine."""
 
     def is_contended(self, *_: Any, **__: Any) -> bool:
-        """Return False."""
         return False
 
     @property
     def is_shared(self) -> bool:
-        """False."""
         return False
 
     @property
     def has_room(self) -> bool:
-        """True."""
         return True

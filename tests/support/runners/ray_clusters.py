@@ -1,7 +1,7 @@
-"""A cluster of Ray on this machine, each node a process of its own; run as a program, it serves one.
+"""Cluster of Ray on this machine with one process per node; as a program, it serves such a cluster.
 
-It is told `NAME KIND` line by line, starts a node for each, and says the cluster's address and the node's process; it
-ends with its input.
+It reads `NAME KIND` lines, starts a node for each, and prints the cluster's address and the node's process. It ends
+with its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOPBACK = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER":
 
 @contextmanager
 def cluster(*nodes: tuple[str, str]) -> Iterator[tuple[str, list[int]]]:
-    """The address of a cluster with such nodes, names and kinds of machines, and the processes of these."""
+    """Yield the address of a cluster with nodes of these names and kinds, and the processes of the nodes."""
     process = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -62,7 +62,7 @@ def serve() -> None:
 
 
 def processes_below(pid: int) -> set[int]:
-    """The processes that one started, and those that these did."""
+    """Return the processes that a process started, directly or indirectly."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -74,7 +74,7 @@ def processes_below(pid: int) -> set[int]:
 
 
 def workers_below(pid: int) -> list[int]:
-    """The processes below one that are workers of the engine."""
+    """Return the processes below a process that are replay workers."""
     workers = []
     for child in processes_below(pid):
         with suppress(OSError):

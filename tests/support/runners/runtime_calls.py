@@ -1,4 +1,4 @@
-"""Calls that every mode has to get right, and one run of a call under a mode."""
+"""Calls that every mode must support, and a run of one call under a mode."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def run(name: str, function: Callable[..., Any], *args: Any, **about: Any) -> Results:
-    """What a call gives under a mode."""
+    """Return the results of a call under a mode."""
     mode, argument = find_mode(name)
     example = tuple(arg.clone() if about.get("mutates") else arg for arg in args)
     program = mode.make(Task(function, example, {}, argument=argument, **about))
@@ -57,7 +57,7 @@ def run(name: str, function: Callable[..., Any], *args: Any, **about: Any) -> Re
 
 
 def run_script(folder: Path, text: str) -> None:
-    """Run a program in a process of its own: what runtimes set up, they set up once."""
+    """Run a program in a separate process, since runtimes are set up once per process."""
     script = folder / "script.py"
     script.write_text(text)
     done = run_python(script)

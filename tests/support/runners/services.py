@@ -22,9 +22,9 @@ NO_RANK = {
 
 @contextmanager
 def running(folder: Path, *command: object, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A command that runs in a folder while the block does, and has said `ready` in a line of its own.
+    """Run a command in a folder during the block, after it has printed the line `ready`.
 
-    Its sockets are in the folder, and what it says in `said.txt` and `errors.txt`.
+    The folder has its sockets, and its output in `said.txt` and `errors.txt`.
     """
     with (folder / "said.txt").open("w") as said, (folder / "errors.txt").open("w") as errors:
         process = subprocess.Popen(
@@ -40,7 +40,7 @@ def running(folder: Path, *command: object, env: Mapping[str, str] | None = None
 
 @functools.cache
 def short_name(folder: Path) -> Path:
-    """A link to a folder: pytest's own have longer names than a socket's may be."""
+    """Return a link to a folder: paths of pytest's folders are too long for sockets."""
     links = tempfile.mkdtemp(prefix="og")
     atexit.register(shutil.rmtree, links, ignore_errors=True)
     link = Path(links) / "f"
@@ -56,11 +56,11 @@ while True:
     net(torch.ones(1, 2))
     time.sleep(0.01)
 """
-"""A program that runs until it is stopped, a step every hundredth of a second."""
+"""program that runs until it is stopped, with a step every 10 ms"""
 
 
 def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a program whose sockets are in a folder, and of who asks it."""
+    """Return the environment of a program with its sockets in a folder, and of its clients."""
     return (
         NO_RANK
         | {"XDG_RUNTIME_DIR": str(short_name(folder)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -69,12 +69,12 @@ def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str,
 
 
 def on_demand(*options: object) -> tuple[object, ...]:
-    """A script with an agent: its options, and what follows `--`."""
+    """Return a command line of a script with an agent, from its options and the words after `--`."""
     return (program_path("opcapture"), "--on-demand", *options)
 
 
 def ask(folder: Path, *words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """What `opcapture` answers to a verb in a folder where programs run."""
+    """Run a verb of `opcapture` in a folder where programs run."""
     return subprocess.run(
         [program_path("opcapture"), *map(str, words)],
         capture_output=True,
@@ -87,5 +87,5 @@ def ask(folder: Path, *words: object, timeout: float = 120) -> subprocess.Comple
 
 
 def python(*words: object) -> tuple[object, ...]:
-    """A Python program without an agent."""
+    """Return a command line of a Python program without an agent."""
     return (sys.executable, *words)

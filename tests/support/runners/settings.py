@@ -1,4 +1,4 @@
-"""How tests measure cases: by options' words, on the CPU."""
+"""Settings by which tests measure cases on the CPU, from command-line options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgrip.replay.run.workload import Workload, workload_for
 
 
 def settings_of(*, store: Path | None = None, memory: bool = False, detail: bool = False, **options: Any) -> Workload:
-    """Settings by the words of options; what compilers make is kept nowhere."""
+    """Return settings from command-line options; compiled programs are not cached."""
     plan = replace(request_with("trace.jsonl", **options), store=None if store is None else str(store), detail=detail)
     return replace(workload_for(plan), memory=memory)
 
@@ -27,6 +27,6 @@ def rows_of(
     surroundings: PrecedingCalls | None = None,
     announce: Callable[[int, int], None] = lambda number, row: None,
 ) -> list[Result]:
-    """All rows of cases, in the order of these."""
+    """Return all rows of cases, in the order of the cases."""
     rows = {rows[0].case: rows for rows in measure_cases(cases, settings, surroundings, announce)}
     return [row for case in cases for row in rows[case.number]]

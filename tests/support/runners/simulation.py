@@ -1,6 +1,6 @@
-"""Tests that run where torch has the simulated accelerator: each in a fork of its own, since a process keeps a device.
+"""Tests on the simulated accelerator, each in a separate fork, since a process keeps its device.
 
-python tests/support/runners/simulation.py FILE TEST FIXTURES     # run one test of a file, given its fixtures in JSON
+python tests/support/runners/simulation.py FILE TEST FIXTURES     # run one test of a file, with its fixtures as JSON
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ sys.path += [str(PACKAGE), str(ROOT / "benchmarks")]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's variables with which a Python that it starts has the device."""
+    """Return environment variables with which a child Python has the device."""
     paths = [str(PACKAGE), SUPPORT_PATH, os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
 
 
 def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a test run in a process with the device.
+    """Run a test in a process with the device.
 
     Parameters
     ----------
-    variables : of its environment, such as `SIM_DEVICES`
+    variables : environment variables, such as `SIM_DEVICES`
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
@@ -44,7 +44,7 @@ def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[.
             done = run_python(__file__, file, test.__name__, values, env=environment(**variables), timeout=100)
             assert done.returncode == 0, done.stdout + done.stderr
 
-        # the first of them builds the device, which takes a minute
+        # the first process builds the device, which takes a minute
         return pytest.mark.slow(run)
 
     return decorate
@@ -52,7 +52,7 @@ def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[.
 
 @functools.cache
 def build() -> None:
-    """Build the device once for all processes; a test is skipped where that cannot be."""
+    """Build the device once for all processes; skip the test if it cannot be built."""
     from sim_accelerator.extension import missing_tool
 
     if reason := missing_tool():
@@ -62,7 +62,7 @@ def build() -> None:
 
 
 def main(file: str, test: str, fixtures: str) -> None:
-    """Run a test here."""
+    """Run a test in this process."""
     from sim_accelerator.registration import register
 
     register()

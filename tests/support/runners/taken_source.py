@@ -1,4 +1,4 @@
-"""Takes a function's source out of its project, as the gripper does, and loads what was taken."""
+"""Extraction of a function's source from its project, as the gripper does it, and import of the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.capture.grip.source.module import ModuleText, lay_out, take
 
 
 def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:
-    """The module of a function, which is checked to name nothing that it lacks."""
+    """Return the module text of a function, after checking that it defines all names that it uses."""
     kept = [GrippedCall(args, {}, None, None, None, 0, 0, 0) for args in calls]
     entry = entry or getattr(function, "__qualname__", "function").rpartition("<locals>.")[2]
     gripped = Gripped(function, owner, entry, "function", frozenset(), kept)
@@ -27,7 +27,7 @@ def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, ent
 
 
 def loaded(made: ModuleText) -> ModuleType:
-    """The module of a sample, which sees nothing of the project."""
+    """Return the module of a sample, which cannot access the project."""
     assert not [word for word in made.text.split() if word.startswith("gripped_project")]
     module = ModuleType("sample")
     sys.modules["sample"] = module
@@ -43,7 +43,7 @@ def entry_of(made: ModuleText) -> Any:
 
 
 def agrees(function: Any, *args: Any, **keywords: Any) -> ModuleText:
-    """Check that the function and the one taken out give the same."""
+    """Check that the original function and the extracted one return the same."""
     made = taken(function)
     one, other = function(*args, **keywords), entry_of(made)(*args, **keywords)
     assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -1,4 +1,4 @@
-"""A terminal that remembers what a command shows on it."""
+"""Terminal that records the output of a command."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from forks import run_forked
 from programs import program_path
 
 LINES = 2000
-"""Of the terminal, so that nothing scrolls off."""
+"""lines of the terminal, enough that no output scrolls off"""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a terminal shows, and the bytes that came to it."""
+    """Text shown on a terminal, and the bytes sent to it."""
 
     lines: list[str]
     sent: bytes
@@ -31,7 +31,9 @@ class Shown:
 
 
 def show(width: int, name: str, *args: object, **variables: str) -> Shown:
-    """Run one of the project's commands on a terminal of so many columns; `variables` are added to its environment."""
+    """Run one of the project's commands on a terminal with `width` columns; `variables` are added to its
+    environment.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, width, 0, 0))
     chunks: list[bytes] = []
@@ -58,7 +60,7 @@ def _read_all(terminal: int, chunks: list[bytes]) -> None:
         try:
             chunk = os.read(terminal, 1 << 16)
         except OSError:
-            # how Linux says that the other end has gone
+            # Linux reports in this way that the other end was closed
             return
         if not chunk:
             return
