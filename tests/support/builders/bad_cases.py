@@ -1,4 +1,4 @@
-"""A trace of calls that go wrong for real, each in another way, between calls that do not."""
+"""Trace of calls that fail in different ways, with good calls between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTENSIONS = ("faulthandler", "posix", "time")
 
 
 def bad_trace(path: Path, goods: int = 3) -> Path:
-    """One case of each kind, after as many good ones each."""
+    """Write a trace with one case of each kind of failure, each after `goods` good cases."""
     vector = TensorSpec((1000,), (1,), torch.float32, "cpu")
     # read as one element, written out as 4 TB
     huge = TensorSpec((1 << 40,), (0,), torch.float32, "cpu")

@@ -1,4 +1,4 @@
-"""Files as a faulty disk, or somebody who means harm, leaves them."""
+"""Files damaged by a faulty disk or an attacker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIECES = [b"[", b"]", b"{", b'"', b",", b"-1", b"1e999", b"9" * 40, b"null", b"\
 
 
 def changed(content: bytes, data: st.DataObject) -> bytes:
-    """The content with some of its bytes replaced, removed or repeated."""
+    """Return the content with some of its bytes replaced, removed or repeated."""
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, max(len(content) - 1, 0)))
         length = data.draw(st.integers(0, 12))
@@ -24,15 +24,15 @@ def changed(content: bytes, data: st.DataObject) -> bytes:
 
 
 def with_required_column(content: bytes, name: str) -> bytes:
-    """A Parquet file whose footer says of a column that it has no nulls, while its statistics count them."""
-    # of the schema's element: how often the column may be, and its name
+    """Return a Parquet file whose footer declares a column without nulls while its statistics count some."""
+    # of the schema element: the column's repetition type and its name
     element = b"\x25\x02\x18" + bytes([len(name)]) + name.encode()
     assert content.count(element) == 1
     return content.replace(element, b"\x25\x00" + element[2:])
 
 
 def read_or_refuse(path: Path, format_name: str) -> None:
-    """Read a file to its end; whatever is wrong with it is told in one line."""
+    """Read a file to its end, and check that any error is a one-line message."""
     told = ""
     try:
         for _ in TraceReader(path, format_name=format_name):

@@ -1,4 +1,4 @@
-"""Calls as a trace holds them, without one."""
+"""Calls in the form of a trace, built without a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = device_map("cpu", None)
 
 
 def described(*args: Any) -> tuple[tuple[Any, ...], dict[int, ValueModel]]:
-    """A call's arguments as a trace holds them, and their value models."""
+    """Return a call's arguments in the form of a trace, and their value models."""
     models: dict[int, ValueModel] = {}
 
     def fit(tensor: torch.Tensor) -> int | None:

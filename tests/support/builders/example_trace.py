@@ -1,4 +1,4 @@
-"""A trace with a record of every type."""
+"""Trace with a record of every type."""
 
 from __future__ import annotations
 

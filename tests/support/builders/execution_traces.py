@@ -1,4 +1,4 @@
-"""A program that torch's own observer and a capture both watch, and execution traces made by hand."""
+"""Program that both torch's observer and a capture record, and handwritten execution traces."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.table.profiler_labels import is_mark
 
 SILENT = "aten.detach.default"
-"""What autograd calls where a mode watches it, and else does by itself."""
+"""Operators that autograd calls only while a mode is active; otherwise it runs their kernels directly."""
 
 
 def make_program() -> Callable[[], None]:
-    """A step of training, with what else a trace can have: labels, lists of tensors, numbers, types, infinities."""
+    """Return a step of training with labels, lists of tensors, numbers, dtypes and infinities."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    # the observer sees what torch.tensor runs inside, a capture does not
+    # the observer sees the operators inside of torch.tensor, a capture does not
     labels = torch.tensor([1, 0])
 
     def program() -> None:
@@ -52,7 +52,7 @@ def make_program() -> Callable[[], None]:
 
 
 def observe(program: Callable[[], None], path: Path) -> None:
-    """Torch's own execution trace of a program."""
+    """Write torch's own execution trace of a program."""
     observer = ExecutionTraceObserver()
     observer.register_callback(str(path))
     observer.start()
@@ -62,13 +62,13 @@ def observe(program: Callable[[], None], path: Path) -> None:
 
 
 def capture(program: Callable[[], None], path: Path) -> None:
-    """Our trace of a program."""
+    """Write our trace of a program."""
     with Capture(path):
         program()
 
 
 def calls_of(trace: Trace) -> list[tuple[str, str, str]]:
-    """Operator, arguments and phase of each call, as far as an execution trace can tell."""
+    """Return the operator, arguments and phase of each call, as far as an execution trace has them."""
     signatures = {item.number: item for item in trace.signatures}
     rows = zip(trace.calls["signature"], trace.calls["phase"], strict=True)
     calls = [(signatures[number], phase) for number, phase in rows]
@@ -80,7 +80,9 @@ def calls_of(trace: Trace) -> list[tuple[str, str, str]]:
 
 
 def dependencies_of(trace: Trace) -> list[tuple[int, int]]:
-    """Which call takes what which other one made or wrote last, by their places in `calls_of`."""
+    """Return pairs of calls of which the first uses a tensor that the second created or wrote, as indices in
+    `calls_of`.
+    """
     graph = make_graph(trace)
     steps = [step for step in graph.steps.values() if step.op != SILENT]
     place = {step.number: index for index, step in enumerate(steps)}
@@ -88,14 +90,17 @@ def dependencies_of(trace: Trace) -> list[tuple[int, int]]:
 
 
 def _told(leaf: Any) -> Any:
-    """What an execution trace tells of an argument; a number and a tensor without dimensions look alike."""
+    """Return the properties of an argument that an execution trace has.
+
+    A number and a tensor without dimensions look the same.
+    """
     if isinstance(leaf, TensorSpec):
         return (leaf.shape, leaf.stride, leaf.dtype, leaf.device, leaf.offset) if leaf.shape else "number"
     return "number" if type(leaf) in (int, float) else leaf
 
 
 def node(number: int, parent: int, name: str, schema: str = "", **fields: Any) -> dict[str, Any]:
-    """A node of schema 1.1.1; `inputs` and `outputs` are (value, shape, type, stride) each."""
+    """Return a node of schema 1.1.1; `inputs` and `outputs` are (value, shape, type, stride) each."""
     ports = {}
     for side in ("inputs", "outputs"):
         columns = list(zip(*fields.pop(side, []), strict=True)) or [(), (), (), ()]
@@ -106,12 +111,12 @@ def node(number: int, parent: int, name: str, schema: str = "", **fields: Any) -
 
 
 def tensor(number: int, storage: int, shape: list[int], stride: list[int], kind: str = "float") -> tuple[Any, ...]:
-    """A value of a port that is a tensor."""
+    """Return a tensor value of a port."""
     return [number, storage, 0, 4, 4, "cpu"], shape, f"Tensor({kind})", stride
 
 
 def write_nodes(path: Path, nodes: list[dict[str, Any]], schema: str = "1.1.1-chakra.0.0.4") -> Path:
-    """A file of nodes, under a thread of its own."""
+    """Write a file of nodes in one thread."""
     thread = node(2, 1, "[pytorch|profiler|execution_trace|thread]")
     process = node(1, 1, "[pytorch|profiler|execution_trace|process]")
     facts = {"schema": schema, "pid": 7, "time": "2026-01-02 03:04:05", "start_ts": 1}

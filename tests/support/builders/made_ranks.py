@@ -1,4 +1,4 @@
-"""Traces of ranks that never ran, of any length, whose clocks and waits are known."""
+"""Generated traces of ranks, of any length, with known clocks and waits."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def made_rank(
 ) -> Path:
     """Write the trace of a rank: additions of 10 us each, and each `every`-th call an all-reduce that is waited for.
 
-    Rounds last as long as on the slowest rank, on which an addition takes `slowness` times as long, and the collective
-    2 us more. All ranks go on at the same true time, but for the jitter.
+    Rounds last as long as on the slowest rank, where an addition takes `slowness` times as long, and the collective 2
+    us
+    more. All ranks continue at the same true time, except for the jitter.
 
     Parameters
     ----------
-    slow : the rank that the others wait for; none where all are as fast
-    clock_ns : how much this rank's clock is ahead of the true time
+    slow : rank that the others wait for, or None if all are equally fast
+    clock_ns : difference of this rank's clock from the true time
     """
     noise = np.random.default_rng(rank)
     rounds = calls // every
@@ -46,7 +47,7 @@ def made_rank(
     round_ns = round(CALL_NS * (slowness if slow is not None else 1.0)) * (every - 1) + 2_000 + 1_000
     within = np.append(np.arange(every - 1) * own_ns, (every - 1) * own_ns)
     begins = np.arange(rounds)[:, None] * round_ns + clock_ns
-    # nobody goes on before the collective has ended
+    # no rank continues before the collective has ended
     late = noise.integers(0, jitter_ns + 1, (rounds, 1)) if jitter_ns else 0
     starts = (begins + late + within[None, :]).reshape(-1)
     durations = np.tile(np.append(np.full(every - 1, own_ns - 1_000), 500), rounds)

@@ -1,4 +1,4 @@
-"""Runs of replays that never were: rows with times drawn as a machine gives them."""
+"""Generated results of replays: rows with times drawn like measured ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADER: dict[str, Any] = {
 
 
 def made_row(number: int, times: Sequence[float], **cells: Any) -> Result:
-    """A row of a case that takes so long, run by run."""
+    """Return a row of a case with these times, run by run."""
     about: dict[str, Any] = {
         "op": f"aten.op{number}.default",
         "shapes": f"float32[{number}]",
@@ -56,14 +56,14 @@ def made_run(
     longer_than_us: float = 50.0,
     **cells: Any,
 ) -> Results:
-    """A run of a program whose cases take 1 us to 1 ms.
+    """Return a run of a program whose cases take 1 us to 1 ms.
 
     Parameters
     ----------
     slower : factor on cases that take longer than `longer_than_us`
-    drift : deviation of the pace of a whole run
-    between : deviation of a case's median from repeat to repeat
-    runs : of a case, with deviations of a tenth
+    drift : standard deviation of the speed of a whole run
+    between : standard deviation of a case's median from repeat to repeat
+    runs : number of runs of a case, with a standard deviation of 0.1
     """
     generator = np.random.default_rng(seed)
     pace = float(np.exp(generator.normal(0, drift)))

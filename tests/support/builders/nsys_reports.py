@@ -1,4 +1,4 @@
-"""A stand-in for nsys, and reports as `nsys export --type=sqlite` writes them.
+"""Stand-in for nsys, and reports as `nsys export --type=sqlite` writes them.
 
 Tables have the columns of the documented schema that versions from 2022.4 to 2026 share.
 Source: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference"
@@ -70,7 +70,7 @@ else:
 
 
 class NsysStandIn:
-    """A program that is called as nsys is, runs nothing, and leaves reports that it was given."""
+    """Program with the command line of nsys, which runs nothing and copies given reports."""
 
     def __init__(self, folder: Path, reports: Sequence[Path], help_text: str = HELP) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class NsysStandIn:
         (folder / "told.json").write_text(json.dumps({"help": help_text, "reports": [str(path) for path in reports]}))
 
     def calls(self) -> list[list[str]]:
-        """The words of each `nsys profile`."""
+        """Return the arguments of each `nsys profile`."""
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
 
@@ -90,13 +90,13 @@ def write_report(
     launches: Sequence[tuple[int, int]] = (),
     work: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
-    """An exported report.
+    """Write an exported report.
 
     Parameters
     ----------
-    ranges : start, end, message and case of each, all of the mode eager
-    launches : start and correlation id of calls of CUDA
-    work : what ran on the device, by the last word of its table; `name` stands for a kernel's
+    ranges : start, end, message and case of each range, all of mode eager
+    launches : start and correlation id of CUDA calls
+    work : work on the device, by the last word of its table's name; `name` is a kernel's name
     """
     work = work or {}
     names = [*dict.fromkeys([message for _, _, message, _ in ranges])]
@@ -125,19 +125,19 @@ def write_report(
 
 
 def add_table(database: sqlite3.Connection, kind: str) -> None:
-    """A table of CUPTI's by the last word of its name."""
+    """Create a CUPTI table by the last word of its name."""
     name = f"CUPTI_ACTIVITY_KIND_{kind}"
     database.execute(f"CREATE TABLE {name} ({TABLES[name]})")
 
 
 def insert(database: sqlite3.Connection, table: str, **cells: Any) -> None:
-    """A row with these cells."""
+    """Insert a row."""
     columns, places = ", ".join(cells), ", ".join("?" * len(cells))
     database.execute(f"INSERT INTO {table} ({columns}) VALUES ({places})", list(cells.values()))
 
 
 def _whole(kind: str, item: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What ran on the device with the cells that each of its kind has."""
+    """Return work on the device with the columns that each of its kind has."""
     usual: dict[str, dict[str, Any]] = {
         "KERNEL": {},
         "MEMCPY": {"bytes": 0, "copyKind": 8},

@@ -1,4 +1,4 @@
-"""Inputs and attributes for a node of each operator of ONNX that has one of aten."""
+"""Inputs and attributes of a node for each ONNX operator that has an aten operator."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Unsqueeze": ([SQUARE, (whole(0, 2),)], {}),
     "Where": ([TRUE_FALSE, SQUARE, normal(4)], {}),
 }
-"""Inputs and attributes of nodes; what stands in a tuple is a constant of the model, an empty one is left out."""
+"""Inputs and attributes of nodes. A tuple holds a constant of the model; an empty tuple is an omitted input."""
 UNTRIED = {
     "Attention": "of opset 23, whose reference is not in every onnx",
     "RMSNormalization": "of opset 23",

@@ -1,4 +1,4 @@
-"""Operator configurations as PARAM writes them, and what they are as traces."""
+"""Operator configurations of PARAM, and the traces that they become."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(path: Path, operators: Any, cut: Cut = Cut()) -> Trace:
 
 
 def shapes(trace: Trace) -> list[list[tuple[int, ...]]]:
-    """Of each signature."""
+    """Return the tensor shapes of each signature."""
     return [[arg.shape for arg in signature.args if isinstance(arg, TensorSpec)] for signature in trace.signatures]
 
 

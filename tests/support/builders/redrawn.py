@@ -1,4 +1,4 @@
-"""Value models, there and back."""
+"""Value models written to a file and read again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Model = TypeVar("Model")
 
 
 def read_again(model: ValueModel) -> ValueModel:
-    """The model after a way through the file."""
+    """Return the model after writing and reading it."""
     return value_model_from_json(json.loads(json.dumps(value_model_to_json(model), allow_nan=False)))
 
 
 def drawn(model: ValueModel, tensor: torch.Tensor, seed: int = 1) -> torch.Tensor:
-    """Values for a tensor like this one, of the model after a way through the file."""
+    """Return values for a tensor like this one, drawn from the model after writing and reading it."""
     again = read_again(model)
     # nan is not equal to itself
     assert repr(again) == repr(model)
@@ -30,7 +30,7 @@ def drawn(model: ValueModel, tensor: torch.Tensor, seed: int = 1) -> torch.Tenso
 
 
 def fitted(tensor: torch.Tensor, kind: type[Model]) -> Model:
-    """The model of a tensor, which is of this kind."""
+    """Return the model of a tensor, which must be of class `kind`."""
     model = fit(tensor)
     assert type(model) is kind, model
     return model

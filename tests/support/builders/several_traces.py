@@ -1,4 +1,4 @@
-"""Folders of traces that take no time to replay."""
+"""Folders of traces that are fast to replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from opgrip.traces.schema.records import EXTENSION, OPERATOR, Calls, End, Record
 
 
 def small_trace(path: Path, sizes: tuple[int, ...] = (10, 1000), extension: str | None = None) -> Path:
-    """Additions of vectors, each called twice, and a call of an extension's function where one is named."""
+    """Write a trace of vector additions, each called twice, and of a call of an extension's function if one is
+    named.
+    """
     signatures: list[Record] = []
     for size in sizes:
         vector = TensorSpec((size,), (1,), torch.float32, "cpu")

@@ -1,4 +1,4 @@
-"""Small calls of many operators and functions, for tests of what is right."""
+"""Small calls of many operators and functions, for tests of correctness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of every layout, and all that torch tells of one beside its values."""
+"""Tensors of every layout, and descriptions of their metadata."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Made = Callable[[], torch.Tensor]
 
 
 def thin(*shape: int) -> torch.Tensor:
-    """Mostly zeros; some rows are long and some are empty."""
+    """Return a tensor of mostly zeros, with long and empty rows."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(shape, generator=generator)
     dense = torch.rand(shape, generator=generator) ** 2
@@ -20,7 +20,7 @@ def thin(*shape: int) -> torch.Tensor:
 
 
 def blocks() -> torch.Tensor:
-    """Three blocks of 4 x 3 in a matrix of 40 x 60."""
+    """Return a 40 x 60 matrix with three blocks of 4 x 3."""
     matrix = torch.zeros(40, 60)
     matrix[4:8, 3:6], matrix[20:24, 9:12], matrix[20:24, 57:60] = 1, 2, 3
     return matrix
@@ -102,7 +102,7 @@ ALL = UNUSUAL | STRIDED
 
 
 def outline(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """All that torch tells of a tensor beside its values, its parts' outlines included."""
+    """Return the metadata of a tensor, and of the tensors that it consists of."""
     same = (type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad)
     with torch.no_grad():
         if tensor.is_nested:

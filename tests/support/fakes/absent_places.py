@@ -1,4 +1,4 @@
-"""A `torch_private.py` as it would be under a torch that has none of its private places."""
+"""Module `torch_private.py` as under a torch that has none of its private APIs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgrip.platform import private_apis as private_places
 
 
 def load_without_places(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A second copy of a module, for which torch has no private place."""
+    """Return a second copy of a module, loaded as if torch lacked all private APIs."""
     monkeypatch.setattr(private_places, "_at", lambda name: None)
     spec = importlib.util.spec_from_file_location(f"{module.__name__}_bare", str(module.__file__))
     assert spec is not None
@@ -25,7 +25,7 @@ def load_without_places(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def private_names(module: ModuleType) -> Iterator[str]:
-    """The private names of torch that a module's code reads itself, `torch._C._dispatch_keys` for one."""
+    """Yield the private names of torch that a module's code reads itself, such as `torch._C._dispatch_keys`."""
     for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             name = ast.unparse(node)
@@ -38,5 +38,5 @@ def private_names(module: ModuleType) -> Iterator[str]:
 
 
 def is_declared(name: str, places: dict[str, str]) -> bool:
-    """Whether a name is a declared place, or leads to one, or begins at one."""
+    """Return True if a name is a declared private API, a prefix of one, or begins with one."""
     return any(place == name or place.startswith(f"{name}.") or name.startswith(f"{place}.") for place in places)

@@ -1,4 +1,4 @@
-"""As much of Ray as a pool of workers asks for, without processes; time passes only where something is waited for."""
+"""Fake of the part of Ray that a pool of workers uses, without processes; time advances only during waits."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from opgrip.replay.workers import ray_pool
 
 
 class RayError(Exception):
-    """A worker has ended."""
+    """Error for a worker that has ended."""
 
 
 class RayTaskError(RayError):
-    """What a worker was asked for has failed there."""
+    """Error for a task that failed in a worker."""
 
 
 LOST = RayError("The actor died unexpectedly before finishing this task.")
-"""A message in whose place a worker ends."""
+"""Message that makes a worker end when it receives it."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine.
+    """Simulated machine.
 
     Attributes
     ----------
-    kinds : of its devices; a worker gets the first that is free
-    resource : what Ray counts them as
-    joins_s : when it comes
-    leaves_s : when it goes
-    free_s : when somebody else leaves its devices
-    problem : why none of its workers can run cases, and what to do
+    kinds : kinds of its devices; a worker gets the first free device
+    resource : Ray's resource name of the devices
+    joins_s : time when it joins the cluster
+    leaves_s : time when it leaves
+    free_s : time when another user releases its devices
+    problem : why its workers cannot run cases, and what to do
     """
 
     name: str
@@ -49,11 +49,11 @@ class Node:
 
 @dataclass(eq=False)
 class Worker:
-    """An actor, which says at once what it is when it has a device.
+    """Actor, which describes itself as soon as it has a device.
 
     Attributes
     ----------
-    place : of its device in its node
+    place : index of its device in its node
     """
 
     node: Node
@@ -62,18 +62,17 @@ class Worker:
 
     @property
     def describe(self) -> SimpleNamespace:
-        """What `remote` of it refers to is the worker."""
+        """Return the worker itself, as the result of a remote call."""
         return SimpleNamespace(remote=lambda device, versions: self)
 
     @property
     def close(self) -> SimpleNamespace:
-        """The same."""
         return SimpleNamespace(remote=lambda: self)
 
 
 @dataclass(eq=False)
 class FakeRay:
-    """A cluster of such nodes, and a head without room."""
+    """Cluster of nodes, and a head without free resources."""
 
     all_nodes: Sequence[Node]
     now_s: float = 0.0
@@ -85,11 +84,11 @@ class FakeRay:
     )
 
     def alive(self) -> list[Worker]:
-        """Workers that have not ended."""
+        """Return workers that have not ended."""
         return [worker for worker in self.workers if not worker.is_killed and self._is_there(worker.node)]
 
     def nodes(self) -> list[dict[str, Any]]:
-        """As `ray.nodes`, the head first."""
+        """Return the nodes like `ray.nodes`, the head first."""
         told = [(node.name, self._is_there(node), {node.resource: len(node.kinds)}) for node in self.all_nodes]
         return [
             {"NodeID": name, "Alive": is_there, "Resources": resources}
@@ -97,7 +96,7 @@ class FakeRay:
         ]
 
     def remote(self, worker: type) -> SimpleNamespace:
-        """As `ray.remote` of a class."""
+        """Replace `ray.remote` for a class."""
 
         def options(scheduling_strategy: str, **resources: Any) -> SimpleNamespace:
             (node,) = (node for node in self.all_nodes if node.name == scheduling_strategy)
@@ -106,14 +105,14 @@ class FakeRay:
         return SimpleNamespace(options=options)
 
     def wait(self, items: Sequence[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
-        """As `ray.wait`."""
+        """Replace `ray.wait`."""
         ready = [item for item in items if self._is_ready(item)][:num_returns]
         if not ready:
             self.sleep(timeout)
         return ready, [item for item in items if item not in ready]
 
     def get(self, item: Any) -> Any:
-        """What a worker says of itself, or a message of a task."""
+        """Return a worker's description, or a message of a task."""
         if isinstance(item, RayError):
             raise item
         if not isinstance(item, Worker):
@@ -126,11 +125,11 @@ class FakeRay:
         return {"machine": {"name": item.node.name, "kind": item.node.kinds[item.place]}, "about": {}}
 
     def kill(self, worker: Worker) -> None:
-        """As `ray.kill`."""
+        """Replace `ray.kill`."""
         worker.is_killed = True
 
     def sleep(self, seconds: float) -> None:
-        """As `time.sleep`."""
+        """Replace `time.sleep`."""
         self.now_s += seconds
 
     def _start(self, node: Node) -> Worker:
@@ -150,7 +149,7 @@ class FakeRay:
 
 
 def fake_ray(monkeypatch: pytest.MonkeyPatch, *nodes: Node) -> FakeRay:
-    """A cluster whose time is that of pools."""
+    """Return a cluster whose clock replaces that of pools."""
     ray = FakeRay(nodes)
     monkeypatch.setattr(ray_pool, "monotonic", lambda: ray.now_s)
     monkeypatch.setattr("time.sleep", ray.sleep)

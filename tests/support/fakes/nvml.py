@@ -1,4 +1,4 @@
-"""A stand-in for the module `pynvml`: a GPU that takes a constant power when it is busy, and less when it is idle."""
+"""Fake of the module `pynvml`: a GPU with constant power when busy, and lower power when idle."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ UUID = "5b1b9e8a-0000-0000-0000-000000000001"
 
 
 class NVMLError(Exception):
-    """What NVML raises for everything."""
+    """Error class of NVML."""
 
 
 class Nvml:
-    """NVML as its documentation has it, of a GPU that is held down by its power cap.
+    """NVML as documented, for a GPU whose clock is limited by its power cap.
 
     Parameters
     ----------
     lacks : functions that this GPU does not support
-    query_s : what a reading takes
+    query_s : duration of a reading
 
     Attributes
     ----------
-    readings : functions that were called by the main thread
+    readings : functions that the main thread called
     """
 
     NVMLError = NVMLError
@@ -40,7 +40,7 @@ class Nvml:
         self._began = perf_counter()
 
     def run(self, seconds: float = 1e-3) -> None:
-        """What a call does that keeps the GPU busy."""
+        """Keep the GPU busy, as a call does."""
         began = perf_counter()
         sleep(seconds)
         self.busy_s += perf_counter() - began
@@ -111,13 +111,13 @@ class Nvml:
         if current_thread() is main_thread():
             self.readings.append(name)
         sleep(self.query_s)
-        # an instance of a shared GPU has counters of nothing
+        # an instance of a shared GPU has no counters
         if name in self.lacks or handle.startswith("MIG"):
             raise NVMLError("not supported")
 
 
 class OldNvml(Nvml):
-    """One that calls the reasons for a lower clock by their older names."""
+    """NVML version that reports the reasons for a lower clock under their older names."""
 
     nvmlClocksThrottleReasonSwThermalSlowdown = 32
     nvmlDeviceGetCurrentClocksEventReasons = None  # type: ignore[assignment]
@@ -127,5 +127,5 @@ class OldNvml(Nvml):
 
 
 def properties_of(device: str) -> SimpleNamespace:
-    """What torch tells of the GPU."""
+    """Return the properties of the GPU that torch reports."""
     return SimpleNamespace(uuid=UUID)

@@ -1,4 +1,4 @@
-"""Packages beside opgrip, whose entry points it finds."""
+"""Packages other than opgrip whose entry points opgrip finds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from programs import SUPPORT_PATH
 
 FAILS = 999_999
-"""The budget for which the analysis in planted_parts.py fails."""
+"""Budget with which the analysis in planted_parts.py fails."""
 
 
 def with_package(site: Path, groups: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a command where a package is installed.
+    """Return the environment of a command with an additional package installed.
 
     Parameters
     ----------
-    site : folder that becomes its place
-    groups : of entry points, each with the module in the tests' folder that enters its part
+    site : folder to install the package in
+    groups : entry point groups, each with the module in the tests' folder that registers its part
     """
     information = site / "planted-1.0.dist-info"
     information.mkdir(parents=True)

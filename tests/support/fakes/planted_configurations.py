@@ -1,4 +1,4 @@
-"""An iterator and a generator of operator configurations of another package than opgrip."""
+"""Iterator and generator of operator configurations, registered by another package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes of another package than opgrip, which go wrong each in its own way."""
+"""Modes of another package, each of which fails in a different way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def same(task: Task) -> Program:
 
 @mode("planted-statistics", ahead=False)
 def other_statistics(task: Task) -> Program:
-    """What only a backward takes has another shape, as in other runtimes' attention."""
+    """Return a program whose result for the backward pass has another shape, as in other runtimes' attention."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         result, statistics = task.function(*args, **kwargs)
@@ -71,7 +71,9 @@ def refuses(task: Task) -> Program:
 
 @mode("planted-crowded")
 def crowded(task: Task) -> Program:
-    """Runs out of memory the first time, as where others compile beside it, and wraps that as compilers do."""
+    """Return a program that first runs out of memory, as beside concurrent compilations, and wraps the error as
+    compilers do.
+    """
     tried = Path(os.environ["OPGRIP_CACHE"]) / "crowded"
     if tried.exists():
         return Program(task.function)
@@ -117,7 +119,7 @@ def raises(task: Task) -> Program:
 
 @mode("planted-forgets")
 def forgets(task: Task) -> Program:
-    """Writes into a copy of its first argument."""
+    """Return a program that writes into a copy of its first argument."""
 
     def function(first: Any, *args: Any, **kwargs: Any) -> Any:
         return task.function(first.clone() if isinstance(first, torch.Tensor) else first, *args, **kwargs)

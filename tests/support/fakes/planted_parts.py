@@ -1,4 +1,4 @@
-"""An analysis, a source of cases and a form of results of another package than opgrip."""
+"""Analysis, source of cases and result file format of another package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFIX = "powers:"
 @titled("budgets")
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
-    """How long a call may take."""
+    """Options with the largest duration of a call."""
 
     most_us: int | None = option(None, "name the calls that take longer", parse=positive, metavar="US")
 
@@ -62,7 +62,7 @@ class BudgetAnalysis(Analysis):
 
 
 class Powers:
-    """`powers:3` stands for three cases."""
+    """Source of cases: `powers:3` has three cases."""
 
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it out with powers"

@@ -1,4 +1,4 @@
-"""Functions of kinds that compilers stumble over, each with arguments."""
+"""Functions of kinds that compilers fail on, each with arguments."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def scattered_into_a_transposed_argument(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Boxes, and how many lie on each level."""
+    """Boxes, and the number of boxes on each level."""
 
     boxes: Tensor
     levels: tuple[int, ...]

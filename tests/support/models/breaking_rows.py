@@ -1,6 +1,6 @@
-"""Runs the functions that break compilers under the modes that the command line names, and prints their rows as JSON.
+"""Script that runs the functions that break compilers under given modes, and prints their rows as JSON.
 
-A program of its own, since a compiler may crash, and forks are only safe where torch has no threads yet.
+It is a separate program, since a compiler may crash, and forks are only safe while torch has no threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints what torch.compile made of programs: functions, modules, modules in modules, training steps."""
+"""Script that prints the results of torch.compile for functions, modules, nested modules and training steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def new_net() -> nn.Sequential:
 
 
 class Outer(nn.Module):
-    """Calls a module that is compiled."""
+    """Module that calls a compiled module."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Functions and methods of mmdet and mmseg, with arguments that they run on."""
+"""Functions and methods of mmdet and mmseg, with arguments for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgrip.capture.grip.gripped import Gripped, GrippedCall
 
 @dataclass(frozen=True)
 class Specimen:
-    """`module:qualname` of a function, and what makes its arguments."""
+    """Path `module:qualname` of a function, and a function that makes its arguments."""
 
     path: str
     arguments: Callable[[], tuple[Any, ...]]
@@ -39,7 +39,7 @@ def specimen(path: str, arguments: Callable[[], tuple[Any, ...]], **keywords: An
 
 
 def found(path: str) -> tuple[Callable[..., Any], type | None, str]:
-    """The function that a path names, the class that it is of, and its name."""
+    """Return the function at a path, its class and its name."""
     module, _, entry = path.partition(":")
     owner, thing = None, import_module(module)
     for name in entry.split("."):
@@ -49,7 +49,7 @@ def found(path: str) -> tuple[Callable[..., Any], type | None, str]:
 
 
 def gripped(one: Specimen) -> Gripped:
-    """A specimen with one call of it."""
+    """Return a specimen gripped during one call."""
     function, owner, entry = found(one.path)
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -68,7 +68,7 @@ def boxes(count: int, size: float = 100.0) -> Tensor:
 
 
 def made(path: str, *args: Any, **keywords: Any) -> Any:
-    """An object of a class that a path names."""
+    """Return an object of the class at a path."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)(*args, **keywords)
 
@@ -78,7 +78,7 @@ def instances(**fields: Any) -> Any:
 
 
 class Sizes(dict[str, int]):
-    """Settings that are read as attributes and as items."""
+    """Settings that are readable as attributes and as items."""
 
     def __init__(self, mask_size: int) -> None:
         self.mask_size = mask_size

@@ -37,7 +37,7 @@ class Slotted:
 
 
 class Coder:
-    """Moves boxes, and remembers how often."""
+    """Coder of boxes that counts its calls."""
 
     def __init__(self, scale: float = 2.0) -> None:
         self.scale = scale
@@ -60,11 +60,11 @@ class Coder:
 
 
 class FarCoder(Coder):
-    """Has all its methods from another class."""
+    """Coder that inherits all its methods."""
 
 
 class Head(nn.Module):
-    """A module with a parameter, a buffer, a module and a field."""
+    """Module with a parameter, a buffer, a module and a field."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compares implementations of one function."""
+"""Comparison of implementations of one function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = Callable[..., Any]
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """What lists, tuples, dicts and sets of a tree hold, in order."""
+    """Yield the elements of lists, tuples, dicts and sets of a tree in order."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, list | tuple):
@@ -24,11 +24,11 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def compare(met: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-5, dtypes: bool = False) -> None:
-    """Assert that two results are alike: arrays count as tensors.
+    """Assert that two results are equal within tolerances; arrays count as tensors.
 
     Parameters
     ----------
-    dtypes : compare dtypes, else their kinds alone
+    dtypes : True to compare dtypes, False to compare only their kinds
     """
     left, right = list(leaves(met)), list(leaves(expected))
     assert len(left) == len(right)
@@ -46,7 +46,7 @@ def compare(met: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-5, dty
 
 
 def gradients(results: Any, arguments: Any) -> list[Tensor | None]:
-    """Gradients of the sum of all floating results by the arguments that ask for one."""
+    """Return gradients of the sum of all floating-point results with respect to the arguments that require one."""
     asked = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor) and leaf.requires_grad]
     total = [leaf.sum() for leaf in leaves(results) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not asked or not total:
@@ -61,11 +61,11 @@ def compare_with(
     rtol: float,
     atol: float,
 ) -> None:
-    """Assert that two torch functions give the same results and gradients.
+    """Assert that two torch functions have equal results and gradients.
 
     Parameters
     ----------
-    make : the arguments, anew each time, since a function may write into them
+    make : returns new arguments, since a function may write into them
     """
     arguments = make(), make()
     torch.manual_seed(0)
@@ -77,10 +77,10 @@ def compare_with(
 
 
 def jax_results(function: Function, arguments: tuple[Any, ...]) -> Any:
-    """A JAX function's results for torch arguments, as tensors."""
+    """Return a JAX function's results for torch arguments, as tensors."""
     import jax
 
-    # as torch has it: integers of 64 bits
+    # 64-bit integers, as in torch
     with jax.enable_x64(True):
         results = function(*_mapped(arguments, lambda tensor: jax.numpy.asarray(tensor.detach().numpy())))
         return _mapped(results, lambda array: torch.from_numpy(np.array(array)))

@@ -1,4 +1,4 @@
-"""Triton kernels that tests launch, as a program's module has them; with TRITON_INTERPRET=1, they run on the CPU."""
+"""Triton kernels that tests launch, in a module as programs have it; TRITON_INTERPRET=1 runs them on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.library import triton_op, wrap_triton
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, n, scale, BLOCK: tl.constexpr, OUT: tl.constexpr = tl.float32):  # type: ignore[no-untyped-def]
-    """out = x + scale * y, blocks of BLOCK elements each."""
+    """Compute out = x + scale * y in blocks of BLOCK elements."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
     total = tl.load(x_ptr + offsets, mask=mask) + scale * tl.load(y_ptr + offsets, mask=mask)
@@ -20,7 +20,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, scale, BLOCK: tl.constexpr, OUT: tl.con
 
 
 def time_of_launches(launch: Any, quantiles: Any) -> list[float]:
-    """A time that falls from one configuration to the next."""
+    """Return a time that decreases from one configuration to the next."""
     launch()
     times.append(times[-1] / 2)
     return [times[-1]] * len(quantiles)
@@ -37,7 +37,7 @@ times = [1.0]
 @triton.heuristics({"EVEN": lambda args: args["n"] % 2 == 0})
 @triton.jit
 def count_kernel(out_ptr, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """0, 1, 2... where n is even, else from one on."""
+    """Write 0, 1, 2... if n is even, else 1, 2, 3..."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + offsets, offsets + (0 if EVEN else 1), mask=offsets < n)
 

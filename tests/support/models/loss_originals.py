@@ -70,7 +70,7 @@ def denoising_queries(
     )
     del made.label_embedding
     made.label_embedding = lambda index: F.embedding(index, embedding)
-    # its embedding has drawn
+    # the embedding has drawn random numbers
     torch.manual_seed(0)
     *results, meta = made(
         [

@@ -1,4 +1,4 @@
-"""Losses of single pixels, pairs and classes in loops over numpy arrays, to hold the samples against."""
+"""Losses of single pixels, pairs and classes in loops over numpy arrays, as references for the samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def resized(maps: Array, like: Array, align_corners: bool = False) -> Array:
 
 
 def pixels(labels: Array, counted: bool = True) -> list[tuple[int, ...]]:
-    """Indices of an image's pixels, of all or of those that are not ignored."""
+    """Return indices of an image's pixels: all, or the pixels that are not ignored."""
     return [index for index in np.ndindex(*labels.shape) if not counted or labels[index] != 255]
 
 
@@ -225,7 +225,7 @@ def sce_loss(
 
 
 def get_softgauss_loss_weight(logit: Array, target: Array, sigma: float = 7.0) -> Array:
-    """With OpenCV's own edges and distances."""
+    """Compute the weights with OpenCV's edges and distances."""
     import cv2
 
     weights = []

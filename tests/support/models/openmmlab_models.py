@@ -1,4 +1,4 @@
-"""Detectors of OpenMMLab that run as many operators as the whole, with narrow layers and few proposals."""
+"""Detectors of OpenMMLab with the operators of the full models, but narrow layers and few proposals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TWO_STAGES = (
     "model.roi_head.bbox_head.fc_out_channels=64",
     "model.test_cfg.rpn.max_per_img=100",
     "model.train_cfg.rpn_proposal.max_per_img=100",
-    # at random weights no score passes the usual threshold, and NMS would be left without work
+    # with random weights no score passes the usual threshold, and NMS would get no boxes
     "model.test_cfg.rcnn.score_thr=0.012",
 )
 FASTER_RCNN, RETINANET = "faster-rcnn_r50_fpn_1x_coco.py", "retinanet_r50_fpn_1x_coco.py"

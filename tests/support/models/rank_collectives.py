@@ -1,6 +1,6 @@
-"""Holds what collectives give, and ranks tell each other, against what they should; torchrun starts two of it.
+"""Script that checks results of collectives and messages between ranks; torchrun starts two processes of it.
 
-Each is run in the group as it was recorded, and in one of four members of which two are there.
+Each collective runs in the recorded group, and in a group of four members of which two are present.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS = 3
 
 
 def run(members: GroupMembers, kind: str, form: str, *arguments: Any, **others: Any) -> list[Tensor]:
-    """What a collective gives, when it is done."""
+    """Return the results of a collective after waiting for it."""
     rank = distributed.get_rank()
     fields = {"reduction": "", "peer": None, "makes_result": False, **others}
     group = GroupSpec("g", "gloo", tuple(range(members.size)), rank)
@@ -52,18 +52,18 @@ def run(members: GroupMembers, kind: str, form: str, *arguments: Any, **others: 
 
 
 def part(rank: int, rows: int = ROWS) -> Tensor:
-    """What a rank gives, different in each row and rank."""
+    """Return a rank's input, which differs in each row and rank."""
     return torch.arange(rows * 2.0).view(rows, 2) + 100 * rank
 
 
 def check(members: GroupMembers) -> None:
-    """Run all kinds of collectives."""
+    """Check all kinds of collectives."""
     rank, size, there = distributed.get_rank(), members.size, len(members.present)
     other, total = 1 - rank, part(0) + part(1)
     given = part(rank)
     assert run(members, ALL_REDUCE, "", [given], reduction="SUM")[0] is given
     torch.testing.assert_close(given, total)
-    # a library that has it would want its factor
+    # a library that supports it would require its factor
     for on_gloo in (True, False):
         scaled = run(replace(members, on_gloo=on_gloo), ALL_REDUCE, "", [part(rank)], reduction="PREMUL_SUM")
         torch.testing.assert_close(scaled[0], total)
@@ -120,7 +120,7 @@ def check(members: GroupMembers) -> None:
 
 
 def check_clocks(control: Control) -> None:
-    """The clock of another process of this machine is ahead by less than it takes to ask."""
+    """Check that the clock offset of another process of this machine is smaller than the time of a query."""
     assert clock_offsets_ns(control) == [0, 0]
     began = perf_counter_ns()
     offset = ask_clock(control, 1)
@@ -128,7 +128,10 @@ def check_clocks(control: Control) -> None:
 
 
 def main() -> None:
-    """Check all; no group is left at the end of the interpreter, which its threads do not survive (torch 2.13)."""
+    """Run all checks.
+
+    No group remains when the interpreter exits, since its threads would crash (torch 2.13).
+    """
     launch = launch_of()
     assert launch is not None
     with Control(launch, timeout_s=60) as everyone:
@@ -137,7 +140,7 @@ def main() -> None:
         check(GroupMembers(both, 2, (0, 1), (0, 1), on_gloo=True))
         shrunk = GroupMembers(both, 4, (0, 1), (0, 1), on_gloo=True)
         check(shrunk)
-        # a root that is not there: the first member stands in for it
+        # a missing root is replaced by the first member
         assert (shrunk.rank_of(1), shrunk.rank_of(3)) == (1, 0)
         check_clocks(everyone)
         assert everyone.share({"rank": launch.rank}) == [{"rank": 0}, {"rank": 1}]

@@ -1,4 +1,4 @@
-"""Small whole models of many kinds, each built anew with a step of training and one of inference."""
+"""Small complete models of many kinds, each newly built, with a step of training and one of inference."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ADAM = partial(Adam, lr=0.01)
 
 @dataclass(frozen=True, slots=True)
 class SmallProgram:
-    """A model, and what a program does with it.
+    """Model with its program.
 
     Attributes
     ----------
-    train, predict : a step, which gives the outputs that the program sees
+    train, predict : steps, which return the outputs that the program sees
     """
 
     model: nn.Module
@@ -42,7 +42,7 @@ def usual(
     predict: Callable[[], Any],
     optimizer: Callable[..., Optimizer] = ADAM,
 ) -> SmallProgram:
-    """A program that trains as most do: zero the gradients, loss, backward, step."""
+    """Return a program with the usual training step: zero the gradients, loss, backward, step."""
     updater = optimizer(model.parameters())
 
     def train() -> Tensor:
@@ -180,7 +180,7 @@ def mixed_precision_autoencoder() -> SmallProgram:
 
 
 class Checkpointed(nn.Module):
-    """Keeps the inputs of its blocks alone, and runs them once more in the backward pass."""
+    """Model that keeps only the inputs of its blocks, and runs the blocks again in the backward pass."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""A simulated accelerator for tests: devices `sim:0` and `sim:1`, which fail at what CUDA forbids."""
+"""Simulated accelerator for tests: devices `sim:0` and `sim:1`, which reject operations that CUDA forbids."""

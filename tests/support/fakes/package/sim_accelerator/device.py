@@ -1,4 +1,4 @@
-"""The module of the device, `torch.sim`: what torch and programs ask of such a module, and how tests steer it."""
+"""Module of the device, `torch.sim`, with the functions that torch and programs expect, and controls for tests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ L2_CACHE_BYTES = 1 << 20
 Device = torch.device | str | int | None
 
 set_duration = _extension.set_duration
-"""How long an operator such as `aten::mm` takes in us."""
+"""set the duration of an operator such as `aten::mm` in us"""
 set_default_duration = _extension.set_default_duration
-"""How long any other takes."""
+"""set the duration of all other operators"""
 fail = _extension.fail
-"""Let the next call of an operator fail with a message, which the next wait raises, and all later use of it."""
+"""Let the next call of an operator fail with a message. The next wait and all later uses of the device raise it."""
 exchange_capture_mode = _extension.exchange_capture_mode
-"""Set what captures forbid this thread: `global`, `thread_local` or `relaxed`; gives what it was."""
+"""Set the operations that captures forbid this thread, `global`, `thread_local` or `relaxed`, and return the
+old value.
+"""
 
 device_count = _extension.device_count
 is_initialized = _extension.is_initialized
 has_context = _extension.has_context
-"""Whether this process has used a device by its index."""
+"""return True if this process has used a device by its index"""
 _is_in_bad_fork = _extension.in_bad_fork
 
 
@@ -82,7 +84,7 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
 
 
 class device:
-    """Make a device the current one for a while."""
+    """Context manager that makes a device the current one."""
 
     def __init__(self, device: Device) -> None:
         self._index = _index(device)
@@ -92,7 +94,7 @@ class device:
         set_device(self._index)
 
     def __exit__(self, *error: object) -> None:
-        # as CUDA's, it gives a device no context that has none
+        # like CUDA's, it creates no context on a device without one
         torch._C._accelerator_setDeviceIndex(self._before)
 
 
@@ -103,12 +105,12 @@ class Stream(torch.Stream):
 
 
 def Event(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-    """An event; it is of no class of its own, since torch measures between those of its class alone."""
+    """Return a generic event, since torch measures times only between events of its own class."""
     return torch.Event("sim", enable_timing=enable_timing)
 
 
 def _sleep(cycles: int) -> None:
-    """Keep the current stream busy for so many ns, as `torch.cuda._sleep` does."""
+    """Keep the current stream busy for `cycles` ns, as `torch.cuda._sleep` does."""
     now = current_stream()
     _extension.sleep(now.device_index, now.stream_id, cycles)
 
@@ -121,9 +123,9 @@ def is_current_stream_capturing() -> bool:
 
 
 class Graph:
-    """Calls that are recorded and run again.
+    """Recorded calls that can be replayed.
 
-    After a capture that failed there is no other with `SIM_ONE_FAILED_CAPTURE`, as up to torch 2.11.
+    With `SIM_ONE_FAILED_CAPTURE`, no capture is possible after a failed one, as up to torch 2.11.
     """
 
     _is_capturing = False
@@ -144,7 +146,10 @@ class Graph:
 
 
 class graph:
-    """Capture what runs in it, in a stream of its own, which it leaves as torch.cuda.graph does: not where it fails."""
+    """Context manager that captures its block in a separate stream.
+
+    If the capture fails, it does not restore the previous stream, like torch.cuda.graph.
+    """
 
     def __init__(self, graph: Graph, capture_error_mode: str = "global") -> None:
         self._graph, self._mode = graph, capture_error_mode
@@ -203,7 +208,7 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
 
 
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
-    """Limit this process; a device has to have its index, as torch.cuda asks."""
+    """Limit this process's memory; the device needs an index, as in torch.cuda."""
     if device is not None and not isinstance(device, int) and torch.device(device).index is None:
         raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
     _extension.use(_index(device))
@@ -220,7 +225,7 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 
 def get_device_properties(device: Device = None) -> Any:
-    """What the device is; asking starts the driver, as with CUDA."""
+    """Return the properties of a device; asking starts the driver, as with CUDA."""
     _extension.initialize()
     index = _index(device)
     physical = _extension.physical_index(index)
@@ -260,7 +265,7 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed all devices. It makes no context."""
+    """Seed all devices without creating a context."""
     for index in range(device_count()):
         _extension.default_generator(index).manual_seed(seed)
 

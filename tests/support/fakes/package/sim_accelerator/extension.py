@@ -1,4 +1,4 @@
-"""The C++ extension, built when it is first asked for."""
+"""C++ extension, built when it is first used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FOLDER = SIMULATED.parents[2] / "build" / "simulated" / f"{sys.implementation.ca
 
 
 def missing_tool() -> str | None:
-    """What a build lacks; None where the extension is built already or can be."""
+    """Return the tool that a build lacks, or None if the extension is built or can be built."""
     return None if _is_current() else missing("c++") or missing("ninja")
 
 
 @cache
 def load_extension() -> ModuleType:
-    """The extension, which registers its device with torch."""
+    """Return the extension, which registers its device with torch."""
     if not _is_current():
         return _build()
     spec = importlib.util.spec_from_file_location(NAME, FOLDER / f"{NAME}.so")
@@ -42,7 +42,7 @@ def _is_current() -> bool:
 
 
 def _build() -> ModuleType:
-    # seconds that a process with the extension does not need
+    # saves seconds in each process that uses the extension
     from torch.utils.cpp_extension import load
 
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Makes the device known to torch, which calls this when it is imported."""
+"""Registration of the device, which torch calls when it is imported."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from sim_accelerator.extension import load_extension, missing_tool
 
 
 def register() -> None:
-    """Make `sim` a device of this process and `torch.sim` its module; once."""
+    """Make `sim` a device of this process and `torch.sim` its module, once."""
     if hasattr(torch, "sim") or missing_tool():
         return
     torch.utils.rename_privateuse1_backend("sim")
     load_extension()
-    # it reads the extension
+    # it uses the extension
     from sim_accelerator import device
 
     torch._register_device_module("sim", device)
