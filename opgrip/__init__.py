@@ -1,7 +1,7 @@
-"""Records what a PyTorch model really runs, and runs every call of it again anywhere.
+"""Record what a PyTorch model really runs, and run every recorded call again anywhere.
 
-The rooms are `opgrip.capture`, `opgrip.replay`, `opgrip.samples`, `opgrip.tools` and `opgrip.traces`. What is named
-here is loaded when it is asked for.
+The packages are `opgrip.capture`, `opgrip.replay`, `opgrip.samples`, `opgrip.tools` and `opgrip.traces`. Public names
+are loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m opgrip` is the command `opgrip`."""
+"""Entry point of `python -m opgrip`, which is the command `opgrip`."""
 
 import sys
 

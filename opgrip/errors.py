@@ -1,12 +1,12 @@
-"""User-facing errors, errors of the trace format, and whether an exception in a hook belongs to the program.
+"""User errors, format errors, and the distinction between a program's exceptions and a hook's faults.
 
-A hook runs between two instructions of the program, so what interrupts the program can interrupt the hook: a signal
-handler that raises, `PyThreadState_SetAsyncExc` (timeouts of threads), a trace function of a debugger. Such an
-exception is the program's and must reach it. A fault of the hook costs a record and must not.
+A hook runs between two instructions of the program, so anything that interrupts the program can interrupt the hook: a
+signal handler that raises, `PyThreadState_SetAsyncExc` (timeouts of threads), a trace function of a debugger. Such an
+exception belongs to the program and must reach it. A fault of the hook costs a record and must not.
 
-The type of an exception does not tell: a handler may raise `RuntimeError` as a hook may. Where it came from does.
-Code of the program that a hook calls itself, such as an object's `__repr__`, belongs to the hook: without a capture
-it would not have run.
+The type of an exception does not decide: a handler may raise `RuntimeError`, and so may a hook. Its origin does. Code
+of the program that a hook calls, such as an object's `__repr__`, belongs to the hook, since it would not have run
+without a capture.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 _CHECKS = frozenset({"RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"})
-"""Instructions that raise nothing themselves: Python looks for signals and asynchronous exceptions there."""
+"""instructions that raise nothing themselves, at which Python checks for signals and asynchronous exceptions"""
 _CHECKS_AFTER = ("CALL", "PRECALL", "POP_JUMP", "YIELD")
-"""Beginnings of the names of instructions after which Python looks for them, and which may raise themselves."""
+"""prefixes of instructions after which Python makes these checks, and which may raise errors themselves"""
 _WITHOUT_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError, queue.Empty)
-"""What functions in C raise without arguments."""
+"""exceptions that C functions raise without arguments"""
 _NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing ", re.DOTALL)
-"""What Python raises in place of an asynchronous exception that is no class, or whose constructor takes arguments."""
+"""message raised instead of an asynchronous exception that is not a class or whose constructor needs arguments"""
 
 
 def raise_if_from_program(error: BaseException) -> None:
-    """Raise an exception that a hook has caught again, unless it is a fault of the hook."""
+    """Raise a caught exception again, unless it is a fault of the hook that caught it."""
     if is_from_program(error):
         raise error
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True unless an exception that a hook has caught is a fault of the hook."""
+    """Return True unless a caught exception is a fault of the hook that caught it."""
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
     for outer, inner in itertools.pairwise(entries):
-        # nothing is called by such an instruction
+        # such an instruction calls nothing
         if _instruction(outer) in _CHECKS or _interrupts(inner.tb_frame, outer.tb_frame):
             return True
     return bool(entries) and _is_set_by_thread(error, entries[-1])
 
 
 def interrupted_by(error: BaseException) -> str:
-    """Return why a call is not in the trace that an exception of the program has interrupted."""
-    # not its text, which the program's own code may make
+    """Return the reason why an interrupted call is missing in the trace."""
+    # leave out the message, since the program's own code may create it
     return f"interrupted by {type(error).__name__}"
 
 
@@ -65,7 +65,8 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
     """Return True if the interpreter called a frame's function between two instructions of another frame.
 
-    Signal handlers and trace functions take the frame that they interrupt, callbacks of `sys.monitoring` its code.
+    Signal handlers and trace functions receive the interrupted frame, and callbacks of `sys.monitoring` receive its
+    code.
     """
     for value in list(frame.f_locals.values()):
         if value is interrupted or value is interrupted.f_code:
@@ -93,8 +94,8 @@ def _code_of(handler: Any) -> CodeType | None:
 def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
     """Return True if another thread set an exception by `PyThreadState_SetAsyncExc`.
 
-    No frame of the program is in its traceback: Python makes it of its class, without arguments, at one of a few
-    instructions of whatever code runs.
+    Its traceback contains no frame of the program: Python creates it from its class, without arguments, at one of a few
+    instructions of the code that is running.
     """
     instruction = _instruction(raised_at)
     if instruction in _CHECKS:
@@ -109,22 +110,22 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
 
 
 def _instruction(entry: TracebackType) -> str:
-    """Return the name of the instruction that a frame was at."""
-    # a frame that has not begun is at its first check
+    """Return the name of the instruction that a frame was executing."""
+    # a frame that has not started is at its first check
     return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] if entry.tb_lasti >= 0 else "RESUME"
 
 
 SWITCHES = ("append", "force", "partial", "resume")
-"""Flags that take no value, as far as messages advise them."""
+"""flags without value that messages recommend"""
 
 
 class UserError(Exception):
-    """What is wrong, and what to do about it: commands print it as one line and exit with status 2.
+    """An error caused by user input; commands print it as one line and exit with status 2.
 
     Parameters
     ----------
-    problem : what is wrong, naming the file, option or package
-    hint : what to do, or an empty string where the problem says it all
+    problem : what is wrong, with the name of the file, option or package
+    hint : what to do; empty if the problem says enough
     """
 
     def __init__(self, problem: str, hint: str = "") -> None:
@@ -138,20 +139,20 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """A selection that leaves nothing of a trace, which is normal for some of several traces."""
+    """A selection that matches nothing in a trace, which is normal for some of several traces."""
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """A file that is not there."""
+    """A file that does not exist."""
 
 
 class ExistingFileError(UserError, FileExistsError):
-    """A file that is there, and was not to be replaced."""
+    """An existing file that must not be replaced."""
 
 
 @contextmanager
 def in_words_of_python() -> Iterator[None]:
-    """Let errors name keywords of a call in place of a command's flags."""
+    """Rewrite flags in error messages as keywords of a Python call."""
     try:
         yield
     except UserError as error:
@@ -160,7 +161,7 @@ def in_words_of_python() -> Iterator[None]:
 
 
 def _with_keywords(text: str) -> str:
-    # what a shell needs quotes for
+    # JSON values, which need quotes in a shell
     text = re.sub(r"(--[a-z][a-z-]*) '(\{.*?\})'", r"\1\2", text)
     return re.sub(r"--([a-z][a-z-]*)", lambda flag: _keyword(flag[1].replace("-", "_")), text)
 
@@ -170,11 +171,11 @@ def _keyword(word: str) -> str:
 
 
 class FormatError(ValueError):
-    """A record that does not have the form that the format asks for."""
+    """A record that does not match the trace format."""
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """An error's class and message on one line, the message cut after a word where it has more characters."""
+    """Return an error's class and message on one line, with the message shortened to `most` characters."""
     try:
         text = shortened(" ".join(str(error).split()), most)
     except Exception as fault:
@@ -184,7 +185,7 @@ def one_line(error: BaseException, most: int = 200) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most so many characters: whole words of it, and `...` where it goes on."""
+    """Return a text cut between words to at most `most` characters, with `...` at the end if it was cut."""
     if len(text) <= most:
         return text
     start = text[: most - 3]
@@ -192,11 +193,11 @@ def shortened(text: str, most: int) -> str:
 
 
 MOST = 1000
-"""Characters of a message that is not a common one."""
+"""maximum number of characters of an unknown error's message"""
 
 
 def cause_of(error: BaseException, most: int = MOST) -> str:
-    """Why something failed, on one line: a common cause in short, any other by the error's class and message."""
+    """Return the cause of an error on one line: a short text for common causes, otherwise class and message."""
     try:
         text = " ".join(str(error).split())
     except Exception:
@@ -250,7 +251,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tu
             lambda match: f"{match[1]} has no kernel for {match[2]}",
         ),
         (r"No module named 'torch\.(\w+)'", lambda match: f"this torch is built without {match[1].upper()}"),
-        # what follows tells how to debug CUDA
+        # leave out the rest, which describes how to debug CUDA
         (r"(CUDA error: .*?) CUDA kernel errors might be", lambda match: match[1]),
     )
 )

@@ -1,4 +1,4 @@
-"""A part of many cases that are numbered from 0."""
+"""Selecting a part of many numbered cases."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from opgrip.cli.options import CASES, option, titled
 from opgrip.errors import UserError
 
 INDEXED = 1 << 62
-"""Cases that a `range` counts."""
+"""number of cases from which on a range is too long for `random.sample`"""
 
 
 @titled("which cases")
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which cases are taken: of a table, or of a file that stands for more cases than it holds."""
+    """Selection of cases of a table, or of a file that describes more cases than it holds."""
 
     start: int = option(
         0,
@@ -54,20 +54,20 @@ class Cut:
 
     @property
     def takes_all(self) -> bool:
-        """Whether no case is left out."""
+        """Return True if all cases are selected."""
         return not self.start and self.stop is None and self.sample is None
 
     def size(self, count: int) -> int:
-        """How many of `count` cases are taken."""
+        """Return the number of selected cases out of `count`."""
         size = max(0, min(count, count if self.stop is None else self.stop) - self.start)
         return size if self.sample is None else min(size, self.sample)
 
     def places(self, count: int) -> Sequence[int]:
-        """The numbers of those that are taken, ascending.
+        """Return the numbers of the selected cases in ascending order.
 
         Raises
         ------
-        UserError : where none is left of those that there are
+        UserError : if the selection of a non-empty table is empty
         """
         stop = min(count, count if self.stop is None else self.stop)
         if count and stop <= self.start:

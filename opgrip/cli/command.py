@@ -1,4 +1,4 @@
-"""How each command starts, fails and ends, and the words of its messages."""
+"""Starting and ending a command, its exit status, and the wording of its messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("stdin", "stdout", "stderr")
 
 
 def open_closed_streams() -> None:
-    """Let what is closed be empty, and take all that is written: else the next file to be opened took its place."""
+    """Open the null device for each closed standard stream, so that no other file gets its descriptor."""
     for number, name in enumerate(NAMES):
         if getattr(sys, name) is None:
             file = os.open(os.devnull, os.O_RDWR)
@@ -36,17 +36,17 @@ UNBOUNDED_HELP = "read traces without limits on memory and nesting"
 USAGE_ERROR = 2
 INTERRUPTED = 130
 LIMIT = 1 << 63
-"""Bound of whole numbers that options take."""
+"""upper limit of integer options"""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-"""Numbers of errors where a device takes no more."""
+"""error numbers of a device that accepts no more output"""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and whose help keeps the layout of its text.
+    """An argument parser with one-line errors, whose help keeps the layout of its text.
 
     Parameters
     ----------
-    surplus : what to do about an argument too many; empty where there is nothing to say
+    surplus : hint for an unexpected positional argument; empty for no hint
     """
 
     def __init__(self, *args: object, surplus: str = "", **kwargs: object) -> None:
@@ -58,9 +58,9 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; an argument that is not known is an error of the command or verb that it was given to.
+        """Parse arguments; report an unknown one as an error of the command or verb that received it.
 
-        Files may stand before options and after them, where a command takes several.
+        If a command takes several files, they can come before and after options.
         """
         namespace, unknown = super().parse_known_args(args, namespace)
         several = next((action for action in self._get_positional_actions() if action.nargs in {"*", "+"}), None)
@@ -86,24 +86,24 @@ class OneLineParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{value!r} is no choice: {hint}")
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong with the command line, and exit."""
+        """Print a one-line error and exit."""
         end = "" if message.endswith("?") else ":"
         self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{end} see {self.prog} --help\n")
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
-    """Give a command its `--debug`."""
+    """Add the option `--debug` to a command."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def add_reading(parser: argparse.ArgumentParser, partial: str) -> None:
-    """Give a command that reads traces its `--partial`, which does what is said, and its `--unbounded`."""
+    """Add the options `--partial`, with `partial` as its help, and `--unbounded` to a command that reads traces."""
     parser.add_argument("--partial", action="store_true", help=partial)
     parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Give a command its `--version`."""
+    """Add the option `--version` to a command."""
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the versions of opgrip and of torch")
 
 
@@ -118,12 +118,12 @@ def run_command(
     run: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None,
 ) -> int:
-    """Parse, run, and turn what goes wrong into one line and an exit status.
+    """Parse arguments, run a command, and report an error as one line and an exit status.
 
     Returns
     -------
-    The command's own status; 2 after a `UserError`; 130 after Ctrl-C. A reader that closed our output early, as
-    `head` does, is not an error.
+    The command's own status; 2 after a `UserError`; 130 after Ctrl-C. If a reader such as `head` closes the output
+    early, the status is 0.
     """
     open_closed_streams()
     args = parser.parse_args(argv)
@@ -143,7 +143,7 @@ def run_command(
         _leave_stdout()
         return 0
     except SystemExit as error:
-        # rich ends the process where nobody reads
+        # rich exits the process on a broken pipe
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         _leave_stdout()
@@ -158,24 +158,24 @@ def run_command(
 
 
 def _leave_stdout() -> None:
-    """Let what Python flushes at its exit go nowhere: it would complain once more."""
+    """Redirect stdout to the null device, so that Python's flush at exit does not report the error again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: object) -> str:
-    """Text that a file holds, for a terminal: what would steer it is shown as an escape."""
+    """Return text with unprintable characters as escapes, so that it cannot control a terminal."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(text)
     )
 
 
 def positive(text: str) -> int:
-    """A whole number from 1, of 64 bits."""
+    """Parse a 64-bit integer from 1."""
     return _whole(text, 1)
 
 
 def seed(text: str) -> int:
-    """A seed as torch takes it."""
+    """Parse a seed in the range that torch accepts."""
     match = re.fullmatch(r"\s*[-+]?\d+\s*", text)
     if match is None or not -(1 << 63) <= int(text) < 1 << 64:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits")
@@ -183,7 +183,7 @@ def seed(text: str) -> int:
 
 
 def part_of_one(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -194,13 +194,13 @@ def part_of_one(text: str) -> float:
 
 
 def not_negative(text: str) -> int:
-    """A whole number from 0, of 64 bits."""
+    """Parse a 64-bit integer from 0."""
     return _whole(text, 0)
 
 
 def _whole(text: str, least: int) -> int:
     digits = text.lstrip("0") or text[-1:]
-    # before int, which refuses thousands of digits in words of its own
+    # check before calling int, whose error for thousands of digits is unclear
     if digits.isdecimal() and (len(digits) > len(str(LIMIT)) or int(digits) >= LIMIT):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is too large")
     if not text.isdecimal() or int(digits) < least:
@@ -214,9 +214,9 @@ WILD = "*?[]"
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
-    """`did you mean x or y?` of the names that are much like a word, each in a form; `otherwise` where none is.
+    """Return `did you mean x or y?` for names similar to a word, or `otherwise` if there are none.
 
-    Those that are alike by less than `NEAR` of the nearest are none that was meant.
+    Each name is formatted with `form`. Names whose similarity is below `NEAR` times that of the best one are left out.
     """
     lower = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), lower, MOST, 0.6)
@@ -226,24 +226,24 @@ def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: s
 
 
 def listed(names: Sequence[str]) -> str:
-    """`x, y or z`."""
+    """Return names as text: `x, y or z`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def nearest(pattern: str, names: Iterable[str], most: int = MOST) -> list[str]:
-    """The names that a pattern with wildcards comes nearest to, the nearest first."""
+    """Return the names most similar to a pattern with wildcards, the most similar first."""
     word = pattern.lower().strip(WILD)
     return sorted(names, key=lambda name: (-_likeness(word, name.lower()), name))[:most]
 
 
 def _likeness(word: str, name: str) -> float:
-    """How much of a word is in the beginning of a name, or of the part of it after a dot."""
+    """Return the similarity of a word to the beginning of a name, or of a part of it after a separator."""
     starts = [0, *(place + 1 for place, character in enumerate(name) if character in ".:/")]
     return max(SequenceMatcher(None, word, name[start : start + len(word)]).ratio() for start in starts)
 
 
-# `python -m` would import from the folder that it is started in, where a stranger's files may lie
+# `python -m` would import from the current folder, which may contain untrusted files
 _START = (
     f"import sys; sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -251,26 +251,26 @@ _START = (
 
 
 def own_python(module: str, *args: str) -> list[str]:
-    """A command that runs a module as `python -m` does, and finds modules where this process finds them.
+    """Return a command that runs a module as `python -m` does, with the module search path of this process.
 
     Parameters
     ----------
-    args : what the module gets as `sys.argv[1:]`
+    args : arguments of the module, its `sys.argv[1:]`
     """
     return [sys.executable, "-c", _START, os.pathsep.join(sys.path), module, *args]
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """A number and what it counts: `1 case`, `1,200 cases`.
+    """Return a number with its noun: `1 case`, `1,200 cases`.
 
     Parameters
     ----------
-    plural : of the noun, where that is not the noun and an `s`
+    plural : plural of the noun if it is not the noun and an `s`
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 STEP = "opgrip step"
-"""How the labels of the steps of a recording begin that was asked for."""
+"""prefix of the step labels of a recording that was requested"""
 DEVICE_TIME = "times are of the device for calls that worked on one"
-"""What is said above times that are not all of the host."""
+"""note above times that include device time"""

@@ -1,4 +1,4 @@
-"""A file to which a run appends what it has done, so that it can go on after it was interrupted."""
+"""A journal: a file with the finished items of a run, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NEW_RUN = "begin anew with --force"
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How items are written as JSON.
+    """Functions between items and JSON.
 
     Attributes
     ----------
-    encode : returns what `json` can write
+    encode : returns data that `json` can write
     decode : the reverse; may raise ValueError, TypeError, KeyError, IndexError or AttributeError for other input
     """
 
@@ -33,32 +33,32 @@ class Codec(Generic[T]):
 
 
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
-    """Describe a run that is not the one of `identity`."""
+    """Return a description of a run that differs from `identity`."""
     return "of a run with other options"
 
 
 class Journal(Generic[T]):
     """Items of a run, each on disk when `add` returns. The first line of the file identifies the run.
 
-    The file stays until `remove`; one without items is removed when the block ends.
+    The file stays until `remove` is called; a file without items is removed when the block ends.
 
     Parameters
     ----------
     path : the file; None to keep items in memory only
-    identity : what two runs must have in common for their items to belong together
-    resume : go on with the items of an earlier run
-    replace : start over if there are such items
-    blamed : the file that messages name if the journal cannot be written; None for the journal
-    describe : describes a stored identity that is another one
+    identity : data that two runs must share for their items to belong together
+    resume : continue with the items of an earlier run
+    replace : discard the items of an earlier run
+    blamed : file that error messages name if the journal cannot be written; None for the journal
+    describe : describes a stored identity that differs from `identity`
 
     Attributes
     ----------
-    items : those of earlier runs and those that were added
+    items : items of earlier runs and added items
 
     Raises
     ------
-    UserError : if there are items and neither `resume` nor `replace` is set, if they are of another run or damaged, or
-        if the file cannot be written
+    UserError : if there are items and neither `resume` nor `replace` is set, if they belong to another run or are
+        damaged, or if the file cannot be written
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Journal(Generic[T]):
             if exists and not resume and not replace:
                 hint = f"go on with --resume, or {NEW_RUN}"
                 raise UserError(f"{path} holds the rows of an interrupted replay", hint)
-            # a line without its end is half a record
+            # a line without its end is an incomplete record
             file.truncate(self._read(file, path, identity) if resume else 0)
             if not file.seek(0, os.SEEK_END):
                 file.write(json.dumps(identity).encode() + b"\n")
@@ -102,7 +102,7 @@ class Journal(Generic[T]):
         self._file = file
 
     def _read(self, file: IO[bytes], path: Path, identity: Mapping[str, Any]) -> int:
-        """Read the items; return the length of the whole lines."""
+        """Read the items and return the total length of complete lines."""
         whole = 0
         for place, line in enumerate(file):
             if not line.endswith(b"\n"):
@@ -119,7 +119,7 @@ class Journal(Generic[T]):
         return whole
 
     def add(self, item: T) -> None:
-        """Keep an item; raises `UserError` if it cannot be written."""
+        """Add an item and write it to disk; raise `UserError` if it cannot be written."""
         if self._file is not None:
             try:
                 self._file.write(json.dumps(self._codec.encode(item)).encode() + b"\n")
@@ -141,11 +141,11 @@ class Journal(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Close the file; remove it if it has no items."""
+        """Close the file, and remove it if it has no items."""
         if self._file is None or self.path is None:
             return
         with suppress(OSError):
-            # this writes what a full disk did not take in `add`
+            # closing may write data that a full disk rejected in `add`
             self._file.close()
         if not self.items:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The kinds of value that options take, as argparse calls them."""
+"""Value types of options, as functions for argparse that parse text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 from opgrip.cli.command import positive
 
 LEAST_BYTES = 1 << 20
-"""Whoever gives fewer forgot the unit."""
+"""minimum size; a smaller one usually lacks its unit"""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS_S = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them."""
+    """Parse comma-separated names."""
     parts = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas between them")
@@ -23,12 +23,12 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0, with commas between them."""
+    """Parse comma-separated integers above 0."""
     return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
 
 
 def cpus(text: str) -> tuple[int, ...]:
-    """Numbers of processors, and ranges of them, with commas between them; those that this process may use."""
+    """Parse comma-separated processor numbers and ranges that this process may use."""
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
@@ -41,7 +41,7 @@ def cpus(text: str) -> tuple[int, ...]:
 
 
 def image_size(text: str) -> tuple[int, int]:
-    """`HxW`, or one number for a square."""
+    """Parse `HxW`, or one number for a square, as height and width in pixels."""
     match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.lower())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 800x1333")
@@ -49,7 +49,7 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def tolerance(text: str) -> float:
-    """A number from 0."""
+    """Parse a number from 0."""
     number = _number(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no tolerance")
@@ -65,11 +65,11 @@ SHORT_DTYPES = {
     "float": "float32",
     "double": "float64",
 }
-"""What other tools and torch itself call dtypes."""
+"""names of dtypes in other tools, and short names in torch"""
 
 
 def floating_dtype(text: str) -> str:
-    """The name of a floating-point dtype."""
+    """Parse the name of a floating-point dtype."""
     import torch
 
     dtype = getattr(torch, SHORT_DTYPES.get(text, text), None)
@@ -79,7 +79,7 @@ def floating_dtype(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """A number above 0 and up to 1."""
+    """Parse a number above 0 and up to 1."""
     number = _number(text)
     if not 0 < number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
@@ -87,7 +87,7 @@ def share(text: str) -> float:
 
 
 def percent(text: str) -> float:
-    """A share as `5%`, or a number above 0 and up to 1."""
+    """Parse a share: `5%`, or a number above 0 and up to 1."""
     stripped = text.strip()
     if not stripped.endswith("%"):
         return share(stripped)
@@ -98,7 +98,7 @@ def percent(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A number above 0."""
+    """Parse a number of seconds above 0."""
     number = _number(text)
     if not 0 < number < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
@@ -106,7 +106,7 @@ def seconds(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """A number from 0."""
+    """Parse a number of seconds from 0."""
     number = _number(text)
     if not 0 <= number < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
@@ -114,7 +114,7 @@ def duration(text: str) -> float:
 
 
 def interval(text: str) -> float:
-    """Seconds, or another unit of time after the number, as in `10min`."""
+    """Parse a time with an optional unit, as in `10min`, and return seconds."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|)", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 10min, 90s or 2h")
@@ -122,7 +122,7 @@ def interval(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """A number of bytes, which `k`, `M`, `G` or `T` may follow."""
+    """Parse a number of bytes with an optional unit `k`, `M`, `G` or `T`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")

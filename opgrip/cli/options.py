@@ -1,4 +1,4 @@
-"""Options, each declared once as a field: for the command line, and as keywords of Python calls.
+"""Options, each declared once as a field, for the command line and for keywords of Python calls.
 
 ::
 
@@ -6,8 +6,8 @@
     class Effort:
         warmup: int = option(2, "runs before those that are timed", parse=not_negative, metavar="N")
 
-From such a class come the flags of a command line, the keywords of a Python call, the table in the docs, and the object
-that the work is given, which holds plain values alone.
+Such a class defines the flags of a command line, the keywords of a Python call, the table in the docs, and the object
+with plain values that the code receives.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from opgrip.errors import UserError
 T = TypeVar("T")
 OPTION = "option"
 IDENTITY, RUN, CASES, EFFORT, OUTPUT = "identity", "run", "cases", "effort", "output"
-"""Roles of an option of a replay: it changes what a row measures, and a column of the row says how; it changes what
-all rows of a run mean, and the header says it; it selects cases; it bounds runs, time and memory; it changes only what
-is reported."""
+"""roles of a replay option: changes what a row measures, shown in a column of the row; changes the meaning of all rows
+of a run, recorded in the header; selects cases; limits runs, time and memory; changes only the report
+"""
 _titles: dict[type, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a command line says of one field.
+    """Declaration of an option.
 
     Attributes
     ----------
-    help : what it is for; `%(default)s` stands for its default. A function where it takes plug-ins to say
-    word : its long name with `_` for `-`, where the field is called otherwise
-    short : its one-letter flag
-    parse : makes its value of a text; None to keep the text
-    metavar : stands for its value in the help
-    choices : all values that it has
-    repeated : whether it can be given several times, which makes a tuple
-    several : whether several values follow it, which makes a tuple
-    role : what it does to the results of a replay, one of the roles above; empty for other commands
-    column : of results, that says the value of an option whose role is IDENTITY, where the option is called otherwise
-    only : what it is for, such as `traces`, where it says nothing of anything else
+    help : help text; `%(default)s` is replaced by the default. A function if the text depends on plug-ins.
+    word : long name with `_` for `-`, if it differs from the field's name
+    short : one-letter flag
+    parse : function from text to value; None to keep the text
+    metavar : placeholder of the value in the help
+    choices : allowed values
+    repeated : whether the option can be repeated, which makes its value a tuple
+    several : whether the option takes several values, which makes its value a tuple
+    role : effect on the results of a replay, one of the roles above; empty for other commands
+    column : results column with the value of an IDENTITY option, if it differs from the option's name
+    only : inputs that the option applies to, such as `traces`; empty if it applies to all
     """
 
     help: str | Callable[[], str]
@@ -63,12 +63,15 @@ class Option:
 
 
 def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
-    """A field of a class of options; `others` as in `Option`. Where the default is False, the flag takes no value."""
+    """Return a field that declares an option; `others` are attributes of `Option`.
+
+    With the default False, the flag takes no value.
+    """
     return field(default=default, metadata={OPTION: Option(help, **others)})
 
 
 def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
-    """Field, word, default and option of each that a class declares."""
+    """Yield field name, word, default and declaration of each option of a class."""
     for item in fields(declared):
         about = item.metadata.get(OPTION)
         if about is not None:
@@ -76,12 +79,12 @@ def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
 
 
 def words_in(*declared: type) -> list[str]:
-    """The options of some classes, by their long names with `_` for `-`."""
+    """Return the long names of all options of some classes, with `_` for `-`."""
     return [word for group in declared for _, word, _, _ in options_in(group)]
 
 
 def titled(title: str) -> Callable[[type[T]], type[T]]:
-    """A decorator that says under which title the help shows the options of a class."""
+    """Return a class decorator that sets the title of the options in the help."""
 
     def entitle(declared: type[T]) -> type[T]:
         _titles[declared] = title
@@ -91,12 +94,12 @@ def titled(title: str) -> Callable[[type[T]], type[T]]:
 
 
 def title_of(declared: type) -> str:
-    """The title that the help shows a class's options under."""
+    """Return the title of a class's options in the help."""
     return _titles.get(declared, "others")
 
 
 def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -> None:
-    """Add the options of classes to a parser, those of the same title in one group."""
+    """Add the options of classes to a parser, with one group per title."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for group in declared:
         title = title_of(group)
@@ -124,27 +127,27 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
 
 
 def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
-    """What a command line says of a class of options."""
+    """Return an instance of an option class with the values of parsed arguments."""
     return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
 
 
 def from_plain(declared: type[T], values: Mapping[str, Any]) -> T:
-    """An object of what `dataclasses.asdict` made of it; lists, which JSON has for tuples, become tuples again."""
+    """Return an instance of an option class from the result of `dataclasses.asdict`, with JSON lists as tuples."""
     return declared(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def flag_of(word: str) -> str:
-    """How an option is written on a command line."""
+    """Return the flag of an option on the command line."""
     return f"--{word.replace('_', '-')}"
 
 
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
-    """Refuse what a command line sets that is for something else.
+    """Check that no option is set that only applies to other inputs.
 
     Parameters
     ----------
-    purposes : words of `Option.only` that there is nothing for
-    hint : what to do
+    purposes : words of `Option.only` that do not apply
+    hint : remedy in the error message
 
     Raises
     ------
@@ -158,23 +161,23 @@ def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes:
 
 
 class Repeated(argparse.Action):
-    """An option that can be given several times."""
+    """Action of an option that can be repeated."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
-        """Add a value to those that were given before."""
+        """Append a value to the earlier ones."""
         setattr(args, self.dest, (*getattr(args, self.dest), value))
 
 
 class Following(Repeated):
-    """An option that several values follow."""
+    """Action of an option that takes several values."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
-        """Take the values in the place of those that were given before."""
+        """Set the values, replacing earlier ones."""
         setattr(args, self.dest, tuple(value))
 
 
 OF_COMMANDS = ("help", "version", "debug")
-"""Options that say what a command prints."""
+"""options that are not keywords of Python calls"""
 
 
 def arguments_of(
@@ -184,20 +187,20 @@ def arguments_of(
     excluded: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> argparse.Namespace:
-    """What a command line with these options would give.
+    """Return the parsed arguments that correspond to keywords of a Python call.
 
     Parameters
     ----------
-    words : what the command line has besides
-    keywords : options by their long names, with `_` for `-`: a number, a word, True, or several in a list or tuple;
-        None for what is usual
-    excluded : options that are no keywords
-    only : those that are, where they are few; of the others, messages say that `replay()` has them
+    words : arguments of the command line in addition to the keywords
+    keywords : option values by long name with `_` for `-`: a number, a word, True, or a list or tuple of several;
+        None for the default
+    excluded : options that are not keywords
+    only : the accepted keywords, or None for all; the error for another option says that `replay()` has it
 
     Raises
     ------
-    TypeError : for a keyword that is no option
-    UserError : for a value that the option does not take
+    TypeError : for an unknown keyword
+    UserError : for an invalid value
     """
     args = parser.parse_args(words)
     others = {*OF_COMMANDS, *excluded}
@@ -237,7 +240,7 @@ def _text(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Return the name of a dtype, device or layout among arguments, as JSON has it."""
+    """Return the name of a dtype, device or layout for JSON."""
     import torch
 
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):

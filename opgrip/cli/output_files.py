@@ -1,4 +1,4 @@
-"""Files that commands write, and compressed files that they read."""
+"""Writing output files completely or not at all, and reading compressed files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?!\d+(?:\.\d+)?$))")
 
 
 def quoted(text: str) -> str:
-    """A text as a cell of a .csv."""
+    """Return text as a .csv cell that spreadsheets do not take for a formula."""
     return f"'{text}" if _FORMULA.match(text) else text
 
 
 def unquoted(text: str) -> str:
-    """What `quoted` was given."""
+    """Return the text that was passed to `quoted`."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
@@ -35,15 +35,15 @@ _parts = count()
 
 
 def partial_path(path: Path) -> Path:
-    """Where a file is while it is being written; the suffixes, which tell its compression, stay."""
-    # a link stays one: what it points to is replaced
+    """Return the temporary path of a file; the suffixes stay because they determine the compression."""
+    # keep a link and replace its target
     path = path.resolve()
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.part{os.getpid()}-{next(_parts)}{dot}{suffixes}")
 
 
 def check_writable(path: Path, force: bool) -> None:
-    """Raise `UserError` where a file exists and may not be replaced, or cannot be written or compressed."""
+    """Raise `UserError` if a file exists and must not be replaced, or cannot be written or compressed."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
     if path.exists() and not path.is_file():
@@ -54,12 +54,12 @@ def check_writable(path: Path, force: bool) -> None:
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not allow it")
-    # a capture or replay may take hours until it writes
+    # check before a capture or replay that takes hours
     check_compression(path.name)
 
 
 def create(path: Path, force: bool) -> IO[bytes]:
-    """The open temporary file of `path`; `give_name` gives it its name."""
+    """Open the temporary file of `path`; `give_name` renames it."""
     check_writable(path, force)
     try:
         return partial_path(path).open("xb")
@@ -68,20 +68,20 @@ def create(path: Path, force: bool) -> IO[bytes]:
 
 
 def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
-    """Why a file cannot be written."""
+    """Return the error for a file that cannot be written."""
     return UserError(f"{path} cannot be written", reason_of(error))
 
 
 def reason_of(error: BaseException) -> str:
-    """What the system says of an error, without its number."""
+    """Return the system's message for an error, without its number."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
 def open_ordinary(path: Path) -> IO[bytes]:
-    """A file to read and write, made where there is none; `UserError` for a link or what is no file."""
+    """Open a file to read and write, and create it if necessary; raise `UserError` unless it is an ordinary file."""
     problem = UserError(f"{path} is no ordinary file", "remove it")
     try:
-        # a link would be written through, and a pipe waited for
+        # opening a link would change its target, and opening a pipe would block
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
@@ -94,16 +94,16 @@ def open_ordinary(path: Path) -> IO[bytes]:
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
-    """Give a whole file that has a temporary name its own.
+    """Rename a complete temporary file to its final name.
 
     Parameters
     ----------
-    path : where it goes, as it was resolved when the file was begun: a link that somebody made since is replaced
-    force : replace what has come to be there; else the temporary file stays
+    path : final path, resolved when the file was created, so that a link made since then is replaced
+    force : replace an existing file; otherwise keep the temporary file
 
     Raises
     ------
-    ExistingFileError : where there is something by now
+    ExistingFileError : if the path exists by now
     """
     if not force:
         try:
@@ -121,13 +121,13 @@ def give_name(part: Path, path: Path, force: bool) -> None:
 
 
 def discard(file: IO[bytes]) -> None:
-    """Remove a temporary file, if it is there."""
+    """Remove a temporary file if it exists."""
     with suppress(OSError):
         Path(file.name).unlink()
 
 
 def abandon(file: IO[bytes]) -> None:
-    """Let nothing that this process still holds of a temporary file reach it: after a fork, it is the parent's."""
+    """Redirect a temporary file to the null device: after a fork, it belongs to the parent."""
     if file.closed:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -137,7 +137,7 @@ def abandon(file: IO[bytes]) -> None:
 
 @contextmanager
 def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
-    """A file to write; it appears under its name when the block ends well, and never otherwise."""
+    """Open a file that gets its name only if the block succeeds."""
     target = path.resolve()
     file = create(path, force)
     try:
@@ -151,11 +151,11 @@ def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write into; it appears under its name when the block ends well, and never otherwise.
+    """Create an empty folder that gets its name only if the block succeeds.
 
     Raises
     ------
-    UserError : where there is something of this name, which is never replaced: a folder may hold anything
+    UserError : if the path exists; a folder is never replaced because it may contain anything
     """
     if path.exists() or path.is_symlink():
         raise ExistingFileError(f"{path} exists", "name a folder that does not")
@@ -173,13 +173,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 CHUNK = 1 << 16
-"""Number of bytes that are read or decompressed at a time."""
+"""number of bytes that are read or decompressed at a time"""
 ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
-"""Start of an address that is not a path."""
+"""start of an address that is not a path"""
 
 
 class ByteSink(Protocol):
-    """What a trace is written to. After `flush`, all that was written can be read from the file."""
+    """Output of a trace; after `flush`, all written data can be read from the file."""
 
     def write(self, data: bytes, /) -> int: ...
 
@@ -189,13 +189,13 @@ class ByteSink(Protocol):
 
 
 class Damage(Exception):
-    """The file holds no more that can be read, by the reason."""
+    """The rest of a file cannot be read; the message has the reason."""
 
 
 def compress_to(raw: IO[bytes], name: str) -> ByteSink:
-    """A sink onto an open file, compressed as the name's suffix says: `.gz`, `.zst` or not at all."""
+    """Return a sink that writes to an open file, compressed for the suffixes `.gz` and `.zst`."""
     if name.endswith(".gz"):
-        # mtime=0: the same trace gives the same bytes
+        # mtime=0 makes equal traces equal bytes
         return _GzipSink(raw)
     if name.endswith(".zst"):
         return cast(ByteSink, _zstandard().ZstdCompressor(level=9).stream_writer(raw, closefd=True))
@@ -203,18 +203,18 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
 
 
 def check_compression(name: str) -> None:
-    """Raise `UserError` where a name's suffix asks for a compression whose package is not installed."""
+    """Raise `UserError` if the compression of a file name needs a package that is not installed."""
     if name.endswith(".zst"):
         _zstandard()
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """The file's decompressed bytes, as far as they go.
+    """Yield the decompressed bytes of a file up to the first damage.
 
     Raises
     ------
-    Damage : after the last bytes that can be read, where the compressed stream is cut or broken
-    UserError : where the file cannot be opened
+    Damage : after the last readable bytes, if the compressed stream is cut or broken
+    UserError : if the file cannot be opened
     """
     if path.is_fifo():
         raise UserError(f"{path} is a pipe", "name a file: it is read more than once")
@@ -225,7 +225,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
         reason = (error.strerror or str(error)).lower()
         if isinstance(error, FileNotFoundError):
             if address := ADDRESS.match(str(path)):
-                # a path has one slash of two
+                # Path has reduced two slashes to one
                 name = f"{address[1]}://{str(path)[address.end() :]}"
                 raise MissingFileError(f"{name} is an address, and no file", "download it first") from error
             raise MissingFileError(f"{path} cannot be read", reason) from error
@@ -275,7 +275,7 @@ def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 class _GzipSink(gzip.GzipFile):
-    """Gzip that reaches the file at every flush, and closes the file with itself."""
+    """A gzip stream that writes to its file at every flush, and closes the file with itself."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         super().__init__(fileobj=raw, mode="wb", filename="", compresslevel=6, mtime=0)

@@ -1,7 +1,7 @@
-"""Plug-ins, packages that only some uses need, and public names imported on first use.
+"""Plug-ins, optional packages, and public names imported on first use.
 
-A plug-in is a file in the folder of its kind, found by being there, or an entry point of an installed package. Nothing
-else has to name it.
+A plug-in is a module in the package of its kind, or an entry point of an installed package. It is registered nowhere
+else.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class MissingPackageError(UserError):
 
 
 def needed(module: str, extra: str) -> Any:
-    """A module of such a package.
+    """Import a module of an optional package.
 
     Raises
     ------
-    MissingPackageError : where it is not installed, saying which extra brings it
+    MissingPackageError : if it is not installed, with the name of the extra that installs it
     """
     try:
         return importlib.import_module(module)
@@ -43,8 +43,8 @@ class Registry(Generic[T]):
 
     Parameters
     ----------
-    package : the package whose modules are the plug-ins, `opgrip.replay.modes`; None if only entry points are
-    group : the group of entry points that other packages add theirs under, `opgrip.modes`
+    package : package whose modules are the plug-ins, such as `opgrip.replay.modes`; None for entry points only
+    group : entry point group for plug-ins of other packages, such as `opgrip.modes`
     """
 
     def __init__(self, package: str | None, group: str) -> None:
@@ -54,7 +54,7 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that enters what it decorates under this name."""
+        """Return a decorator that registers a plug-in under a name."""
 
         def enter(entry: T) -> T:
             self._entries[name] = entry
@@ -63,19 +63,19 @@ class Registry(Generic[T]):
         return enter
 
     def names(self) -> list[str]:
-        """All names, in alphabetical order."""
+        """Return all names in alphabetical order."""
         return sorted(self._load())
 
     def get(self, name: str) -> T | None:
-        """The plug-in of that name, or None."""
+        """Return the plug-in with a name, or None."""
         return self._load().get(name)
 
     def values(self) -> list[T]:
-        """The plug-ins, in the order of their names."""
+        """Return the plug-ins in order of their names."""
         return [entry for _, entry in self.items()]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Names and plug-ins, in the order of names."""
+        """Return pairs of name and plug-in in order of the names."""
         return iter(sorted(self._load().items()))
 
     def _load(self) -> dict[str, T]:

@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: a live display on a terminal, plain lines elsewhere, a notice while torch loads."""
+"""Progress of a command on stderr: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def loading(prog: str) -> Iterator[None]:
-    """On a terminal, a line that says so while the block runs, and then goes; elsewhere nothing."""
+    """Show a line on a terminal while the block loads torch; print nothing elsewhere."""
     if "torch" in sys.modules or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -45,36 +45,36 @@ def loading(prog: str) -> Iterator[None]:
 
 REDRAW_S = 0.1
 TIME_WIDTH = len(" 10:00:00")
-"""Columns of a terminal that a time takes."""
+"""width of a time in characters"""
 LEAST_TEXT, LEAST_BAR, MOST_BAR = 12, 8, 40
-"""Columns below which a text or a bar is left out, and those that a bar fills."""
+"""widths in characters below which a text or a bar is left out, and the maximum width of a bar"""
 MOST_STEPS = 9999
-"""Of a part of a task, as far as room is kept for their number."""
+"""largest number of steps of a part that space is reserved for"""
 LARGE_BYTES = 20_000_000
-"""Of a file that takes seconds to read."""
+"""size from which on reading a file takes seconds"""
 
 
 class Advance(Protocol):
-    """Is called when a step is done; `now` tells how things stand, where there is room for it."""
+    """Callback for a finished step; `now` describes the current state and is shown if there is space."""
 
     def __call__(self, now: str = "") -> None:
-        """Tell that it is done."""
+        """Report a finished step."""
 
 
 Tell: TypeAlias = Callable[[str, int, int], None]
-"""Is told what part of a task is done, and how many of how many steps of it."""
+"""callback with the name of a part of a task, its finished steps, and its total steps"""
 
 
 def tell_nobody(part: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Ignore the report."""
 
 
 class Reporter:
-    """Tells what a command does.
+    """Reporter of a command's progress and notes on stderr.
 
     Parameters
     ----------
-    prog : the command's name, which plain lines begin with
+    prog : name of the command, the prefix of plain lines
     """
 
     def __init__(self, prog: str) -> None:
@@ -83,27 +83,27 @@ class Reporter:
 
     @property
     def _can_redraw(self) -> bool:
-        """Whether what is shown can be replaced; in Jupyter its widgets do that, without which rich warns each time."""
+        """Return True if the display can be updated: on a terminal, or in Jupyter with its widgets."""
         return self.console.is_terminal or (self.console.is_jupyter and has_widgets())
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a permanent line."""
         self.console.print(f"{self.prog}: {text}", markup=False, soft_wrap=True)
 
     def begin(self, text: str) -> None:
-        """Tell of a task where its progress cannot be shown."""
+        """Report the start of a task whose progress cannot be shown."""
         self.say(text)
 
     @contextmanager
     def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
-        """A task that runs while the block does; on a terminal it is shown with how far it is, and then goes.
+        """Show a task with its progress while the block runs; on a terminal the display then disappears.
 
-        Yields what is to be called when one of `total` steps is done, with what to say of it. The display is drawn then
-        and not by a thread of its own, which would take time from what is measured.
+        Yields a callback for each finished step of `total`. The display is drawn in this callback, because a thread
+        would take time from measurements.
 
         Parameters
         ----------
-        measures : whether the task measures something; else a thread shows how long it has taken
+        measures : whether the task measures something; if not, a thread updates the elapsed time
         """
         if not self._can_redraw:
             self.begin(text)
@@ -129,7 +129,7 @@ class Reporter:
 
     @contextmanager
     def following(self, text: str) -> Iterator[Tell]:
-        """The same for a task of several parts, whose steps are not known before: yields what is told how far it is."""
+        """Show a task of several parts with unknown numbers of steps; yield a callback for its progress."""
         if not self._can_redraw:
             self.begin(text)
             yield tell_nobody
@@ -150,7 +150,7 @@ class Reporter:
     def _fitting(
         self, text: str, total: int | None, elapsed: ProgressColumn | None, tells_left: bool = True
     ) -> tuple[list[ProgressColumn], str]:
-        """The columns that the terminal has room for, and what it has room for of the text: numbers are never cut."""
+        """Return the columns and the part of the text that fit the terminal; numbers are never cut."""
         numbers: list[tuple[int, list[ProgressColumn]]] = []
         if total is not None:
             numbers.append((2 * len(str(total)) + 2, [MofNCompleteColumn()]))
@@ -171,7 +171,7 @@ class Reporter:
         return ([TextColumn("{task.description}", markup=False)] if text else []) + shown, text
 
     def reading(self, path: str | Path) -> AbstractContextManager[object]:
-        """A file that is read: told where it is so large that it takes long."""
+        """Return a context manager that shows that a file is being read, if it is large."""
         try:
             size = Path(path).stat().st_size
         except OSError:
@@ -181,26 +181,26 @@ class Reporter:
 
 
 def has_widgets() -> bool:
-    """Whether Jupyter's widgets are installed."""
+    """Return True if Jupyter's widgets are installed."""
     return find_spec("ipywidgets") is not None
 
 
 class QuietReporter(Reporter):
-    """Tells a Python program: progress where it can be shown, else nothing; what should be known as a warning."""
+    """Reporter for Python programs: shows progress where possible, and raises notes as warnings."""
 
     def say(self, text: str) -> None:
-        """Warn."""
+        """Issue a warning."""
         warnings.warn(text, stacklevel=3)
 
     def begin(self, text: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class SilentReporter(Reporter):
-    """Tells nobody: of several processes that do the same, one tells."""
+    """Reporter that prints nothing, for all but one of several identical processes."""
 
     def say(self, text: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     @property
     def _can_redraw(self) -> bool:

@@ -1,4 +1,4 @@
-"""The terminal: its width, printing, and text folded into lines."""
+"""The terminal: its width, printing, and wrapping of text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from opgrip.cli.command import printable
 
 MOST = 120
-"""Characters of a text that a table shows."""
+"""maximum length of a text in a table, in characters"""
 ELLIPSIS = "…"
 _BREAKS = tuple(
     map(
@@ -27,13 +27,13 @@ _BREAKS = tuple(
         ),
     )
 )
-"""Where lines are broken: between words, else after separators, else beside numbers."""
+"""line breaks, by preference: between words, after separators, next to numbers"""
 _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
 def shorten(text: str, most: int = MOST) -> str:
-    """A text, printable, of so many characters at most; an ellipsis stands for what is left out."""
-    # before anything is made of it: a trace may hold texts of megabytes
+    """Return printable text of at most `most` characters, with an ellipsis if it was cut."""
+    # cut first, because a trace may hold texts of megabytes
     shown = printable(text[: most + 1])
     if len(shown) <= most:
         return shown
@@ -44,7 +44,7 @@ def shorten(text: str, most: int = MOST) -> str:
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return the lines of a text that are not wider than `width`, and no number in two of them if that is possible."""
+    """Return a text as lines of at most `width` characters, without breaking numbers if possible."""
     lines = [""]
     for piece in _pieces(text, width, _BREAKS):
         if cell_len((lines[-1] + piece).rstrip()) <= width:
@@ -55,7 +55,7 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """Yield the parts of a text that stay in one line."""
+    """Yield the parts of a text that must stay on one line."""
     if cell_len(text.rstrip()) <= width:
         yield text
     elif breaks:
@@ -66,7 +66,7 @@ def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterato
 
 
 def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
-    """A console on a file, or on one of the two of the process.
+    """Return a console that writes to a file, or to stdout or stderr.
 
     With NO_COLOR set, it writes neither colours nor bold nor italic.
     """
@@ -75,7 +75,7 @@ def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
 
 
 def print_line(line: str, file: IO[str], style: str = "", indent: int = 0) -> None:
-    """Print a line, which folds where a terminal is narrower; what follows its first part begins after `indent`."""
+    """Print a line, wrapped to the width of a terminal; continuation lines are indented by `indent`."""
     console = console_for(file)
     parts = fold(line, console.width) if console.is_terminal else [line]
     if len(parts) > 1 and indent:

@@ -1,6 +1,6 @@
-"""Plots by matplotlib in one style, the same bytes for the same data, and the HTML that notebooks show.
+"""Plots by matplotlib in one style, with equal bytes for equal data, and HTML for notebooks.
 
-Text of traces and results is never read as mathematics, and stays text in .svg and .pdf.
+Text from traces and results is never parsed as mathematics, and stays text in .svg and .pdf.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-"""Told apart by colour-blind readers: M. Okabe and K. Ito, Color Universal Design, 2008."""
+"""colours that colour-blind readers can distinguish: M. Okabe and K. Ito, Color Universal Design, 2008"""
 MARKERS = "osD^vPX"
-"""A second difference beside the colour, for prints without any."""
+"""markers that distinguish series in prints without colour"""
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-"""By the kinds of files that there are; without the time, the same data give the same bytes."""
+"""metadata by file type; leaving out the time makes files of equal data equal"""
 LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
-"""On axes of less than so many decades, the multiples of powers of ten that have labels."""
+"""limits in decades, and the multiples of powers of ten that are labelled on an axis below the limit"""
 
 
 def check_plottable(path: Path) -> None:
-    """Raise `UserError` where no picture can be written to a file of that name."""
+    """Raise `UserError` if the suffix of a path is not an image format, or matplotlib is not installed."""
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
         raise UserError(f"{path} is no name of a picture", f"end it in one of {names}")
@@ -43,27 +43,27 @@ def check_plottable(path: Path) -> None:
 
 
 def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None:
-    """Draw, and write what was drawn.
+    """Draw a figure and write it to a file.
 
     Parameters
     ----------
-    draw : makes the figure; it is called, and drawn, in the style of all pictures
+    draw : function that returns the figure; called in opgrip's style
     kind : `svg`, `pdf` or `png`
 
     Raises
     ------
-    UserError : where matplotlib is not installed
+    UserError : if matplotlib is not installed
     """
     with in_style():
         draw().savefig(file, format=kind, metadata=METADATA[kind])
 
 
 def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with its axes, row by row.
+    """Return a figure and its axes, row by row.
 
     Parameters
     ----------
-    options : of `matplotlib.figure.Figure.subplots`, and `size`, (width, height) in inches
+    options : arguments of `matplotlib.figure.Figure.subplots`, and `size`, (width, height) in inches
     """
     size = options.pop("size", (6.6, 3.6))
     needed("matplotlib", "plot")
@@ -77,17 +77,17 @@ def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> t
 
 
 def literal(text: object, most: int = 60) -> str:
-    """Text that a file holds, in characters that a picture can have, and not too long for it."""
+    """Return printable text of at most `most` characters for a figure."""
     shown = printable(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least: float = -inf) -> None:
-    """Name an axis, and write the numbers along it with their unit and its prefixes.
+    """Label an axis, and format its numbers with a unit and its prefixes.
 
     Parameters
     ----------
-    scale : how many of the unit the axis counts in: 1e-6 for s where values are in us
+    scale : size of the axis's unit in `unit`: 1e-6 if values are in us and the unit is s
     least : smaller numbers are not written
     """
     ticker = needed("matplotlib.ticker", "plot")
@@ -98,7 +98,7 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least:
 
 
 def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Make the x or y axis of axes a logarithmic one that has all values on it."""
+    """Make the x or y axis logarithmic, with a range that contains all values."""
     ticker = needed("matplotlib.ticker", "plot")
     low, high = min(values), max(values)
     decades = log10(high / low)
@@ -111,12 +111,12 @@ def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
 
 
 def marked(place: int) -> dict[str, Any]:
-    """The colour and marker of a series."""
+    """Return the colour and marker of the series with a number."""
     return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """What the series of axes are called, below all axes, where no point lies."""
+    """Add a legend below the axes, where it hides no points."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
@@ -146,9 +146,9 @@ STYLE = {
 
 @contextmanager
 def in_style() -> Iterator[None]:
-    """What is drawn in this block has the style of all pictures, whatever that of the program is."""
+    """Use opgrip's plot style in the block, whatever style the program uses."""
     matplotlib = needed("matplotlib", "plot")
-    # a user's own matplotlibrc would make other pictures of the same data
+    # a user's matplotlibrc would change the pictures
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
@@ -157,17 +157,17 @@ def in_style() -> Iterator[None]:
 
 
 MOST_ROWS = 40
-"""That a table shows; of more, the first and the last of them."""
+"""maximum number of rows of a table; of longer tables, the first and last rows are shown"""
 PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"
-"""Classes of elements in which notebooks take no text for mathematics."""
+"""element classes whose text notebooks do not parse as mathematics"""
 
 
 def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure] | None = None) -> str:
-    """Lines, a picture where matplotlib is installed and there is something to be drawn, and a table.
+    """Return HTML with lines of text, a figure if matplotlib is installed, and a table.
 
     Parameters
     ----------
-    draw : makes the figure, in the style that is set meanwhile
+    draw : function that returns the figure, called in opgrip's style; None for no figure
     """
     shown = table.copy()
     for name in table.select_dtypes(exclude="number"):
@@ -182,7 +182,7 @@ def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure
 
 
 def _number(value: float) -> str:
-    """Four digits, without powers of ten."""
+    """Return a number with four digits, without powers of ten."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

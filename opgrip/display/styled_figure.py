@@ -1,4 +1,4 @@
-"""A figure of matplotlib that keeps the style of opgrip's pictures, wherever a program shows or saves it."""
+"""A matplotlib figure that keeps opgrip's style wherever a program shows or saves it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from opgrip.display.figures import in_style
 
 DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
-"""Of an image on a page, and of the page: screens have more dots than pages have pixels."""
+"""resolution of an image and of the page it is shown on; screens have more dots than a page has pixels"""
 
 
 class StyledFigure(Figure):
-    """A figure that is drawn in one style, and that Jupyter shows as an image, with or without pyplot."""
+    """A figure that is drawn in opgrip's style, and that Jupyter shows as an image with or without pyplot."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
-        """Write it to a file, as matplotlib does."""
+        """Write the figure to a file, as matplotlib does."""
         with in_style():
             super().savefig(*args, **options)
 
@@ -28,7 +28,7 @@ class StyledFigure(Figure):
 
 
 def png_of(figure: Figure) -> tuple[str, int]:
-    """An image of a figure in base64, and the width that it is shown with, in pixels of a page."""
+    """Return a base64 image of a figure and its display width in page pixels."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DOTS_PER_INCH, pil_kwargs={"optimize": True})
     return base64.b64encode(file.getvalue()).decode(), round(figure.get_size_inches()[0] * PIXELS_PER_INCH)

@@ -16,29 +16,29 @@ from opgrip.cli.command import printable
 from opgrip.cli.terminal import MOST, console_for, fold, print_line, shorten
 
 NARROWEST = 60
-"""Columns of a terminal below which lines of a table wrap."""
+"""terminal width in characters below which lines of a table wrap"""
 WIDE, TIGHT = 3, 2
-"""Characters between columns."""
+"""number of characters between columns, on wide and narrow terminals"""
 LONGEST = 300
-"""Characters of a text that is a cell in a pipe."""
+"""maximum length of a text cell in a pipe"""
 INDENT = "  "
-"""Before text below its row."""
+"""indentation of text below its row"""
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table, declared once for a kind of rows.
+    """A column of a table, declared once for a type of row.
 
     Attributes
     ----------
-    value : an attribute of a row, or a function of it; None is shown as `-`
+    value : attribute of a row, or function of a row; None is shown as `-`
     form : format specification of numbers, which are aligned right (`>` aligns text right); empty for text
-    rank : on a narrow terminal the columns with the highest rank are left out first, those of rank 0 never
-    least : characters that text is folded to before columns are left out
-    below : on a narrow terminal the text goes below its row, and long text in a pipe too
-    is_command : below its row it stays one line, so that it can be copied
-    most : characters shown of a cell
-    when : the column is left out unless this holds for one of the rows
+    rank : order of leaving out columns on a narrow terminal, highest first; columns of rank 0 are never left out
+    least : number of characters that text may be folded to before columns are left out
+    below : True to show the text below its row on a narrow terminal, and long text in a pipe
+    is_command : True to keep text below its row on one line, so that it can be copied
+    most : maximum number of characters of a cell
+    when : condition that a row must meet for the column to be shown
     """
 
     heading: str
@@ -57,7 +57,7 @@ class TableColumn:
         return "-" if value is None else shorten(format(value, self.form), self.most)
 
     def least_width(self, cells: Sequence[str]) -> int:
-        """Return the width that a column needs: numbers are never folded, headings between words."""
+        """Return the minimum width of a column; numbers are never folded, headings only between words."""
         widest = _widest(cells)
         return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least))
 
@@ -118,12 +118,12 @@ def _print(lines: Sequence[Sequence[Segment]], console: Console) -> None:
 
 
 def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[TableColumn]:
-    """Return the columns that have something to show for these rows."""
+    """Return the columns whose condition one of the rows meets."""
     return [column for column in columns if column.when is None or any(map(column.when, rows))]
 
 
 def _narrowed(cells: Mapping[TableColumn, list[str]], width: int) -> dict[TableColumn, list[str]]:
-    """Return the columns that a narrow terminal has room for."""
+    """Return the columns that fit a narrow terminal, with their cells."""
     fitting = dict(cells)
     while _width(fitting, TIGHT, folded=True) > width and (highest := max(column.rank for column in fitting)):
         fitting = {column: texts for column, texts in fitting.items() if column.rank != highest}
@@ -138,7 +138,7 @@ def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: bool = Fals
 
 
 def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int) -> list[int]:
-    """Return the width of each column: the least that it needs, and of the rest what it can use, from left to right."""
+    """Return the width of each column: the minimum width, and what remains distributed from left to right as needed."""
     rest = width - _width(cells, gap, folded=True)
     widths = []
     for column, texts in cells.items():
@@ -153,12 +153,12 @@ def _widest(texts: Sequence[str]) -> int:
     return max(map(cell_len, texts), default=0)
 
 
-# Markdown does not read an underscore within a word as markup, and without a backslash it stays readable
+# Markdown does not parse underscores within words, and the text is more readable without backslashes
 _MARKUP = re.compile(r"[\\|`*<>\[\]]|(?<!\w)_|_(?!\w)|(?<!^)~|^[#+-](?=[\s#]|$)")
 
 
 def literal(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Return text that Markdown shows unchanged."""
     return _MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
 
 

@@ -1,7 +1,7 @@
-"""Whether other programs, or another virtual machine, had the processors while this process would have run.
+"""Detection of contention: other programs or virtual machines used the processors that this process needed.
 
-A probe of the main thread's pace does not see it: a parallel operator waits at each of its barriers for the one of its
-threads that has no processor, and takes a hundred times as long, while the main thread spins.
+Timing a loop in the main thread does not detect it. A parallel operator waits at each barrier for the thread that has
+no processor, and takes a hundred times as long, while the main thread spins.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import torch
 
 PROC = Path("/proc")
 SHARE = 0.05
-"""Of a run's time, what its threads wait in all for a processor, or what a hypervisor takes of all processors."""
+"""limit of the share of a run that its threads waited for processors in total, or that a hypervisor took of all
+processors
+"""
 WAKING_NS = 100_000
-"""Time that a thread may wait for a processor when it wakes up; on a quiet machine it takes some ten microseconds."""
+"""time that a thread may wait for a processor when it wakes up; about ten microseconds on a quiet machine"""
 MOST_BY_OTHERS = 0.1
-"""Share of this process's processors that other programs may use."""
+"""share of this process's processors that other programs may use"""
 THREADS_NS, OTHERS_NS = 50_000_000, 200_000_000
-"""Time after which threads are listed again, and /proc/stat is read again, which counts in 10 ms."""
+"""intervals of listing threads, and of reading /proc/stat, which counts in steps of 10 ms"""
 WARM_NS, RARE = 200_000, 10
-"""Time of other work after which a run is no longer slower because of a switch to another process before it (measured:
-a call of 3 us took 30 us right after one, the next one 5 us); and time between switches, or of a run, from which on
-such runs are rare or hardly slower."""
+"""WARM_NS: time of other work after which a run is no longer slower because of an earlier switch to another process
+(measured: a call of 3 us took 30 us right after a switch, the next one 5 us). RARE: multiple of it, as time between
+switches or of a run, from which on such runs are rare or hardly slower.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long threads of this process have waited for a processor up to a moment, and how often."""
+    """Total time and number of waits of this process's threads for a processor, at a point in time."""
 
     at_ns: int
     time_ns: int
@@ -42,12 +45,12 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What /proc/stat counts of this process's processors up to a moment, in ns of one of them.
+    """Usage of this process's processors at a point in time, from /proc/stat, in ns summed over processors.
 
     Attributes
     ----------
-    busy_ns : of any program; what a hypervisor took is busy too
-    own_ns : of this process
+    busy_ns : time used by any program or taken by a hypervisor
+    own_ns : time used by this process
     """
 
     at_ns: int
@@ -57,15 +60,15 @@ class Usage:
 
 
 class Contention:
-    """Counts how long the threads of this process wait for processors.
+    """Counter of the time that this process's threads wait for processors.
 
-    If the kernel counts no waits, a switch to another thread that this one did not ask for counts as one.
+    If the kernel counts no waits, an involuntary context switch counts as one.
 
     Parameters
     ----------
-    proc : folder in which the kernel describes processes
-    threads : threads that run at once; None for those of one operator
-    ignored : native number of a thread whose waits do not count
+    proc : folder of the proc file system
+    threads : number of threads that run at once; None for the threads of one operator
+    ignored : native id of a thread whose waits do not count
     """
 
     def __init__(self, proc: Path = PROC, threads: int | None = None, ignored: int | None = None) -> None:
@@ -81,7 +84,7 @@ class Contention:
         self._asked = self.read()
 
     def read(self) -> Waits:
-        """Return the waits up to now."""
+        """Return the waits so far."""
         now = perf_counter_ns()
         if now - self._listed_ns > THREADS_NS:
             self._listed_ns = now
@@ -99,12 +102,12 @@ class Contention:
         return Waits(now, self._time_ns, self._count if self._files else _switches())
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
-        """Return True if threads have waited for a processor for too long.
+        """Return True if threads have waited too long for a processor.
 
         Parameters
         ----------
-        since : start of the span; None for the last call of this method
-        run_ns : time that matters of the span; None for all of it
+        since : start of the period; None for the previous call of this method
+        run_ns : duration of the run within the period; None for the whole period
         """
         waits = self.read()
         since, self._asked = since or self._asked, waits
@@ -119,9 +122,9 @@ class Contention:
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
     def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
-        """Return True if a run waited for a core, or for something so shortly before that it was slower.
+        """Return True if a run waited for a processor, or if a wait shortly before made it slower.
 
-        marks : waits at the start of recent runs, of this one last
+        marks : waits at the start of the last runs, this one last
         """
         start = marks[-1]
         if self.is_contended(start, run_ns):
@@ -135,13 +138,13 @@ class Contention:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs used the processors of this process a moment ago."""
+        """Return True if other programs have just used the processors of this process."""
         self._look_at_others()
         return self._others > MOST_BY_OTHERS
 
     @property
     def has_room(self) -> bool:
-        """Whether other programs left enough processors for the threads of an operator a moment ago."""
+        """Return True if other programs have just left enough processors for the threads of an operator."""
         self._look_at_others()
         processors = len(os.sched_getaffinity(0))
         threads = min(self._threads or torch.get_num_threads(), processors)
@@ -157,7 +160,7 @@ class Contention:
         return (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0))
 
     def _list_threads(self) -> None:
-        """Find the threads of this process that are new."""
+        """Find new threads of this process."""
         folder = self._proc / "self" / "task"
         with suppress(OSError):
             for thread in os.listdir(folder):
@@ -168,7 +171,7 @@ class Contention:
                         self._last[thread] = _waits_in(file)
 
     def _look_at_others(self) -> None:
-        """Bring what others take up to date, if enough time has passed."""
+        """Update the usage by others, if enough time has passed."""
         before = self._usage
         if before is None or perf_counter_ns() - before.at_ns < OTHERS_NS:
             return

@@ -1,4 +1,4 @@
-"""The machine: its facts, its devices, and what was measured on it once."""
+"""The machine: facts, devices, and a cache of measurements."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 CGROUP = Path("/sys/fs/cgroup")
 USUAL_CACHE = 32 << 20
-"""Of a machine that does not say."""
+"""cache size in bytes if the system does not report one"""
 LARGEST_PAGE = 1 << 30
 SHARE_OF_FREE = 0.9
-"""Of the memory that is free, for cases."""
+"""share of free memory that cases may use"""
 
 
 def page_size(header: Mapping[str, Any]) -> int | None:
-    """Bytes of a page where a trace was captured; None where its header tells of none that there can be."""
+    """Return the page size in bytes from a trace header, or None if it is missing or implausible."""
     page = header.get("page_size")
     return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
 
 
 def cache_folder() -> Path:
-    """Where what compilers made and what was measured is kept: `$OPGRIP_CACHE`, or `opgrip` in the user's caches."""
+    """Return the folder for compiled code and measurements: `$OPGRIP_CACHE`, or `opgrip` in the user's cache folder."""
     folder = os.environ.get("OPGRIP_CACHE")
     if folder:
         return Path(folder).expanduser()
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
 
 
 def processor(device: str) -> list[str]:
-    """What compiled code depends on: the processor's name and instructions, or the GPU's name."""
+    """Return the device properties that compiled code depends on: CPU name and instructions, or GPU name."""
     import torch
 
     module = _module_of(device)
@@ -51,13 +51,13 @@ def processor(device: str) -> list[str]:
 
 
 def last_cache_bytes(device: str) -> int:
-    """Size of the last cache that a core or a device shares; 32 MB where the system does not say."""
+    """Return the size of the last-level cache of a core or device in bytes; 32 MB if unknown."""
     module = _module_of(device)
     if module is not None:
         properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
         sizes = (int(getattr(properties, name, 0)) for name in ("L2_cache_size", "last_level_cache_size"))
         return max(sizes) or USUAL_CACHE
-    # per instance, where sysconf gives the sum of all
+    # this is the size of one instance; sysconf reports the sum of all
     for index in (3, 2):
         text = "".join(lines(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size"))
         if text.endswith("K") and text[:-1].isdigit():
@@ -67,13 +67,13 @@ def last_cache_bytes(device: str) -> int:
 
 
 def available_memory(device: str) -> int | None:
-    """Bytes that cases may have on a device; None where the system does not say."""
+    """Return the number of bytes that cases may use on a device, or None if unknown."""
     free = free_memory(device)
     return None if free is None else int(SHARE_OF_FREE * free)
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes that are free on a device; None where the system does not say."""
+    """Return the number of free bytes on a device, or None if unknown."""
     module = _module_of(device)
     if module is not None:
         return int(module.mem_get_info(device)[0]) if hasattr(module, "mem_get_info") else None
@@ -81,7 +81,7 @@ def free_memory(device: str) -> int | None:
 
 
 def _module_of(device: str) -> Any:
-    """The part of torch that knows an accelerator; None for the CPU."""
+    """Return the torch module of an accelerator, or None for the CPU."""
     import torch
 
     kind = torch.device(device).type
@@ -96,9 +96,9 @@ def _meminfo() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """What a container may still take.
+    """Return the bytes that a container may still allocate, or None without a limit.
 
-    What it uses counts pages of files that were read, which go when memory is short: those not in use are taken off.
+    Its usage includes cached file pages, which are freed when memory is short; inactive ones are subtracted.
     """
     most, used, stat = (lines(str(CGROUP / f"memory.{name}")) for name in ("max", "current", "stat"))
     if not most or not used or not most[0].isdigit():
@@ -108,7 +108,7 @@ def _cgroup() -> int | None:
 
 
 def lines(path: str) -> list[str]:
-    """Of a file that the system has; none where it has not."""
+    """Return the lines of a system file, or an empty list if it cannot be read."""
     try:
         return Path(path).read_text().splitlines()
     except OSError:
@@ -116,11 +116,11 @@ def lines(path: str) -> list[str]:
 
 
 def parse_device(name: str) -> torch.device:
-    """The device of that name, whether it is here or not.
+    """Return the device with a name, even if this machine lacks it.
 
     Raises
     ------
-    UserError : where torch does not know it
+    UserError : if torch does not know the device
     """
     import torch
 
@@ -129,18 +129,18 @@ def parse_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise unknown from error
-    # torch keeps eight bits of an index: of cuda:256 it makes cuda:0
+    # torch keeps eight bits of an index, so that cuda:256 becomes cuda:0
     if name.partition(":")[2] not in ("", str(device.index)):
         raise unknown
     return device
 
 
 def check_device(name: str) -> torch.device:
-    """The device of that name.
+    """Return the device with a name after checking that it works.
 
     Raises
     ------
-    UserError : where torch does not know it or this machine lacks it
+    UserError : if torch does not know the device or this machine lacks it
     """
     import torch
 
@@ -155,9 +155,9 @@ def check_device(name: str) -> torch.device:
 
 
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-    """Numbers as measured now, or at an earlier time with this processor, number of threads and version of torch.
+    """Return measured numbers, cached by processor, number of threads and version of torch.
 
-    They are kept in `measured.json`, in the user's folder for caches.
+    The cache is `measured.json` in `cache_folder()`.
     """
     import torch
 
@@ -166,7 +166,7 @@ def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]
     numbers_by_name = _read_cache(path)
     if name not in numbers_by_name:
         numbers_by_name[name] = list(measure())
-        # where the folder cannot be written, they are measured again the next time
+        # if the folder is not writable, they are measured again next time
         with suppress(OSError, UserError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path, force=True) as file:

@@ -1,4 +1,4 @@
-"""What a GPU says of itself by NVML, which starts no CUDA: its limits, and energy, power and clock at a time."""
+"""GPU limits, energy, power and clock from NVML, without starting CUDA."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from opgrip.errors import UserError
 
 IDLE = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks")
-"""Reasons for a lower clock that are no throttling: nothing to do, and what the user asked for."""
+"""reasons for a lower clock that do not count as throttling: an idle GPU, and the user's settings"""
 REASONS = (
     *IDLE,
     *("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"),
     "DisplayClockSetting",
 )
-"""Names of NVML's bits, in `nvmlClocksEventReason...` and in older versions `nvmlClocksThrottleReason...`."""
+"""names of NVML bits, with the prefix `nvmlClocksEventReason` or, in older versions, `nvmlClocksThrottleReason`"""
 KINDS = ("GPU", "MIG")
-"""What the names of devices begin with: whole GPUs, and instances of one that is shared out."""
+"""prefixes of device identifiers: whole GPUs and MIG instances"""
 
 
 class Gpu:
-    """A GPU's counters; each reading is None where this GPU, its driver or its virtual machine does not have it.
+    """Counters of a GPU. A reading is None if the GPU, its driver or its virtual machine does not support it.
 
     Parameters
     ----------
     nvml : the module `pynvml`, initialized
-    handle : of the GPU, or of an instance of one, which has the clock of the whole
+    handle : handle of a GPU, or of a MIG instance, whose clock is that of the whole GPU
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -36,31 +36,31 @@ class Gpu:
         self._whole = handle if whole is None else whole
 
     def energy_mj(self) -> float | None:
-        """Since the driver was loaded; older GPUs count none, and instances of a shared one neither."""
+        """Return the energy since the driver was loaded; None for older GPUs and MIG instances."""
         return _number(self._read("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def power_mw(self) -> float | None:
-        """What it takes now; of some GPUs the mean of the last second."""
+        """Return the current power; on some GPUs, the mean of the last second."""
         return _number(self._read("nvmlDeviceGetPowerUsage", self._handle))
 
     def clock_mhz(self) -> float | None:
-        """Of its multiprocessors."""
+        """Return the clock of the multiprocessors."""
         return _number(self._read("nvmlDeviceGetClockInfo", self._whole, getattr(self._nvml, "NVML_CLOCK_SM", 1)))
 
     def free_bytes(self) -> int | None:
-        """Of its memory, that no program has now."""
+        """Return the free memory."""
         memory = self._read("nvmlDeviceGetMemoryInfo", self._handle)
         return None if memory is None else int(memory.free)
 
     def throttle_reasons(self) -> list[str]:
-        """Why the clock is lower than it could be."""
+        """Return the reasons why the clock is throttled."""
         mask = self._read("nvmlDeviceGetCurrentClocksEventReasons", self._whole)
         if mask is None:
             mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", self._whole)
         return [name for name in REASONS if name not in IDLE and int(mask or 0) & self._bit(name)]
 
     def limits(self) -> dict[str, float | bool]:
-        """What does not change while programs run, by the names that traces have for it."""
+        """Return the values that do not change while programs run, by their names in traces."""
         readings = {
             "power_limit_w": _scaled(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
             "max_sm_mhz": self._max_clock_mhz("NVML_CLOCK_SM", 1),
@@ -71,10 +71,10 @@ class Gpu:
         return {name: value for name, value in readings.items() if value is not None}
 
     def versions(self) -> dict[str, str]:
-        """Of the driver, and the newest CUDA that it runs."""
+        """Return the versions of the driver and of the newest CUDA that it supports."""
         driver = self._read("nvmlSystemGetDriverVersion")
         newest = self._read("nvmlSystemGetCudaDriverVersion_v2")
-        # older versions of the package give bytes
+        # older versions of the package return bytes
         texts = {
             "driver": driver.decode() if isinstance(driver, bytes) else driver,
             "driver_cuda": None if newest is None else f"{newest // 1000}.{newest % 1000 // 10}",
@@ -82,7 +82,7 @@ class Gpu:
         return {name: text for name, text in texts.items() if text is not None}
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         self._read("nvmlShutdown")
 
     def _read(self, name: str, *arguments: Any) -> Any:
@@ -101,11 +101,11 @@ class Gpu:
 
 
 def open_gpu(device: str) -> Gpu:
-    """The counters of a GPU.
+    """Return the counters of a GPU.
 
     Raises
     ------
-    UserError : where there is no GPU, no NVML, or no permission
+    UserError : if the device is not an NVIDIA GPU, NVML is missing, or access is not permitted
     """
     if device.partition(":")[0] != "cuda":
         raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it out")
@@ -121,7 +121,7 @@ def open_gpu(device: str) -> Gpu:
 
 
 def find_gpu(device: str) -> Gpu | None:
-    """The same; None where nothing tells of it."""
+    """Return the counters of a GPU, or None if they cannot be read."""
     try:
         return open_gpu(device)
     except UserError:
@@ -129,7 +129,7 @@ def find_gpu(device: str) -> Gpu | None:
 
 
 def _handle(nvml: Any, device: str) -> Any:
-    """By identity: CUDA counts the devices that it is let see, NVML all."""
+    """Return the handle of a device by its UUID, because CUDA numbers only visible devices and NVML numbers all."""
     import torch
 
     uuid = torch.cuda.get_device_properties(device).uuid
@@ -152,5 +152,5 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _is_on(modes: Any) -> bool | None:
-    """Whether what is now, of a pair with what will be after a restart, is on."""
+    """Return the current state from a pair of current and pending state."""
     return None if modes is None else bool(modes[0])

@@ -1,4 +1,4 @@
-"""What a page fault costs on this machine, and whether page faults cost much more."""
+"""Cost of a page fault on this machine, and detection of much slower page faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROBED_BYTES, PROBES = 2 << 20, 3
 TICK_NS = 4_000_000
-"""Unit in which most kernels count the time that a process spends in them."""
+"""unit in which most kernels count the system time of a process"""
 
 
 def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
@@ -25,10 +25,10 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
 @functools.cache
 def usual_fault_ns() -> float | None:
-    """Measure what a page fault costs here for memory that the system has at hand; None where that is not known.
+    """Measure the usual time of a page fault for memory that the system has ready, or None if unknown.
 
-    Pages that were just freed are the next ones that the system provides. Where it provides huge pages unasked, page
-    faults differ in size and have no usual cost.
+    Recently freed pages are the next ones that the system provides. If it provides huge pages on its own, page faults
+    differ in size and have no usual cost.
     """
     if not hasattr(mmap, "MADV_DONTNEED") or _has_huge_pages():
         return None
@@ -39,7 +39,7 @@ def usual_fault_ns() -> float | None:
 
 
 def _touch(memory: mmap.mmap) -> float | None:
-    """Write all pages, free them, and return the time of each page fault."""
+    """Write all pages, free them, and return the time per page fault."""
     pages = np.frombuffer(memory, dtype=np.uint8)[:: resource.getpagesize()]
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, perf_counter_ns()
     pages[:] = 1

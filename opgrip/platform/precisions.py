@@ -1,6 +1,6 @@
-"""Where torch lets a program say how exactly float32 is computed, since torch 2.9.
+"""Precision of float32 operators, which a program can set per backend since torch 2.9.
 
-Once one of these was set, torch's older settings for all places raise when they are read.
+After one of these settings was changed, reading torch's older global settings raises an error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 from opgrip.errors import raise_if_from_program
 
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-"""Below `torch.backends`."""
+"""paths of the settings below `torch.backends`"""
 VALUES = ("none", "ieee", "tf32", "bf16")
 USUAL = {"cudnn.conv": ("tf32",), "cudnn.rnn": ("tf32",)}
-"""What places have from the start, where that is not `none`, which comes to `ieee`."""
+"""initial values that differ from `none`, which means `ieee`"""
 
 _READERS = {place: attrgetter(f"{place}.fp32_precision") for place in PLACES}
 _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf32", "cudnn.rnn": "cudnn.allow_tf32"}
-"""Settings of torch before 2.9."""
+"""equivalent settings of torch before 2.9"""
 
 
 def read_precision(place: str) -> str | None:
-    """How exactly a place computes; None where this torch does not say."""
+    """Return the precision of a backend, or None if this version of torch does not have the setting."""
     try:
         value: str = _READERS[place](torch.backends)
     except (AttributeError, RuntimeError) as error:
@@ -35,7 +35,7 @@ def read_precision(place: str) -> str | None:
 
 
 def allows_tf32(place: str) -> bool:
-    """Whether a place on a GPU may multiply float32 as TF32."""
+    """Return True if a GPU backend may multiply float32 as TF32."""
     value = read_precision(place)
     if value is not None:
         return value == "tf32"
@@ -46,15 +46,15 @@ def allows_tf32(place: str) -> bool:
 
 
 def set_precision(place: str, value: Any) -> None:
-    """Have a place compute so; raises what torch does where it cannot."""
+    """Set the precision of a backend; raises torch's error if that is not possible."""
     attrgetter(place)(torch.backends).fp32_precision = value
 
 
 def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
-    """Whether a GPU may compute an operator on float32 as TF32, under the settings of a context.
+    """Return True if a GPU may compute a float32 operator as TF32, under the settings of a context.
 
-    Convolutions and recurrent networks have settings of their own, which allow it unless a program says otherwise;
-    units and samples may have some of either kind.
+    Convolutions and recurrent networks have separate settings, which allow TF32 by default. Subgraph cases and samples
+    may contain operators of every kind.
     """
     values = parse_precisions(str(context.get("fp32_precision", "")))
     of_products = "tf32" if context.get("matmul_precision") in ("high", "medium") else "ieee"
@@ -70,7 +70,7 @@ def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
 
 
 def describe_precisions() -> str:
-    """Those that are not as they usually are: `cuda.matmul:tf32,mkldnn.conv:bf16`."""
+    """Return the settings that differ from their initial values, such as `cuda.matmul:tf32,mkldnn.conv:bf16`."""
     values = {place: read_precision(place) for place in PLACES}
     unusual = {
         place: value for place, value in values.items() if value not in (None, *USUAL.get(place, ("none", "ieee")))
@@ -79,6 +79,6 @@ def describe_precisions() -> str:
 
 
 def parse_precisions(text: str) -> dict[str, str]:
-    """The values by place of what `describe_precisions` gave, without those that torch does not know."""
+    """Return the settings in a result of `describe_precisions` by name, without unknown ones."""
     pairs = (part.partition(":") for part in text.split(","))
     return {place: value for place, _, value in pairs if place in PLACES and value in VALUES}

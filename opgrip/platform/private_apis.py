@@ -1,4 +1,4 @@
-"""What a module uses of torch's private interfaces, and what it does where a torch lacks one of them."""
+"""Use of torch's private interfaces, with a fallback for versions of torch that lack one."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ FOUND = "found"
 
 
 class PrivatePlaces:
-    """The private places of torch that one module uses, each declared once with its fall-back."""
+    """Private interfaces of torch that a module uses, each declared once with its fallback."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Callable[[], bool], str]] = {}
 
     def take(self, name: str, fallback: Any, otherwise: str) -> Any:
-        """What torch has under a dotted name; `fallback` where it has nothing there. Imports no module.
+        """Return the object with a dotted name, or `fallback` if this torch lacks it, without importing modules.
 
         Parameters
         ----------
-        otherwise : what the fall-back does, in a few words
+        otherwise : short description of the fallback's behaviour
         """
         self.declare(name, lambda: _at(name) is not None, otherwise)
         thing = _at(name)
         return fallback if thing is None else thing
 
     def take_later(self, name: str, fallback: Any, otherwise: str) -> Callable[[], Any]:
-        """The same for what lies in a module that takes torch long to import: a function that does so."""
+        """Return a function that imports and returns the object, for modules that take long to import."""
 
         def is_there() -> bool:
             _import_around(name)
             return _at(name) is not None
 
-        # captures ask at each new call
+        # captures call this for each new signature
         @cache
         def thing() -> Any:
             return _at(name) if is_there() else fallback
@@ -45,18 +45,18 @@ class PrivatePlaces:
         return thing
 
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
-        """Enter a place.
+        """Declare an interface.
 
         Parameters
         ----------
-        is_usable : tells whether this torch has it in a form that the module can use
+        is_usable : returns True if this torch has the interface in a usable form
         """
         if not otherwise.strip() or name in self._places:
             raise ValueError(f"{name} is declared once, with what is done where a torch lacks it")
         self._places[name] = (is_usable, otherwise)
 
     def report(self) -> dict[str, str]:
-        """For each place `found`, or what is done instead."""
+        """Return, for each interface, `found` or the behaviour of its fallback."""
         return {name: FOUND if is_usable() else otherwise for name, (is_usable, otherwise) in self._places.items()}
 
 

@@ -1,11 +1,11 @@
-"""Child processes that may crash, hang or take too much: start one, watch it, and report how it ended.
+"""Child processes that may crash, hang or use too much memory: starting, watching, and reporting how they ended.
 
 `run_program` runs a command to its end. A `Child` is a process that exchanges JSON lines with this one: a function that
-runs in a fork, which starts within milliseconds but must not be used once torch has started threads, or a module that a
-fresh Python runs. It writes a `Heartbeat` before each step, in memory that both processes share, so that its supervisor
-knows which step crashed or hangs. A child leads a process group, and what it started ends with it.
+runs in a fork, which starts within milliseconds but must not be used once torch has started threads, or a module in a
+new Python process. It writes a `Heartbeat` before each step, in memory that both processes share, so that its
+supervisor knows which step crashed or hangs. A child leads a process group, so that its own children end with it.
 
-A confined child runs in bubblewrap, without network and with a file system that is read-only but for some folders.
+A confined child runs in bubblewrap, without network and with a file system that is read-only except for some folders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from opgrip.errors import UserError
 POLL_S = 0.1
 """How long `receive` waits for a message by default."""
 IDLE = -1
-"""A heartbeat's item or part if the child is at none."""
+"""item or part of a heartbeat while the child works on none"""
 FAILED, TIMEOUT = "failed", "timeout"
 DEVICE_LOST = 75
 """Exit status of a process that can no longer use its device."""
@@ -49,8 +49,8 @@ class Beat:
 
     Attributes
     ----------
-    item, part : what it works on, and which part of that; `IDLE` for none
-    since_ns : its start, by the monotonic clock
+    item, part : the item it works on, and which part of that; `IDLE` for none
+    since_ns : start of the step, by the monotonic clock
     """
 
     item: int
@@ -61,19 +61,20 @@ class Beat:
 class Heartbeat:
     """The current step of a child, in memory shared with its supervisor.
 
-    Writing costs a fraction of a microsecond, so a child writes before every run of a call. The memory holds the number
-    of writes and the newest entries, each with a hash of its fields and number. A reader recognises an entry that is
-    half written by its hash, and a child that is killed while it writes leaves the entry before.
+    A write costs a fraction of a microsecond, so a child writes before every run of a call. The memory holds the number
+    of writes and the newest entries, each with a hash of its fields and number. The hash lets a reader detect an
+    incomplete entry; if a child is killed while it writes, the previous entry remains.
 
     Parameters
     ----------
-    file : descriptor of the file in which the memory lies; the child inherits it
+    file : descriptor of the shared file, which the child inherits
     """
 
     _COUNT, _ENTRY = struct.Struct("q"), struct.Struct("qqqq")
     _ENTRIES = 16
     _SIZE = _COUNT.size + _ENTRIES * _ENTRY.size
-    # one read is almost always enough; a child may write anywhere in its memory, and spoilt memory never has an entry
+    # one read is almost always enough; a child may write anywhere in its memory, and corrupt memory never has a valid
+    # entry
     _MOST_READS = 10_000
 
     def __init__(self, file: int) -> None:
@@ -88,18 +89,18 @@ class Heartbeat:
             self.rest()
 
     def enter(self, item: int, part: int = IDLE) -> None:
-        """Note that a step starts."""
+        """Record the start of a step."""
         number, since_ns = self._count[0] + 1, monotonic_ns()
         check = hash((number, item, part, since_ns))
         self._ENTRY.pack_into(self._memory, self._offset(number), item, part, since_ns, check)
         self._count[0] = number
 
     def rest(self) -> None:
-        """Note that the child is between steps."""
+        """Record that the child is between steps."""
         self.enter(IDLE)
 
     def read(self) -> Beat:
-        """Return the current step; an idle one if the child has spoilt the memory."""
+        """Return the current step, or an idle one if the child has corrupted the memory."""
         for _ in range(self._MOST_READS):
             number = self._count[0]
             item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))
@@ -113,13 +114,13 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended before it was finished.
+    """Premature end of a child.
 
     Attributes
     ----------
     item, part : its last step; see `Beat`
     status : `failed`, or `timeout` if it was killed because a step took too long
-    reason : why, in one line
+    reason : the cause in one line
     """
 
     item: int
@@ -133,11 +134,11 @@ class Child:
 
     Parameters
     ----------
-    run : a function that runs in a fork, called with the descriptors that it reads and writes and its heartbeat; or the
-        name of a module, which a fresh Python runs and which starts with `receive_request`
-    request : for a module, what `receive_request` returns
-    timeout_s : of a step, after which the child is killed; None for no limit
-    confined : for a module, the folders that it may write to when it runs in bubblewrap; None to run it without
+    run : a function to run in a fork, called with the descriptors that it reads and writes and its heartbeat; or
+        the name of a module to run in a new Python process, which starts with `receive_request`
+    request : for a module, the return value of `receive_request`
+    timeout_s : time limit of a step, after which the child is killed; None for no limit
+    confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Child:
         os.setsid()
         end_with_parent()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        # what extensions print does not belong into the parent's output
+        # keep output of extensions out of the parent's output
         os.dup2(self._errors.fileno(), 1)
         os.dup2(self._errors.fileno(), 2)
 
@@ -200,18 +201,18 @@ class Child:
         return process.pid
 
     def fileno(self) -> int:
-        """Return the descriptor that messages come from."""
+        """Return the descriptor that messages are read from."""
         return self._from
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; a child that has ended does not get it."""
+        """Send a message; it is lost if the child has ended."""
         text = json.dumps(message).encode() + b"\n"
         with suppress(BrokenPipeError):
             while text:
                 text = text[os.write(self._to, text) :]
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return the messages that have come, after at most this time; kill a child whose step takes too long."""
+        """Return messages that arrive within `wait_s`; kill a child whose step takes too long."""
         if not select.select([self._from], [], [], wait_s)[0]:
             self._end_if_late()
             return []
@@ -226,11 +227,11 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Return what a child sends by `answer`, or how it ended without; raises the `UserError` that it raised.
+        """Return the result that a child sends by `answer`, or how it ended without one; raise its `UserError`.
 
         Parameters
         ----------
-        report : is called with the child's progress
+        report : called with the child's progress
         """
         answer: dict[str, Any] | None = None
         while not isinstance(received := self.receive(), Ended):
@@ -239,7 +240,7 @@ class Child:
                     report(*message["progress"])
                 else:
                     answer = message
-            # also if it reports its progress all the time
+            # check this also while the child keeps reporting progress
             self._end_if_late()
         if answer is None or self._is_late or self._status:
             return received
@@ -248,17 +249,17 @@ class Child:
         return answer
 
     def finish(self) -> None:
-        """Let the child exit by itself, and wait for that: it reads the end of its messages."""
+        """Close the child's input and wait until it exits."""
         self._close_input()
         self._wait()
 
     def kill(self) -> None:
-        """End the child and all that it started, such as compilers."""
+        """Kill the child and its own children, such as compilers."""
         if self._status is None:
             kill_group(self._pid)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and free what is kept for it."""
+        """Kill the child if it still runs, and free its resources."""
         self.kill()
         self._wait()
         self._close_input()
@@ -305,20 +306,20 @@ class Child:
 
 
 def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
-    """Return, in a module that a `Child` runs, its request, its heartbeat and the descriptor that it writes to.
+    """Return the request, heartbeat and output descriptor of a module that a `Child` runs.
 
-    It reads further messages from descriptor 0.
+    The module reads further messages from descriptor 0.
     """
-    # what extensions print must not come between messages
+    # output of extensions must not come between messages
     output = os.dup(1)
     os.dup2(2, 1)
     line = b""
-    # not a byte more: another reader reads the rest
+    # read no further byte, because another reader reads the rest
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
     request: dict[str, Any] = json.loads(line)
     if os.getppid() == request.pop("parent"):
-        # else a profiler or bubblewrap is in between, which ends this process itself
+        # otherwise the parent is a profiler or bubblewrap, which ends this process itself
         end_with_parent()
     return request, Heartbeat(request.pop("heartbeat")), output
 
@@ -331,11 +332,11 @@ def write_message(output: int, message: Any) -> None:
 
 
 def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) -> None:
-    """Send what a function returns, or the `UserError` that it raises, and exit.
+    """Send the result of a function, or the `UserError` that it raises, and exit.
 
     Parameters
     ----------
-    run : is given a function that reports progress
+    run : called with a function that reports progress
     """
     try:
         message = run(lambda *progress: write_message(output, {"progress": progress}))
@@ -346,13 +347,13 @@ def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) ->
 
 
 def end_with_parent() -> None:
-    """Have the system end this process with the thread that started it, however that ends."""
+    """Make the system end this process when the thread that started it ends for any reason."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def kill_group(pid: int) -> None:
-    """End a process that leads a group, with all of the group."""
+    """Kill all processes of a group, given the id of its leader."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except OSError:
@@ -403,12 +404,12 @@ def run_program(
     log: IO[bytes] | None = None,
     started: Callable[[int], None] = lambda pid: None,
 ) -> Finished:
-    """Run a command in a process group of its own, which ends with it.
+    """Run a command in a separate process group, which ends with it.
 
     Parameters
     ----------
-    log : takes its output and errors; None to return them
-    started : is called with the number of the process
+    log : receives its output and errors; None to return them
+    started : called with the process id
     """
     process = subprocess.Popen(
         command,
@@ -429,7 +430,7 @@ def run_program(
         kill_group(process.pid)
         output, errors = process.communicate()
     finally:
-        # what it started may still run
+        # its own children may still run
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -440,7 +441,7 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return the prefix of a command that runs without network, and may write to some folders only."""
+    """Return a command prefix that confines a command: no network, and write access to some folders only."""
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
     return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]
