@@ -1,1 +1,1 @@
-"""A whole trace, and tables of its calls."""
+"""Traces loaded into memory, and tables of their calls."""

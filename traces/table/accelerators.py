@@ -1,6 +1,7 @@
-"""Devices, libraries and settings that a reader of times needs to know, and why times are doubtful.
+"""Facts about devices, libraries and settings that affect measured times, and reasons to doubt those times.
 
-Nothing here starts an accelerator: those that are in use are asked, and what they do not tell is left out.
+Nothing here starts an accelerator. Only accelerators that are already in use are queried, and facts that they do not
+report are left out.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
 
 CONTENDED = 0.2
-"""Share of a capture with other processes on the processors from which on its times are doubtful."""
+"""share of a capture in which other processes used the processors, from which on its times are doubtful"""
 SLOW = 0.05
-"""Share of the calls' time that slow memory took from which on they are."""
+"""share of the calls' time spent on slow memory, from which on the times are doubtful"""
 
 
 def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
-    """Yield what made the times of a capture doubtful, and what to do about it.
+    """Yield the reasons why the times of a capture are doubtful, each with a remedy.
 
     Parameters
     ----------
@@ -47,10 +48,10 @@ def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
 
 
 Facts = dict[str, Any]
-"""By name numbers, truths, texts, lists of texts, and facts again."""
+"""facts by name: numbers, booleans, strings, lists of strings, or nested facts"""
 
 DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
-"""Files of the system that name the version of a driver."""
+"""system files that contain the version of a driver"""
 
 PROPERTIES = {
     "name": ("name",),
@@ -60,7 +61,7 @@ PROPERTIES = {
     "multiprocessors": ("multi_processor_count", "max_compute_units"),
     "driver": ("driver_version",),
 }
-"""What the properties of a device are called, by kind."""
+"""names of a device's properties, by kind of device"""
 
 ATTENTION = {
     "flash": "flash_sdp_enabled",
@@ -68,37 +69,37 @@ ATTENTION = {
     "cudnn": "cudnn_sdp_enabled",
     "math": "math_sdp_enabled",
 }
-"""Below `torch.backends.cuda`, whether scaled dot product attention may be computed so."""
+"""attributes of `torch.backends.cuda` that enable implementations of scaled dot product attention"""
 
 PRODUCTS = (
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-"""Below `torch.backends.cuda.matmul`."""
+"""attributes of `torch.backends.cuda.matmul`"""
 
 UNITS = {"w": "W", "mhz": "MHz"}
-"""By what the name of a fact ends in."""
+"""unit of a fact, by the suffix of its name"""
 
 VARIABLES = (
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
 )
-"""Of the environment, which steer the allocator, and what libraries compute with."""
+"""environment variables that control the allocator and the libraries' arithmetic"""
 
 
 HOST = ("cpu", "meta")
-"""Devices that are none."""
+"""device types that are not accelerators"""
 
 
 def device_of(signature: Signature) -> str:
-    """Where a signature's tensors are: on the first accelerator among them, else on the host."""
+    """Return the device of a signature's tensors: that of the first tensor on an accelerator, else the host."""
     devices = [spec.device for spec in tensors([signature.args, signature.kwargs, signature.outputs])]
     return next((device for device in devices if device not in HOST), devices[0] if devices else "cpu")
 
 
 def describe_accelerators(devices: Sequence[str]) -> Facts:
-    """Facts under `devices` by device, `libraries` and `settings`; empty where there are no devices.
+    """Return the facts about some devices under `devices`, `libraries` and `settings`; empty without devices.
 
     Parameters
     ----------
@@ -109,7 +110,7 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
     kinds = {torch.device(device).type for device in devices}
     versions: dict[str, str] = {}
     facts_by_device: dict[str, Facts] = {}
-    # NVML is let go of after the last, since it takes long to come up again
+    # NVML is released only after the last device, because it takes long to start again
     with ExitStack() as stack:
         for device in devices:
             facts_by_device[device] = _properties(device)
@@ -123,7 +124,7 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
 
 
 def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
-    """The facts of both; where they differ, the second's."""
+    """Return the facts of both mappings; the second wins if they differ."""
     merged = dict(first)
     for name, value in second.items():
         before = merged.get(name)
@@ -135,11 +136,11 @@ def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
 
 
 def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
-    """Lines of a title and a text: the devices, those that are alike in one; the libraries; their settings.
+    """Yield titles and texts about the devices, the libraries and their settings; identical devices share a line.
 
     Parameters
     ----------
-    accelerator : what `describe_accelerators` gave, or what a file of a stranger has in its place
+    accelerator : the result of `describe_accelerators`, or unchecked content of an untrusted file
     """
     devices_of_text: dict[str, list[str]] = {}
     for device, facts in _items(_items(accelerator).get("devices")).items():
@@ -182,24 +183,24 @@ def _size(count: int) -> str:
 
 
 def _properties(device: str) -> Facts:
-    """What torch tells of a device."""
+    """Return the properties that torch reports for a device."""
     module = getattr(torch, torch.device(device).type)
     properties = _tell(lambda: module.get_device_properties(device))
     facts: Facts = {}
     for name, attributes in PROPERTIES.items():
         value = next((value for item in attributes if (value := getattr(properties, item, None)) is not None), None)
-        # torch built for CUDA has the name for it
+        # in CUDA builds of torch, the attribute of the architecture holds the device's name
         if isinstance(value, str | int) and not (name == "architecture" and torch.version.hip is None):
             facts[name] = value
     capability = _tell(lambda: module.get_device_capability(device))
-    # of some accelerators it is a dictionary of all that they can
+    # some accelerators return a dictionary of their capabilities
     if isinstance(capability, tuple):
         facts["capability"] = ".".join(map(str, capability))
     return facts
 
 
 def _libraries(kinds: Collection[str]) -> dict[str, str]:
-    """Versions; those of CUDA and its like are what torch was built with and runs on."""
+    """Return versions of libraries. For CUDA and ROCm, these are the versions that torch was built with and runs on."""
     readers: dict[str, Callable[[], Any]] = {
         "driver": _driver,
         "cuda": lambda: torch.version.cuda,
@@ -229,7 +230,7 @@ def _cudnn_version() -> str | None:
 
 
 def _settings(kinds: Collection[str]) -> Facts:
-    """What changes how operators run, for all of the process."""
+    """Return the process-wide settings that change how operators run."""
     matmul = torch.backends.cuda.matmul
     products = {name: _tell(partial(getattr, matmul, name)) for name in PRODUCTS}
     facts: Facts = {
@@ -245,14 +246,14 @@ def _settings(kinds: Collection[str]) -> Facts:
 
 
 def _precisions() -> Iterator[tuple[str, str]]:
-    """How exactly float32 is computed, by place; of torch before 2.9 whether TF32 is allowed."""
+    """Yield the float32 precision of each backend; before torch 2.9, whether TF32 is allowed."""
     for place in PLACES:
         if not place.startswith("mkldnn"):
             yield place, read_precision(place) or ("tf32" if allows_tf32(place) else "ieee")
 
 
 def _tell(read: Callable[[], Any] | None) -> Any:
-    """What a function tells; None where there is none or it cannot."""
+    """Return the result of `read`, or None if it is missing or fails."""
     with suppress(Exception):
         return None if read is None else read()
     return None

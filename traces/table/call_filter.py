@@ -1,4 +1,4 @@
-"""Selection of calls: those of a phase, a module, an operator, or some steps, by shell patterns of their names."""
+"""Selection of calls by phase, step, and shell patterns of module and operator names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from opgrip.traces.table.step_starts import StepStarts, find_step_starts
 
 
 class CallFilter:
-    """The calls that meet all conditions.
+    """A filter that selects the calls that meet all conditions.
 
     Parameters
     ----------
-    phase, module, op : names and patterns of which one must match; none are met by all
-    steps : counted from 0, and when those of each process began; None for all
+    phase, module, op : names and patterns, of which a call must match one; an empty sequence accepts every call
+    steps : selected steps, counted from 0, and the start times of each process's steps; None selects every step
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class CallFilter:
         self._scopes, self._signatures = NumberSet(), NumberSet()
 
     def note(self, record: Record | CallBlock) -> None:
-        """Remember what later calls refer to."""
+        """Store a record that later calls refer to."""
         if isinstance(record, Scope):
-            # as `Trace.calls` has it: a backward call is of the module that its forward call was of
+            # as in `Trace.calls`, a backward call belongs to the module of its forward call
             of_forward = None if record.forward is None else self._modules.get(record.forward)
             name = record.module if of_forward is None else of_forward
             self._modules[record.number] = record.module
@@ -70,7 +70,10 @@ def call_filter(
     op: str | Sequence[str],
     steps: range | int | None,
 ) -> CallFilter | None:
-    """Return the filter of some conditions, None for all calls; steps, which a file does not mark, are read first."""
+    """Return the filter for some conditions, or None if all are empty.
+
+    If steps are selected, the trace is read once to find where they start, because a file does not mark them.
+    """
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):
         raise UserError(f"there is no phase {', '.join(map(str, phases))}", f"there are {', '.join(PHASES)}")
@@ -83,11 +86,11 @@ def call_filter(
 
 
 def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
-    """When the steps of a trace began, which has to have these.
+    """Return when the steps of a trace began, after checking that the selected steps exist.
 
     Raises
     ------
-    UserError : where the trace does not tell its steps apart, or has none of these
+    UserError : if the trace does not distinguish its steps, or lacks a selected one
     """
     if steps.step != 1 or not steps or steps.start < 0:
         raise UserError(f"{steps} holds no steps that follow each other", "count them from 0, as in range(3, 5)")

@@ -16,14 +16,14 @@ from opgrip.traces.schema.records import DeviceTimes
 
 
 class NumberSet:
-    """A set that is asked for columns of numbers at once, and grows while a trace is read."""
+    """A set of integers that tests whole columns for membership and can grow while a trace is read."""
 
     def __init__(self) -> None:
         self._numbers: set[int] = set()
         self._array: Integers | None = None
 
     def put(self, number: int, is_in: bool = True) -> None:
-        """Add a number, or take it out."""
+        """Add a number, or remove it."""
         (self._numbers.add if is_in else self._numbers.discard)(number)
         self._array = None
 
@@ -31,27 +31,27 @@ class NumberSet:
         return number in self._numbers
 
     def flags(self, column: Integers) -> NDArray[np.bool_]:
-        """Of each of a column's numbers, (N,), whether it is among these."""
+        """Return a mask, (N,), of the numbers in `column` that belong to the set."""
         if self._array is None:
             self._array = np.array(sorted(self._numbers), dtype=np.int64)
         return np.isin(column, self._array)
 
 
 KEPT_CALLS = 1 << 19
-"""Calls that are kept in memory, some 80 bytes each; those of a trace with more are read again each time."""
+"""maximum number of calls kept in memory, about 80 bytes each; calls of longer traces are read again each time"""
 UNTOLD = np.iinfo(np.int64).min
-"""Device time of a call that no later record tells of."""
+"""device time of a call that no later record reports"""
 
 Select = Callable[[CallBlock], CallBlock]
 
 
 class CallSource:
-    """Blocks of calls with the times on a device that later records tell, as far as they are selected.
+    """Selected blocks of calls, completed with the device times that later records report.
 
     Parameters
     ----------
-    read : gives the blocks again, from the file
-    select : the part of a block that is selected; None for all of it
+    read : function that reads the blocks again from the file
+    select : function that returns the selected part of a block; None selects the whole block
     """
 
     def __init__(self, read: Callable[[], Iterable[CallBlock]], select: Select | None = None) -> None:
@@ -65,7 +65,7 @@ class CallSource:
         self.calls = 0
 
     def add(self, block: CallBlock) -> None:
-        """Take note of a block that is read for the first time."""
+        """Register a block that is read for the first time."""
         self._all_by_thread[block.thread] += len(block)
         self._blocks += 1
         if self._select is not None:
@@ -77,17 +77,17 @@ class CallSource:
                 self._kept = None
 
     def add_times(self, record: DeviceTimes) -> None:
-        """Take note of times that were known later."""
+        """Register device times that were recorded after their calls."""
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
 
     @property
     def is_kept(self) -> bool:
-        """Whether the calls are in memory."""
+        """Return True if the calls are in memory."""
         return self._kept is not None
 
     @property
     def has_later_times(self) -> bool:
-        """Whether records tell of times after their calls."""
+        """Return True if later records report device times of calls."""
         return bool(self._later)
 
     def __iter__(self) -> Iterator[CallBlock]:
@@ -125,13 +125,13 @@ class CallSource:
             for thread, first, times in self._later:
                 calls = self._all_by_thread[thread]
                 own = self._later_by_thread.setdefault(thread, np.full(calls, UNTOLD, dtype=np.int64))
-                # those of calls that are not there are passed over
+                # times of calls that the trace does not contain are ignored
                 own[first : first + len(times)] = times[: max(calls - first, 0)]
         return self._later_by_thread
 
 
 def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> CallBlock:
-    """The calls of a block that are flagged."""
+    """Return a block with only the flagged calls."""
     if flags.all():
         return block
     places = np.flatnonzero(flags)
@@ -169,10 +169,10 @@ def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
 
 
 def or_all(column: Integers, calls: int, value: int) -> Integers:
-    """A column of so many calls; where the block tells nothing of it, the same value for all."""
+    """Return `column`, or a column of length `calls` filled with `value` if the block omits it."""
     return column if len(column) else np.full(calls, value, dtype=np.int64)
 
 
 def concatenated(pieces: Sequence[Integers]) -> Integers:
-    """One column of the pieces of blocks."""
+    """Return the concatenation of the pieces of a column."""
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

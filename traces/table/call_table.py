@@ -1,4 +1,4 @@
-"""The calls of a trace as a table, with the times of accelerators."""
+"""The table of a trace's calls, including the times of accelerators."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from opgrip.traces.table.call_source import by_call, concatenated, or_all
 from opgrip.traces.table.profiler_labels import are_marks
 
 COUNT = "count"
-"""The column of a table of distinct calls that says how many each row stands for."""
+"""column of a table of distinct calls that holds the number of calls that each row represents"""
 
 
 def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
-    """How many calls each row of a table of calls, or of distinct ones, stands for."""
+    """Return the number of calls that each row of a table of calls, or of distinct calls, represents."""
     return calls[COUNT] if COUNT in calls else pd.Series(1, index=calls.index)
 
 
 def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share: float = 0.5) -> pd.Series[float]:
-    """Of each group the value below which so large a share of its values lies, between two of them in proportion.
+    """Return the quantile of each group at `share`, interpolated linearly between neighbouring values.
 
-    Values that are nan stand for nothing; a group of them alone is nan.
+    NaN values are ignored; the result is NaN for a group without other values.
 
     Parameters
     ----------
-    counts : how many each value stands for
+    counts : how many times each value counts
     """
     names = pd.Series(np.asarray(groups), index=values.index)
     table = pd.DataFrame({"group": names, "value": values.astype(float), COUNT: counts})
@@ -40,7 +40,7 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
     sizes = own.groupby("group", sort=True)[COUNT].sum()
     rows = own.groupby("group", sort=True).size().to_numpy()
     place = share * (sizes.to_numpy() - 1)
-    # one search for all groups: each has its own part of a range that grows
+    # one search serves all groups, because each group has its own interval of an increasing range
     offsets = np.cumsum(sizes.to_numpy()) - sizes.to_numpy()
     until = ends + np.repeat(offsets, rows)
     lower = np.searchsorted(until, offsets + np.floor(place), side="right")
@@ -49,31 +49,31 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
     low, high = column[lower], column[upper]
     middle = low + (high - low) * (place - np.floor(place))
     if share == 0.5:
-        # as the mean of two, which differs in the last digit
+        # computed like the mean of two values, from which interpolation differs in the last digit
         middle = np.where(low == high, low, (low + high) / 2)
     return pd.Series(middle, index=sizes.index).reindex(np.unique(names.dropna()))
 
 
 def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return durations of calls, as they would be had page faults taken as long as is usual on the machine."""
+    """Return durations of calls, without the extra time of unusually slow page faults."""
     return calls["duration_ns"] - calls["slow_memory_ns"]
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """What stands for the durations of calls that were perturbed.
+    """Typical durations, which replace those of perturbed calls.
 
     Attributes
     ----------
-    median_ns : by signature, the median of the calls that were not perturbed; of all, where those were interrupted
-    was_interrupted : by signature, whether there was one such call alone, and it took longer than all others
+    median_ns : by signature, the median of the calls that were not perturbed; of all calls if those were interrupted
+    was_interrupted : by signature, whether only one call was unperturbed and it took longer than all others
     """
 
     median_ns: pd.Series[float]
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Durations of calls; of those that were perturbed, what stands for them where there is such."""
+        """Return durations of calls; a perturbed call has its typical duration if there is one."""
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
@@ -81,7 +81,7 @@ class Typical:
 
 
 def typical_of(calls: pd.DataFrame) -> Typical | None:
-    """What stands for perturbed ones among all calls of a trace, or all distinct ones; None where there are none."""
+    """Return the typical durations from all calls, or all distinct calls, of a trace; None if no call was perturbed."""
     durations, perturbed, counts = usual_ns(calls), calls["perturbed"], counts_of(calls)
     if not perturbed.any():
         return None
@@ -93,7 +93,7 @@ def typical_of(calls: pd.DataFrame) -> Typical | None:
 
 
 def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Durations of all calls of a trace, or all distinct ones; of those that were perturbed, what others take."""
+    """Return durations of all calls, or all distinct calls, of a trace; perturbed calls have their typical duration."""
     typical = typical_of(calls)
     return calls["duration_ns"] if typical is None else typical.unperturbed_ns(calls)
 
@@ -102,12 +102,12 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """The device times of a trace's calls, where a function of the program has that of the calls inside it."""
+    """Return the device times of a trace's calls; a gripped function has the total of the calls inside it."""
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():
         return times
-    # what an extension function calls is in the time of that
+    # the time of an extension function already includes the calls that it makes
     own = ((calls["inside"].isna() | calls["gripped"]) & ~are_marks(calls)).to_numpy() & ~functions & ~np.isnan(times)
     starts = calls["start_ns"].to_numpy()
     ends = starts + calls["duration_ns"].to_numpy()
@@ -121,7 +121,7 @@ def with_functions(calls: pd.DataFrame) -> Times:
 
 
 def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, str]) -> pd.DataFrame:
-    """One row a kernel and the operator that launches it, by falling time: kernel, op, launches, time_us, share."""
+    """Return one row per kernel and launching operator, by decreasing time: kernel, op, launches, time_us, share."""
     rows = [
         (name, op_by_signature.get(record.signature, ""), launches, device_ns / 1e3)
         for record in kernels
@@ -142,14 +142,14 @@ COLUMNS = {
     "slow_memory_ns": np.int64,
     "tensors": np.int64,
 }
-"""What blocks tell of calls."""
+"""columns of calls that blocks contain"""
 DENSE = 1 << 20
-"""Numbers below this, which are all that captures give, are looked up in an array."""
+"""limit below which numbers are looked up in an array; captures only write smaller numbers"""
 
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """What the numbers of calls refer to."""
+    """The records that the numbers of calls refer to."""
 
     signatures: list[Signature]
     scopes: list[Scope]
@@ -157,7 +157,7 @@ class CallNames:
 
 
 def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
-    """One row a call in the order in which calls started, in the columns that `Trace.calls` has."""
+    """Return one row per call in start order, with the columns of `Trace.calls`."""
     table = rows_table(concatenated_columns(source), names)
     table = table.sort_values("start_ns", kind="stable", ignore_index=True)
     table["device_ns"] = with_functions(table)
@@ -165,7 +165,7 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
 
 
 def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) -> pd.DataFrame:
-    """One row a call in the order of the columns, all without the times that depend on other calls."""
+    """Return one row per call in the given order, without the times that depend on other calls."""
     tensors = columns["tensors"]
     table = pd.DataFrame(
         named_columns(columns["signature"], columns["scope"], columns["thread"], names)
@@ -179,7 +179,7 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
 
 
 def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
-    """A table with the times that depend on other calls, in place."""
+    """Add the times that depend on other calls to a table, in place, and return it."""
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
     table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
@@ -187,7 +187,7 @@ def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
 
 
 def named_columns(signature: Integers, scope: Integers, thread: Integers, names: CallNames) -> dict[str, Any]:
-    """The columns of calls that their numbers tell."""
+    """Return the columns of calls that follow from their signature, scope and thread numbers."""
     signatures, scopes, threads = names.signatures, names.scopes, names.threads
     by_number = {record.number: record for record in scopes}
 
@@ -217,7 +217,7 @@ def named_columns(signature: Integers, scope: Integers, thread: Integers, names:
 
 
 def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[Any, Any]]:
-    """The columns of all blocks, one block after the other."""
+    """Return the concatenated columns of all blocks."""
     pieces: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for block in source:
         calls = len(block)
@@ -238,19 +238,19 @@ def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[An
 
 
 def device_times(block: CallBlock) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The device time of each call of a block in ns, nan for what ran on the host alone."""
+    """Return the device time of each call of a block in ns; NaN for calls that ran only on the host."""
     times = or_all(block.device_ns, len(block), -1).astype(np.float64)
     times[times < 0] = np.nan
     return times
 
 
 def all_storages(source: Iterable[CallBlock]) -> Integers:
-    """The memory of the tensors of all calls, in the order of the blocks."""
+    """Return the storage numbers of the tensors of all calls, in block order."""
     return concatenated([block.storages for block in source])
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
-    """The name of each number, as a category: a million calls share a few names."""
+    """Return the name of each number as a categorical column, since a million calls share a few names."""
     categories = list(dict.fromkeys(name for name in names.values() if name is not None))
     place = {name: index for index, name in enumerate(categories)}
     code_of = {number: place.get(name, -1) for number, name in names.items()}
@@ -259,12 +259,12 @@ def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) 
 
 
 def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
-    """The code of each number, -1 where it has none."""
+    """Return the code of each number, or -1 for a number without a code."""
     if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
         unique, inverse = np.unique(numbers, return_inverse=True)
         own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
         return own[inverse] if len(unique) else np.empty(0, dtype=np.int64)
-    # what no name has looks up the last place
+    # a number without a name looks up the last entry
     codes = np.full(max(code_of, default=-1) + 2, -1, dtype=np.int64)
     codes[list(code_of)] = list(code_of.values())
     last = len(codes) - 1

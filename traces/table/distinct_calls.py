@@ -1,4 +1,4 @@
-"""The calls of a long trace in little memory: the distinct ones with their counts, or all of them in parts."""
+"""Distinct calls with counts, or all calls part by part, in memory that does not grow with the trace."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ KEYS = (
     *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
     *("device_ns", "duration_ns"),
 )
-"""What calls that count as one have in common."""
+"""columns in which calls must agree to count as one distinct call"""
 FIRST, PLACE = "start_ns", "place"
-"""When the first of them started, and where it stands in the file."""
+"""columns for the start of the first such call and its position in the file"""
 BATCH = 1 << 18
-"""Calls that are summed up at a time."""
+"""number of calls that are aggregated at a time"""
 WIDEST = 1 << 62
 TIMES = ("slow_memory_ns", "device_ns", "duration_ns")
 MOST_ROWS = 1 << 18
-"""Different calls that are told apart by all digits of their times."""
+"""number of distinct calls up to which times are compared exactly"""
 FINEST, COARSEST = 10, 3
-"""First bits of a time that count where there are more different calls; fewer, where these leave too many still."""
+"""number of leading bits of a time that count if there are more distinct calls: at first, and at least"""
 
 
 class DistinctCalls:
-    """Sums calls up as they are read."""
+    """Aggregator that counts distinct calls while blocks are read."""
 
     def __init__(self) -> None:
         self._pieces: list[list[Integers]] = []
         self._pending = 0
         self._places = 0
         self._sums: list[pd.DataFrame] = []
-        # first bits of a time that count; None for all
+        # number of leading bits of a time that count; None for all
         self._bits: int | None = None
 
     def add(self, block: CallBlock) -> None:
@@ -58,9 +58,9 @@ class DistinctCalls:
             self._sum_up()
 
     def table(self, names: CallNames) -> pd.DataFrame:
-        """One row for the calls that are alike, in the order in which the first of each started.
+        """Return one row per distinct call, in the order of their first starts.
 
-        The columns are those of `Trace.calls`, but `tensors` and `first_storage`; and `count`.
+        The columns are those of `Trace.calls` except `tensors` and `first_storage`, plus `count`.
         """
         rows = self.rows()
         signature, scope, thread = (rows[name].to_numpy() for name in ("signature", "scope", "thread"))
@@ -80,7 +80,7 @@ class DistinctCalls:
         return table
 
     def rows(self) -> pd.DataFrame:
-        """The same in numbers, as blocks have them: the keys, the first start, its place in the file, and `count`."""
+        """Return the same rows as integers: the keys, the first start, its position in the file, and `count`."""
         self._sum_up()
         while len(self._sums) > 1:
             self._join()
@@ -96,7 +96,7 @@ class DistinctCalls:
         places = np.arange(self._places, self._places + calls)
         self._places += calls
         self._sums.append(_distinct(keys, starts, places, np.ones(calls, dtype=np.int64), self._bits))
-        # each sum is joined with others as long as itself, so that a row is looked at a few times only
+        # a batch is merged with batches of similar length, so that each row is merged only a few times
         while len(self._sums) > 1 and len(self._sums[-2]) < 2 * len(self._sums[-1]):
             self._join()
 
@@ -117,15 +117,15 @@ def _again(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
 def _distinct(
     keys: Sequence[Integers], starts: Integers, places: Integers, counts: Integers, bits: int | None
 ) -> pd.DataFrame:
-    """One row for each combination of keys: its first start, the place of that, and the sum of the counts.
+    """Return one row per combination of keys: its first start, the position of that call, and the sum of the counts.
 
-    Where times count with their first bits alone, a row has the mean of the times that it stands for.
+    If only the leading bits of times count, a row has the mean of the times that it represents.
     """
     order = np.argsort(starts, kind="stable")
     told_apart = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]
     codes, _ = pd.factorize(_packed(told_apart)[order])
     number = int(codes.max(initial=-1)) + 1
-    # the last write to a row is that of the first call
+    # the last write to a row is the one of the first call
     first = np.empty(number, dtype=np.int64)
     first[codes[::-1]] = order[::-1]
     table = {name: key[first] for name, key in zip(KEYS, keys, strict=True)}
@@ -138,7 +138,10 @@ def _distinct(
 
 
 def _rounded(times: Integers, bits: int | None) -> Integers:
-    """Times, not below -1, with their first bits alone; a mean of times that are alike so is alike too."""
+    """Return times (at least -1) truncated to their leading bits.
+
+    The mean of times that are equal after truncation is equal to them after truncation, too.
+    """
     if bits is None:
         return times
     _, exponents = np.frexp(times)
@@ -148,7 +151,7 @@ def _rounded(times: Integers, bits: int | None) -> Integers:
 
 
 def _packed(keys: Sequence[Integers]) -> Integers:
-    """One number for each combination."""
+    """Return one integer per combination of keys."""
     if not len(keys[0]):
         return keys[0]
     packed, width = np.zeros(len(keys[0]), dtype=np.int64), 1
@@ -171,7 +174,7 @@ def _dense(key: Integers) -> tuple[Integers, int]:
 
 
 def distinct_calls(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
-    """The table of all calls of a trace."""
+    """Return the table of distinct calls of a trace."""
     distinct = DistinctCalls()
     for block in source:
         distinct.add(block)
@@ -179,20 +182,20 @@ def distinct_calls(source: Iterable[CallBlock], names: CallNames) -> pd.DataFram
 
 
 NEAR = 32
-"""A call is late that starts before what the block so many blocks before it held."""
+"""A call is late if it starts before the latest start up to the block this many blocks earlier."""
 PART_CALLS = 1 << 16
-"""Calls that are put into order at a time."""
+"""number of calls that are sorted at a time"""
 START, NUMBER = "start_ns", "number"
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some calls.
+    """Rows of a table of calls.
 
     Attributes
     ----------
-    columns : those of `call_table.COLUMNS`, and `number`: the place among all calls, in the file and then, of rows that
-        are in order, by their start
+    columns : the columns of `call_table.COLUMNS`, and `number`: the position among all calls, in the file or, for
+        ordered rows, in start order
     storages : of the tensors of the rows, one row after the other
     """
 
@@ -203,7 +206,7 @@ class Rows:
         return len(self.columns[NUMBER])
 
     def take(self, places: Integers) -> Rows:
-        """The rows of these places, in their order."""
+        """Return the rows at these positions, in the given order."""
         tensors = self.columns["tensors"]
         counts = tensors[places]
         firsts = (np.cumsum(tensors) - tensors)[places] - (np.cumsum(counts) - counts)
@@ -212,7 +215,7 @@ class Rows:
 
 
 def ordered_rows(source: CallSource) -> Iterator[Rows]:
-    """All calls, in parts that follow each other; of calls that start at once, those first that stand first."""
+    """Yield all calls in start order, part by part; calls with equal start keep their order in the file."""
     if source.is_kept:
         rows = _rows(list(source))
         yield _numbered(rows.take(np.argsort(rows.columns[START], kind="stable")), 0)
@@ -234,7 +237,7 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 
 
 class _Lateness:
-    """Tells late calls from the others, one block after the other."""
+    """Detector of late calls, one block after the other."""
 
     def __init__(self) -> None:
         self._newest_ns = np.iinfo(np.int64).min
@@ -242,11 +245,11 @@ class _Lateness:
 
     @property
     def bound_ns(self) -> int:
-        """When the calls of all later blocks start at the earliest, but for the late ones."""
+        """Return the earliest possible start of calls in later blocks, late calls excluded."""
         return int(self._bounds[0])
 
     def flags(self, block: CallBlock) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Of each call of the next block, whether it is late."""
+        """Return a mask of the late calls of the next block."""
         flags = block.start_ns < self.bound_ns
         self._newest_ns = max(self._newest_ns, int(block.start_ns.max()))
         self._bounds.append(self._newest_ns)
@@ -264,7 +267,7 @@ def _late_rows(source: Iterable[CallBlock]) -> Iterator[Rows]:
 
 
 def _near_rows(source: Iterable[CallBlock]) -> Iterator[tuple[Rows, int | None]]:
-    """The rows that are not late, each time with when all later ones start at the earliest; None behind the last."""
+    """Yield the rows that are not late, each part with the earliest start of later rows; None after the last."""
     lateness, number = _Lateness(), 0
     blocks: list[CallBlock] = []
     numbers: list[Integers] = []
@@ -300,7 +303,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _in_order(rows: Rows, bound_ns: int | None) -> tuple[Rows, Rows]:
-    """The rows that start until then, in order, and the others; None for all."""
+    """Return the rows that start up to `bound_ns` in order, and the remaining rows; None selects all rows."""
     starts = rows.columns[START]
     order = np.lexsort((rows.columns[NUMBER], starts))
     end = len(order) if bound_ns is None else int(np.searchsorted(starts[order], bound_ns, side="right"))

@@ -1,4 +1,4 @@
-"""Fields of a dataclass that are made when they are first asked for."""
+"""Dataclass fields that are computed at first access."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class LazyField(Generic[T]):
-    """A field that is given a value, or a function that makes one. A dataclass with it has no slots.
+    """Descriptor of a field that holds a value or a function that computes it. Its dataclass cannot have slots.
 
     Parameters
     ----------
-    default : makes the value where none is given; None for a field without a default
+    default : function that computes the value if the argument is left out; None for a required field
     """
 
     def __init__(self, default: Callable[[], T] | None = None) -> None:
@@ -30,7 +30,7 @@ class LazyField(Generic[T]):
 
     def __get__(self, item: object | None, owner: type) -> Callable[[], T] | T:
         if item is None:
-            # what a dataclass takes for the field's default
+            # the dataclass decorator takes this as the field's default
             if self._default is None:
                 raise AttributeError(self._name)
             return self._default
@@ -44,5 +44,5 @@ class LazyField(Generic[T]):
 
 
 def is_made(item: object, name: str) -> bool:
-    """Whether a field that is made on demand has a value."""
+    """Return True if a lazy field already has its value."""
     return not callable(item.__dict__[f"_{name}"])

@@ -1,4 +1,4 @@
-"""Live arguments and results of a trace's calls, where that has their values."""
+"""Live arguments and results of a trace's calls, if the trace holds their values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from opgrip.traces.table.trace import Trace
 
 
 class LiveArguments:
-    """Makes what a trace describes. Nothing that it names is imported.
+    """Factory of the arguments that a trace describes. Names in the trace are never imported.
 
     Parameters
     ----------
-    classes : what classes and functions are found in by name, such as the namespace of a sample's module
+    classes : namespace in which classes and functions are looked up by name, such as that of a sample's module
     """
 
     def __init__(self, trace: Trace, classes: Mapping[str, Any]) -> None:
@@ -30,11 +30,11 @@ class LiveArguments:
         self._files = [TensorFile(path) for path in trace.tensor_files]
 
     def make(self, tree: Any) -> Any:
-        """What a tree of specs stands for; tensors whose values are not there are drawn from the models of them.
+        """Return the live arguments of a tree of specs; missing tensor values are drawn from their value models.
 
         Raises
         ------
-        UserError : where a class is not given, or a tensor cannot be made
+        UserError : if a class is missing or a tensor cannot be created
         """
         specs = list(tensors(tree))
         try:
@@ -46,7 +46,7 @@ class LiveArguments:
         return make_arguments(live, self._classes)
 
     def is_whole(self, spec: TensorSpec) -> bool:
-        """Whether a tensor's values are there."""
+        """Return True if all values of a tensor were kept."""
         return 0 in spec.shape or spec.device == "meta" or self._trace.tensors.get(_number(spec)) is not None
 
     def _values(self, spec: TensorSpec, shape: tuple[int, ...]) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _number(spec: TensorSpec) -> int:
 
 
 def _device(recorded: str) -> str:
-    """Where a tensor goes: where it was, as far as that is here."""
+    """Return the recorded device if this machine has it, else a substitute."""
     try:
         torch.empty(0, device=recorded)
     except (RuntimeError, AssertionError, ImportError):

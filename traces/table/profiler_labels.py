@@ -1,4 +1,4 @@
-"""Marks of `record_function`: they are no operators that do something, and tell under which label other calls ran."""
+"""Marks of `record_function`: pseudo-operators that compute nothing and label the calls that run inside them."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.records import FUNCTION, Signature
 
 MARKS = "profiler."
-"""How the names of operators begin that only tell a profiler something."""
+"""prefixes of the operators that only inform a profiler"""
 ENTER, EXIT = "profiler._record_function_enter", "profiler._record_function_exit"
 AUTOGRAD = "autograd"
-"""How the names of the threads begin that run backward passes for another thread, which waits."""
+"""prefixes of the threads that run backward passes on behalf of a waiting thread"""
 
 
 STEP_LABEL = re.compile(rf"{STEP} [0-9]{{1,9}}")
-"""Of the steps of a recording that was asked for."""
+"""label of the steps of a recording that was started on demand"""
 
 
 def is_mark(op: str) -> bool:
-    """Whether an operator of that name is a mark."""
+    """Return True if an operator is a mark."""
     return op.startswith(MARKS)
 
 
 def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
-    """Of each call of a trace's table, whether it is a mark."""
+    """Return a mask of the marks in a table of calls."""
     return calls["op"].isin([name for name in calls["op"].cat.categories if is_mark(str(name))])
 
 
 def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """The calls of a trace's table that stand for themselves: see `Trace.own_calls`."""
+    """Return the rows of a table of calls that `Trace.own_calls` keeps."""
     own = (calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)
     return calls[own & ~are_marks(calls)]
 
 
 def label_of(signature: Signature) -> str | None:
-    """The label that a call of a signature opens; None where it opens none."""
+    """Return the label that calls of a signature open, or None if they open none."""
     label = signature.args[0] if signature.op.startswith(ENTER) and signature.args else None
     return label if isinstance(label, str) else None
 
@@ -49,13 +49,13 @@ def label_of(signature: Signature) -> str | None:
 def labeled(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> pd.Series[bool]:
-    """Of each call of a trace's table, whether it ran within a label that is selected.
+    """Return a mask of the calls that ran within a selected label.
 
-    Labels nest within their thread. Calls of threads that autograd starts have those that are open in any other one.
+    Labels nest within their thread. Calls in autograd's threads inherit the labels that are open in any other thread.
 
     Parameters
     ----------
-    label_by_signature : the labels that calls of signatures open
+    label_by_signature : label that the calls of a signature open
     """
     spans: list[tuple[int, int]] = []
     within = np.zeros(len(calls), dtype=np.bool_)
@@ -70,16 +70,16 @@ def labeled(
 
 
 def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Of each time, whether it lies in one of some spans, their ends among them."""
+    """Return a mask of the times that lie within one of the spans, end points included."""
     bounds = np.sort(np.array(spans, dtype=np.int64).reshape(-1, 2), axis=0)
-    # more have begun than have ended before
+    # a time is inside if more spans have begun than have ended before it
     return np.searchsorted(bounds[:, 0], times, side="right") > np.searchsorted(bounds[:, 1], times, side="left")
 
 
 def _within(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> tuple[list[bool], list[tuple[int, int]]]:
-    """Of each call of one thread, whether a selected label is open; and from when to when one is."""
+    """Return whether a selected label is open at each call of one thread, and the time spans in which one is open."""
     open_labels: list[bool] = []
     flags: list[bool] = []
     spans: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""When each step of a traced program began, and calls that did not end."""
+"""Start times of a traced program's steps, and calls that did not end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class _Thread:
-    """Of one thread, the first call that began since each of those that were entered, and when the last one began."""
+    """State of one thread: the first call after each entered call, and the start of the last call."""
 
     def __init__(self, records: list[Entered]) -> None:
         self.records = records
@@ -30,13 +30,13 @@ class _Thread:
         self._has_calls = False
 
     def note(self, block: CallBlock) -> None:
-        """Take note of calls of the thread."""
+        """Add a block of calls of the thread."""
         order = np.argsort(block.start_ns, kind="stable")
         starts = block.start_ns[order]
         last = int(starts[-1])
         self._last_ns = max(self._last_ns, last) if self._has_calls else last
         self._has_calls = True
-        # of the calls since each, the first of this block
+        # the first call of this block that follows each entered call
         places = np.searchsorted(starts, self._entered_ns)
         rows = np.flatnonzero(places < len(starts))
         firsts = starts[places[rows]]
@@ -46,7 +46,7 @@ class _Thread:
         self._signatures[rows] = block.signature[order][places]
 
     def unfinished(self) -> list[Entered]:
-        """Those that did not end, in the order in which they began."""
+        """Return the calls that did not end, in start order."""
         rows = np.searchsorted(self._entered_ns, [record.start_ns for record in self.records])
         firsts = self._signatures[rows].tolist()
         by_start = {
@@ -54,15 +54,16 @@ class _Thread:
             for record, first in zip(self.records, firsts, strict=True)
             if first != record.signature
         }
-        # a call that is around others began before them
+        # an enclosing call began before the calls inside it
         newest = max(by_start, default=-1)
         return [record for start, record in sorted(by_start.items()) if start > self._last_ns or start == newest]
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Of each thread, the calls that were entered and did not end: those that began last.
+    """Return the calls of each thread that were entered and did not end; these are the last ones to begin.
 
-    A call's row can begin later than it was entered: what a capture looks at before the operator runs is not its time.
+    The recorded start of a call can be later than the time of its entry, because the work of the capture before the
+    operator runs does not count.
     """
     if not entered:
         return []
@@ -75,27 +76,27 @@ def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[Call
 
 
 MOST_STEPS = 1 << 20
-"""Steps that a header may tell of."""
+"""maximum number of steps that a header may declare"""
 
 Place: TypeAlias = tuple[int, int]
-"""Scope and signature: an operator at one place in the program."""
+"""scope and signature: an operator at one place in the program"""
 Columns: TypeAlias = tuple[int | None, Integers, Integers, Integers]
-"""Calls of one process, in any order: its number, None in a trace that was not merged; scope, signature and start."""
+"""calls of one process, in any order: process number (None unless the trace was merged), scope, signature and start"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepStarts:
-    """When each step of each process began.
+    """Start times of the steps of each process.
 
     Attributes
     ----------
-    begins : by process, (steps,) ascending; those processes whose steps can be told apart
+    begins : by process, (steps,) ascending, in ns; only processes whose steps can be distinguished
     """
 
     begins: Mapping[int | None, Integers]
 
     def steps_of(self, process: int | None, start_ns: Integers) -> Integers:
-        """The step of each call by its start, -1 where that is not known; the first also has what came before it."""
+        """Return the step of each call by its start, -1 if unknown; calls before the first step count to it."""
         begins = self.begins.get(process)
         if begins is None:
             return np.full(len(start_ns), -1, dtype=np.int64)
@@ -104,14 +105,14 @@ class StepStarts:
 
 
 def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | None, int]) -> StepStarts:
-    """The beginnings of steps: a place in the program that each step comes by once, the first of these.
+    """Return start times of steps, found from the first place in the program that runs exactly once in every step.
 
-    Calls are read twice, to count those of each place and to take the starts of the chosen ones. So memory grows with
-    the places and the steps, not with the calls.
+    The calls are read twice: once to count the calls of each place, and once to collect the starts at the chosen
+    places. Memory therefore grows with the number of places and steps, not with the number of calls.
 
     Parameters
     ----------
-    counts : by process, how many steps it had
+    counts : by process, its number of steps
     """
     places = {process: _Places() for process in counts}
     for process, scope, signature, start_ns in read():
@@ -127,7 +128,7 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
 
 
 class _Places:
-    """How often a process came by each place, and when first."""
+    """How often a process ran each place, and when first."""
 
     def __init__(self) -> None:
         self._counts: Counter[Place] = Counter()
@@ -148,7 +149,7 @@ class _Places:
             self._first_ns[place] = min(self._first_ns.get(place, first_ns), first_ns)
 
     def first_of(self, count: int) -> Place | None:
-        """Of the places that the process came by so often, that which it came by first; None without one."""
+        """Return the first place that the process ran exactly `count` times, or None if there is no such place."""
         once_a_step = (place for place, number in self._counts.items() if number == count)
         return min(once_a_step, key=self._first_ns.__getitem__, default=None)
 
@@ -197,7 +198,7 @@ def _columns(records: Iterable[Record | CallBlock]) -> Iterator[Columns]:
 
 
 def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
-    """How many steps each process of a trace had, where its header tells."""
+    """Return the number of steps of each process, as far as the header declares it."""
     processes = header.get("processes")
     items: list[tuple[int | None, Any]] = [(None, header)]
     if isinstance(processes, list):

@@ -1,4 +1,4 @@
-"""Where the time of a trace goes, as a picture: a bar an operator, in parts by phase or module."""
+"""Bar charts of where the time of a trace goes: one bar per operator, divided by phase or module."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("op", "module", "phase", "function", "kind", "device", "thread")
-"""Of a trace's calls, what bars and their parts can be."""
+"""columns of a trace's calls that bars and their parts can represent"""
 MOST_BARS = 20
 LEAST_SHARE = 0.001
-"""Of all time, what a bar stands for at least."""
+"""least share of the total time that a bar represents"""
 MOST_PARTS = 6
-"""Those with most time; what is left is one more."""
+"""maximum number of named parts; the remaining ones are merged"""
 REST = "others"
 DEEPEST = 4
-"""Levels of modules that parts can be of."""
+"""maximum depth of module paths in the names of parts"""
 
 
 def check_columns(*names: str) -> None:
-    """Raise `UserError` for one that is no column which bars can be of."""
+    """Raise `UserError` for a column that bars cannot represent."""
     strange = [name for name in names if name not in COLUMNS]
     if strange:
         raise UserError(f"a picture is not by {strange[0]}", f"choose {', '.join(COLUMNS)}")
 
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
-    """A bar for each value of a column that has most time, in parts by the values of another.
+    """Return a figure with a bar for each of the values of `by` that take most time, divided by the values of `parts`.
 
     Parameters
     ----------
-    table : `Trace.summary(by, parts)`; where no call has a time, bars count calls
+    table : `Trace.summary(by, parts)`; bars count calls if no call has a time
     """
     if table.empty:
         raise UserError("the trace has no calls", "capture a step that runs some")
@@ -74,14 +74,14 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
 
 
 def _texts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Values as text, those that are empty or none too."""
+    """Return values as text, with a replacement for empty and missing ones."""
     absent = "(outside)" if column in ("module", "function") else "-"
     texts = [absent if pd.isna(value) or value == "" else str(value) for value in values]
     return pd.Series(texts, values.index)
 
 
 def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Values as the names of parts: of modules as many levels of their paths as tell some apart."""
+    """Return the names of the parts; module paths are cut to the fewest levels that yield more than two names."""
     texts = _texts(values, column)
     if column != "module":
         return texts
@@ -93,7 +93,7 @@ def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
 
 
 def _few(sums: pd.DataFrame) -> pd.DataFrame:
-    """Its first columns, and the sum of the others as one."""
+    """Return the first columns, and the sum of the remaining ones as a single column."""
     if sums.shape[1] <= MOST_PARTS + 1:
         return sums
     few = sums.iloc[:, :MOST_PARTS].copy()

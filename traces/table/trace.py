@@ -1,4 +1,4 @@
-"""A whole trace in memory."""
+"""A whole trace in memory, and the function that loads it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HTML_ROWS = 20
-"""Operators that a notebook shows."""
+"""number of operators that a notebook shows"""
 
 
 def _none() -> Integers:
@@ -68,41 +68,40 @@ def _none() -> Integers:
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """What a trace file holds.
+    """The contents of a trace file.
 
     Attributes
     ----------
     header : format and tool versions, devices, command, model, seed, time
-    signatures : all that calls are made of, in the order of their first calls
-    scopes : where calls came from
+    signatures : all signatures, in the order of their first calls
+    scopes : the scopes that calls came from
     values : value models by number
-    calls : one row a call, in the order in which the calls started: signature, op, kind, scope, module, function,
-        file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), device (of
-        its tensors: an accelerator, where one is among them), process (in a merged trace), thread, start_ns (since the
-        start of the capture), duration_ns, device_ns (nan for what ran on the host alone; of a gripped function, the
-        sum of the calls inside it), stream (its number, for others), perturbed (whether the capture's own work ran
-        right before it, or within it), host_ns (its duration; of one that was perturbed, the median of its signature's
-        others, where there are any; so of one that was interrupted), raw_ns (of the device where there is one, else the
-        duration), time_ns (of the device where there is one, else host_ns), page_faults (0 where none were counted),
-        slow_memory_ns (estimate of how much longer than usual its page faults took; host_ns is without it),
-        tensors, first_storage. Module, function, file and line of a call in a backward pass are those of the forward
-        call that caused it, where it is known; `own_module` is where it ran itself.
-    storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
+    calls : one row per call in start order: signature, op, kind, scope, module, function, file, line, own_module,
+        phase, inside, gripped (whether `inside` is a gripped function), device (an accelerator if one of the tensors is
+        on it), process (in a merged trace), thread, start_ns (since the start of the capture), duration_ns, device_ns
+        (NaN for calls that ran only on the host; for a gripped function, the sum of the calls inside it), stream
+        (number of a non-default stream), perturbed (whether the capture's own work ran right before or within the
+        call), host_ns (the duration; for a perturbed or interrupted call, the median of the signature's other calls if
+        there are any), raw_ns (device_ns if present, else duration_ns), time_ns (device_ns if present, else host_ns),
+        page_faults (0 if none were counted), slow_memory_ns (estimate of how much longer than usual its page faults
+        took; host_ns excludes it), tensors, first_storage. Module, function, file and line of a backward call are those
+        of the forward call that caused it, if it is known; `own_module` is the module in which the call itself ran.
+    storages : storage numbers of each call's tensors: `tensors` numbers from `first_storage` on, as in `Calls`
     contexts : settings that scopes refer to, by number
-    threads : those that made calls, by number
-    unfinished : the calls that never ended, in a trace that was cut by that
-    end : totals and what was dropped; None where the file has no closing record
-    missing : what the file lacks, in words; None where it is whole
-    unknown : record types and fields of a newer version that were passed over, with their counts
-    tensors : by the number of a value model, the key of the values themselves in one of the tensor files
-    tensor_files : the files of whole values beside the trace, as far as they are there
-    observed : by the number of a signature, what others of its calls met than the first
-    effects : by the number of a signature, in the trace of a sample, what its call did
-    kernels : what calls of signatures ran on an accelerator, where the trace tells
-    source : the calls in blocks of columns, in the order of the file: for what looks at each of millions of them
+    threads : threads that made calls, by number
+    unfinished : calls that never ended, in a trace that was cut during them
+    end : totals and dropped calls; None if the file has no closing record
+    missing : what the file lacks, in words; None if it is complete
+    unknown : record types and fields of newer versions that were ignored, with their counts
+    tensors : by number of a value model, the key of the whole values in one of the tensor files
+    tensor_files : existing files of whole values that belong to the trace
+    observed : by number of a signature, what was observed in calls other than the first
+    effects : by number of a signature, the effects of its call, in the trace of a sample
+    kernels : kernels that signatures' calls ran on an accelerator, if they were recorded
+    source : the calls in blocks of columns, in file order, for functions that process millions of calls
 
-    `calls`, `storages` and `unfinished` are made when they are first asked for. `distinct_calls`, and what is summed up
-    of it, such as `summary`, need them not: they take no more memory for a longer trace.
+    `calls`, `storages` and `unfinished` are computed at first access. `distinct_calls` and aggregates of it, such as
+    `summary`, do not need them, so their memory does not grow with the length of the trace.
     """
 
     header: dict[str, Any]
@@ -133,18 +132,17 @@ class Trace:
         return f"<Trace{of_model}: {holds}{lacks}>"
 
     def plot(self, by: str = "op", parts: str | None = None, title: str | None = None) -> Figure:
-        """A picture of where the time goes: a figure of matplotlib, which Jupyter shows.
+        """Return a matplotlib figure of where the time goes, which Jupyter shows.
 
         Parameters
         ----------
-        by : the column of `calls` whose values have bars: `op`, `module`, `function`, `phase`, `kind`, `device` or
-            `thread`
-        parts : the column that divides the bars; None for the phase where there are several, else the module
-        title : in place of what the trace is of
+        by : column of `calls` with one bar per value: `op`, `module`, `function`, `phase`, `kind`, `device` or `thread`
+        parts : column that divides the bars; None selects the phase if there are several phases, else the module
+        title : title that replaces the description of the trace
 
         Raises
         ------
-        UserError : where matplotlib is not installed, the trace has no calls, or these are no such columns
+        UserError : if matplotlib is not installed, the trace has no calls, or a column is not supported
         """
         with in_style():
             return self._draw(by, parts, repr(self)[1:-1] if title is None else title)
@@ -160,32 +158,32 @@ class Trace:
 
     @property
     def call_count(self) -> int:
-        """How many calls the trace has."""
+        """Return the number of calls of the trace."""
         return len(self.calls) if is_made(self, "calls") else self.source.calls
 
     @property
     def own_calls(self) -> pd.DataFrame:
-        """The calls that stand for themselves: without those that extension functions and compiled regions made.
+        """Return the calls without those that other recorded calls already include.
 
-        Nor gripped functions, which are there as the calls that they made, and marks of `record_function`.
+        Calls made by extension functions and compiled regions are left out. So are gripped functions, because the calls
+        that they made are listed, and marks of `record_function`.
         """
         return own_calls(self.calls)
 
     @cached_property
     def distinct_calls(self) -> pd.DataFrame:
-        """`calls` without those that are like others in all but when they started, with `count`.
+        """Return `calls` with identical calls merged into one row, whatever their starts, and a column `count`.
 
-        In the order in which the first of each started; without `tensors` and `first_storage`.
+        Rows are in the order of the first start; the columns `tensors` and `first_storage` are missing.
         """
         if is_made(self, "calls") or self.source.is_kept:
             return self.calls.assign(**{COUNT: 1})
         return distinct_calls(self.source, self.names)
 
     def call_parts(self) -> Iterator[tuple[pd.DataFrame, Integers]]:
-        """`calls` a part at a time, in memory that does not grow with their number.
+        """Yield `calls` part by part, in memory that does not grow with their number.
 
-        Each part has the rows that follow those of the one before, under the same index, and the storages that its
-        `first_storage` counts in.
+        Parts follow each other and continue the index. Each comes with the storages that its `first_storage` refers to.
         """
         if is_made(self, "calls") or self.source.is_kept or self._has_function_times:
             yield self.calls, self.storages
@@ -197,30 +195,30 @@ class Trace:
 
     @property
     def _has_function_times(self) -> bool:
-        """Whether functions have the time of the calls inside them, which all together tell."""
+        """Return True if gripped functions have device times, which depend on all calls inside them."""
         calls = self.distinct_calls
         return bool((calls["kind"] == FUNCTION).any() and calls["device_ns"].notna().any())
 
     @property
     def own_distinct_calls(self) -> pd.DataFrame:
-        """Those of `distinct_calls` that stand for themselves."""
+        """Return the rows of `distinct_calls` that `own_calls` keeps."""
         return own_calls(self.distinct_calls)
 
     @property
     def names(self) -> CallNames:
-        """What the numbers in blocks of calls refer to."""
+        """Return the records that numbers in blocks of calls refer to."""
         return CallNames(self.signatures, self.scopes, self.threads)
 
     @property
     def labels(self) -> pd.Series[int]:
-        """How often each label of `record_function` was opened, most often first."""
+        """Return how often each label of `record_function` was opened, most frequent first."""
         calls = self.distinct_calls
         labels = calls["signature"].map(self._label_by_signature())
         counts = calls[COUNT].groupby(labels.astype(object), sort=False).sum()
         return counts.sort_values(ascending=False)
 
     def within_labels(self, is_selected: Callable[[str], bool]) -> pd.Series[bool]:
-        """Of each of `calls`, whether it ran within a `record_function` whose label is selected."""
+        """Return a mask of the `calls` that ran within a `record_function` with a selected label."""
         return labeled(self.calls, self._label_by_signature(), is_selected)
 
     def _label_by_signature(self) -> dict[int, str]:
@@ -228,18 +226,17 @@ class Trace:
         return {number: label for number, label in labels if label is not None}
 
     def summary(self, *columns: str) -> pd.DataFrame:
-        """One row an operator, by falling share of time: op, calls, signatures, time_us, total_us, share.
+        """Return one row per operator by decreasing share of time: op, calls, signatures, time_us, total_us, share.
 
-        Each call counts to `time_us` and `share` with the median of its signature's calls, so that one that the system
-        interrupted weighs no more than the others; `total_us` is the sum of what they really took. A call that
-        worked on an accelerator counts with the time that it kept that busy; where there are such calls, a column
-        `host_us` has the sum of all calls' times on the host. Where no call has a time, `share` is of the calls.
-        Calls that an extension function made count to the function's time, and have no row of their own. A gripped
-        function has none: its calls have.
+        In `time_us` and `share`, each call counts with the median of its signature's calls, so that a call that the
+        system interrupted has no more weight than the others; `total_us` is the sum of the measured times. A call that
+        ran on an accelerator counts with its device time; if there are such calls, the column `host_us` has the sum of
+        all times on the host. If no call has a time, `share` is the share of calls. The time of an extension function
+        includes the calls that it made, which have no row. A gripped function has no row, because its calls have rows.
 
         Parameters
         ----------
-        columns : of `calls`, to have a row for each of their values in place of operators
+        columns : columns of `calls`, to group by their values instead of by operator
         """
         own = self.own_distinct_calls
         counts = own[COUNT]
@@ -248,7 +245,7 @@ class Trace:
         own = own.assign(typical_ns=typical_ns.astype(float) * counts, **weighed)
         groups = own.groupby(list(columns or ("op",)), observed=True, dropna=False)
         time_ns, calls = groups["typical_ns"].sum(), groups[COUNT].sum()
-        # of a file without times, each call counts alike
+        # without times, each call has the same weight
         weights = time_ns if time_ns.any() else calls
         table = pd.DataFrame(
             {
@@ -264,9 +261,9 @@ class Trace:
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
     def kernels_by_operator(self) -> pd.DataFrame:
-        """One row a kernel and operator, by falling time on the device: kernel, op, launches, time_us, share.
+        """Return one row per kernel and operator, by decreasing device time: kernel, op, launches, time_us, share.
 
-        Empty where the trace tells of none: it was captured without `--device-time kernels`.
+        The table is empty if the trace was captured without `--device-time kernels`.
         """
         return summarize_kernels(self.kernels, {signature.number: signature.op for signature in self.signatures})
 
@@ -282,23 +279,23 @@ def load(
     op: str | Sequence[str] = (),
     steps: range | int | None = None,
 ) -> Trace:
-    """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
+    """Load a trace file as far as it is intact; `Trace.missing` describes what is missing.
 
-    A file of another tool is read as a trace too; see docs/formats.md.
+    Files of other tools are loaded as traces, too; see docs/formats.md.
 
     Parameters
     ----------
-    partial : whether to accept a cut or damaged file; None to accept it and warn
-    unbounded : read a file that goes beyond the bounds of docs/trace-format.md, for one whose origin is trusted
-    reader : of the file, where its format is known or its losses are asked for
-    phase, module, op : only calls in such a phase, of modules and of operators of such names, as shells match file
-        names; where there are several, one of them must match
-    steps : only calls of these steps of `opcapture`, counted from 0
+    partial : whether to accept a cut or damaged file; None accepts it with a warning
+    unbounded : load a file that exceeds the limits of docs/trace-format.md, if its origin is trusted
+    reader : reader of the file, to choose its format or to get the losses of its conversion
+    phase, module, op : load only calls with a matching phase, module or operator; shell patterns, of which one must
+        match
+    steps : load only calls of these steps of `opcapture`, counted from 0
 
     Raises
     ------
-    UserError : where the file is not there, empty, of another kind or of a newer major version, or names a file of
-        values that is not beside it; beyond a bound; or damaged, and `partial` is false
+    UserError : if the file is missing, empty, of another kind, of a newer major version or beyond a limit; if it names
+        a values file that is not in its folder; or if it is damaged and `partial` is false
     """
     reader = reader or TraceReader(path, unbounded)
     chosen = call_filter(reader, phase, module, op, steps)
@@ -316,7 +313,7 @@ def load(
 
 
 class _Contents:
-    """The records of a trace that is being loaded."""
+    """Collector of the records of a trace that is being loaded."""
 
     def __init__(self, source: CallSource) -> None:
         self._source = source
@@ -330,7 +327,6 @@ class _Contents:
         self._others: dict[str, Any] = {"contexts": {}, "observed": {}, "effects": {}, "kernels": [], "end": None}
 
     def add(self, record: Record | CallBlock) -> None:
-        """Add a record."""
         match record:
             case CallBlock():
                 self._source.add(record)
@@ -363,7 +359,7 @@ class _Contents:
                 self._header = _with_accelerators(self._header, record)
 
     def trace(self, reader: TraceReader) -> Trace:
-        """Return the trace of all records."""
+        """Return the trace made of the collected records."""
         names = CallNames(self._signatures, self._scopes, self._threads)
         return Trace(
             header=self._header,
@@ -384,7 +380,7 @@ class _Contents:
 
 
 def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
-    """A header, with what the closing record tells of accelerators, which the program may have started since."""
+    """Return a header with the accelerators of the closing record, which may have started after the header."""
     later = {"devices": end.devices, "accelerator": end.accelerator}
     present = {name: facts for name, facts in later.items() if facts}
     before = {name: header[name] for name in present if isinstance(header.get(name), dict)}

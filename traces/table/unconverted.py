@@ -1,4 +1,4 @@
-"""What a file of another tool holds that became no calls of a trace."""
+"""Content of another tool's file that could not be converted to calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from opgrip.traces.table.trace import Trace
 
 MOST = 3
-"""Operators that are told with their reasons; others are counted."""
+"""number of operators that are listed with reasons; the others are only counted"""
 
 
 def unconverted(trace: Trace) -> str | None:
-    """What of a converted file became no calls, and why; None where all did, and for traces that were captured."""
+    """Return which content of a converted file became no calls, and why; None for a complete or captured trace."""
     if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
         return None
     dropped = sorted(trace.end.dropped, key=lambda item: -item.count)
@@ -26,7 +26,7 @@ def unconverted(trace: Trace) -> str | None:
 
 
 def no_calls(trace: Trace) -> UserError:
-    """That a trace holds no calls, and why where it is known."""
+    """Return the error for a trace without calls, with the reason if it is known."""
     if lost := unconverted(trace):
         return UserError("nothing of the file can be replayed", lost)
     return UserError("the trace holds no calls", "capture a program that runs some")
