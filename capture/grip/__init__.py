@@ -1,1 +1,1 @@
-"""Grip functions: record their calls, and extract their source as a sample that runs on its own."""
+"""Gripping of functions: recording their calls, and extracting their source as a sample that runs on its own."""

@@ -1,4 +1,4 @@
-"""Copies of live arguments, numpy arrays as tensors over their memory, and exact comparison."""
+"""Copies of live arguments, numpy arrays as tensors over the same memory, and exact comparison."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ class Arrays:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """Return an array as a tensor over its memory, or over a copy if torch has no such layout; `TypeError` or
-        `ValueError` for a dtype that torch does not have.
+        """Return an array as a tensor over its memory, or over a copy if torch has no such layout.
+
+        Raises
+        ------
+        TypeError, ValueError : dtype that torch does not have
         """
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         root = _root(array)
         offset, size = _address(array) - _address(root), array.itemsize
         steps = [step if length > 1 else size for length, step in zip(array.shape, array.strides, strict=True)]
         fits = all(step >= 0 and step % size == 0 for step in (*steps, offset, root.nbytes))
-        # torch warns of memory that it may not write
+        # torch warns about read-only memory
         if not fits or not array.size or not root.flags.c_contiguous or not root.flags.writeable:
             return ArraySpec(torch.from_numpy(np.array(array, order="C")))
         memory = self._over(root).view(dtype)
         return ArraySpec(memory.as_strided(array.shape, [step // size for step in steps], offset // size))
 
     def _over(self, root: Array) -> torch.Tensor:
-        """Return the bytes of an array as a tensor, always the same one."""
+        """Return the bytes of an array as a tensor, the same tensor each time."""
         if id(root) not in self._memory:
             self._memory[id(root)] = root, torch.from_numpy(root.reshape(-1).view(np.uint8))
         return self._memory[id(root)][1]
@@ -57,19 +60,19 @@ def _address(array: Array) -> int:
 
 
 ALIGNMENT = 16
-"""Bytes to whose multiples copies begin in memory: every dtype is aligned there."""
+"""alignment of copies in memory in bytes, sufficient for every dtype"""
 
 
 @contextmanager
 def isolate_from_program() -> Iterator[None]:
     """Run the block outside of the program's modes and gradients."""
-    # out of inference mode: what is made in there could be used nowhere else
+    # leave inference mode, because tensors created inside it cannot be used outside
     with without_modes(), without_functions(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def copy_tensors(tree: Any) -> Any:
-    """Return the tree with copied tensors: strides are kept, and copies share memory as the originals do."""
+    """Return the tree with copied tensors that keep their strides and share memory as the originals do."""
     with isolate_from_program():
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
@@ -100,7 +103,7 @@ def _alike(one: Any, other: Any) -> bool:
         return _equal(one, other)
     inner, its = children(one), children(other)
     if inner is None or its is None:
-        # nan is not equal to itself, and 1 is to True
+        # nan != nan, while 1 == True
         return _represent(one) == _represent(other)
     names = outline(one) == outline(other) and (not isinstance(one, dict) or [*one] == [*other])
     return names and len(inner) == len(its) and all(map(_alike, inner, its))

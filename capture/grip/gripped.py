@@ -1,4 +1,4 @@
-"""A gripped function, and those of its calls that are kept: the first of each distinct signature."""
+"""A gripped function with its kept calls: the first call of each distinct signature."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from opgrip.traces.schema.python_objects import SharedSpec
 
 @dataclass(frozen=True, slots=True)
 class GrippedCall:
-    """One call of a gripped function.
+    """Call of a gripped function.
 
     Attributes
     ----------
-    args, kwargs : copies from before the call, with tensors' strides and requires_grad
-    results : copy of what it returned
-    after : the arguments after the call, if it wrote into them
-    random_state : torch's CPU generator before the call, if the call drew from it
+    args, kwargs : copies made before the call, with the tensors' strides and requires_grad
+    results : copy of the returned value
+    after : copy of the arguments after the call, if it wrote into them
+    random_state : state of torch's CPU generator before the call, if the call drew random numbers
     operators, operator_ns : number and time of the operators that it launched
-    settings : torch's settings, as in a trace's contexts, and autocast: `cpu:bfloat16`
+    settings : torch's settings as in a trace's contexts, and autocast as `cpu:bfloat16`
     """
 
     args: tuple[Any, ...]
@@ -55,15 +55,15 @@ class GrippedCall:
 
 @dataclass(frozen=True, slots=True)
 class Gripped:
-    """A function and its calls.
+    """Function with its calls.
 
     Attributes
     ----------
-    function : the original, without our wrapper
-    owner : the class of a method
-    entry : `delta2bbox`, `Coder.decode`
+    function : the original, without the wrapper
+    owner : class of a method
+    entry : qualified name, such as `delta2bbox` or `Coder.decode`
     name : name of the sample
-    tags : words of `opgrip.samples.tags.Tag`
+    tags : values of `opgrip.samples.tags.Tag`
     by_reference : keep the import path instead of the code
     """
 
@@ -77,18 +77,18 @@ class Gripped:
 
 
 MOST_BYTES = 1 << 30
-"""Of the tensors of one call, beyond which it is not kept."""
+"""largest size of the tensors of a call that is kept"""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What is kept of a function.
+    """Settings for keeping a function's calls.
 
     Attributes
     ----------
-    calls : number of calls, each of another signature
-    name : name of the sample; None for the function's own
-    tags : the user's tags, besides those that are found
+    calls : number of calls to keep, all with different signatures
+    name : name of the sample; None for the function's own name
+    tags : tags from the user, in addition to detected ones
     by_reference : keep the import path instead of the code
     """
 
@@ -100,15 +100,15 @@ class Keep:
 
 @dataclass(slots=True)
 class Keeper:
-    """Keeps calls of one function.
+    """Keeper of the calls of one function.
 
     Attributes
     ----------
     function : the original
-    owner : the class of a method
-    entry : its qualified name
-    filled : called once there are enough calls
-    lost : calls that could not be kept, by reason
+    owner : class of a method
+    entry : qualified name
+    filled : callback, called once enough calls are kept
+    lost : number of calls that could not be kept, by reason
     """
 
     function: FunctionType
@@ -130,7 +130,7 @@ class Keeper:
         return name if name.isidentifier() else _bound_name(self.function)
 
     def has_room(self) -> bool:
-        """Return True if it has fewer calls than it should keep, counting those that run now."""
+        """Return True if further calls should be kept; calls in progress count as kept."""
         return len(self.calls) + self._going < self.keep.calls
 
     def gripped(self) -> Gripped:
@@ -140,11 +140,11 @@ class Keeper:
         return Gripped(*(self.function, owner, self.entry, self.name, tags, tuple(self.calls)), self.keep.by_reference)
 
     def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """Run a call, and keep it if its signature is new. Errors in keeping it are counted.
+        """Run a call, and keep it if its signature is new. Errors while keeping it are only counted.
 
         Parameters
         ----------
-        arguments : the arguments, taken apart
+        arguments : the arguments as a tree of specs
         """
         try:
             before = self._begin(arguments)
@@ -178,7 +178,7 @@ class Keeper:
         return result
 
     def _begin(self, arguments: SpecTree) -> _Before | None:
-        """Return a copy of a call's arguments; None if it need not be kept."""
+        """Return a copy of a call's arguments, or None if the call need not be kept."""
         if not self.has_room() or os.getpid() != self._pid:
             return None
         key = call_key(self.entry, *arguments.tree)
@@ -191,7 +191,8 @@ class Keeper:
             settings = _settings()
             with own_work(), isolate_from_program():
                 if _is_on_nothing(arguments.tree):
-                    # the call of a detector that detects nothing, say: others may follow
+                    # skip calls on empty tensors, for example of a detector without detections: later calls may have
+                    # data
                     raise CannotHold("all its tensors are empty")
                 return _Before(arguments.names, _copy_within_limit(arguments), _random_states(), settings)
         except BaseException as error:
@@ -244,7 +245,7 @@ def _bound_name(function: FunctionType) -> str:
 
 
 def owner_of(function: FunctionType, entry: str) -> type | None:
-    """Return the class of a method by its qualified name; None for functions."""
+    """Return the class of a method by its qualified name, or None for a function."""
     scope: Any = function.__globals__
     for part in entry.split(".")[:-1]:
         scope = (scope if isinstance(scope, dict) else vars(scope)).get(part)
@@ -264,7 +265,7 @@ class _RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What is known of a call before it runs; `tree` holds the arguments with copied tensors."""
+    """State recorded before a call runs; `tree` holds the arguments with copied tensors."""
 
     names: Mapping[str, Any]
     tree: Any
@@ -282,7 +283,9 @@ def _copy_within_limit(spec_tree: SpecTree) -> Any:
 
 
 def _is_on_nothing(tree: Any) -> bool:
-    """Return True if all tensors in arguments are empty, apart from those in objects, such as a module's parameters."""
+    """Return True if all tensors in the arguments are empty, ignoring tensors inside objects such as module
+    parameters.
+    """
     tensors: list[Tensor] = []
     waiting = [tree]
     while waiting:
@@ -309,8 +312,11 @@ def _random_states() -> _RandomStates:
 
 
 def _has_drawn(before: _RandomStates) -> bool:
-    """Return True if torch's CPU generator has drawn numbers since; `CannotHold` if other generators did, which a
-    sample does not set.
+    """Return True if torch's CPU generator has drawn numbers since `before`.
+
+    Raises
+    ------
+    CannotHold : another generator drew numbers; samples do not seed it
     """
     now = _random_states()
     if now.others != before.others:

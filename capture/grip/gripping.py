@@ -1,4 +1,6 @@
-"""Grip functions: replace them wherever a program has them, keep or record their calls, and write each as a sample."""
+"""Gripping: replacing functions in all modules that refer to them, keeping or recording their calls, writing
+samples.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,21 @@ KEEP = Keep()
 
 
 class Grips:
-    """Grips the functions that patterns match, also in modules loaded later, and those passed to `grip`, while entered.
+    """Context manager that grips the functions matched by patterns, also in modules loaded later, and those passed to
+    `grip`.
 
     Parameters
     ----------
     patterns : patterns of functions
-    keep : what is kept of each function
-    to : folder for samples, each written once it has enough calls, the others by `finish`; None for no samples
+    keep : settings for keeping calls
+    to : folder for samples, or None for no samples; each sample is written once it has enough calls, the rest by
+    `finish`
     recorder : recorder of a trace for the calls, if any
 
     Attributes
     ----------
     written : folders of the samples
-    refused : by function, why it could not be gripped or written
+    refused : reason why a function could not be gripped or written, by function
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Grips:
         self.written: list[Path] = []
         self.refused: dict[str, str] = {}
         self._keep = keep
-        # the program may go to another folder
+        # resolve the path now, as the program may change its working directory
         self._to = None if to is None else to.absolute()
         self._recorder = recorder
         self._watched: dict[tuple[int, str | None], WatchedFunction] = {}
@@ -111,7 +115,9 @@ class Grips:
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
-        """Return a function, static or class method with its calls gripped; unchanged if that is not possible."""
+        """Return a function, static method or class method with its calls gripped, or unchanged if that is not
+        possible.
+        """
         function = plain_function(value)
         candidate = value if function is None else function
         name = entry or str(getattr(candidate, "__qualname__", None) or candidate)
@@ -137,7 +143,7 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script so that its functions are gripped; None if no pattern is for it."""
+        """Return a compile function for scripts that grips their functions, or None if no pattern matches a script."""
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None
@@ -166,7 +172,7 @@ class Grips:
                 if target.inside is not None:
                     self._grip_inside(target, target.inside)
                 elif any(target.function is watched.wrapper for watched in self.watched):
-                    # another module has imported it
+                    # the function may be imported into other modules
                     continue
                 elif (reason := refusal(target.function)) is not None:
                     self.refused[target.qualname] = reason
@@ -177,7 +183,7 @@ class Grips:
         rebind(replacements, modules if len(modules) == 1 else None)
 
     def _lend(self, target: GripTarget) -> None:
-        """Give a class its inherited method, gripped, as its own."""
+        """Define an inherited method in the class itself, gripped."""
         name = target.qualname.rpartition(".")[2]
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
@@ -203,9 +209,9 @@ class Grips:
             self.refused[target.qualname] = str(error)
 
     def _watch(self, target: GripTarget) -> WatchedFunction:
-        """Return the watched form of a function, always the same one."""
+        """Return the watched form of a function, the same one each time."""
         function = target.function
-        # a function that is made whenever another one runs is one function all the same
+        # an inner function is a new object whenever the outer one runs, but counts as one function
         is_local = LOCALS in target.qualname
         key = (id(function.__code__ if is_local else function), target.qualname if target.inherited else None)
         previous = self._watched.get(key)
@@ -237,7 +243,7 @@ class Grips:
             self.refused[keeper.entry] = str(error) if hasattr(error, "hint") else one_line(error)
 
     def _write_sample(self, keeper: Keeper, to: Path) -> None:
-        # not before it is needed: it reads syntax trees
+        # imported only here because it loads the code that reads syntax trees
         from opgrip.capture.grip.source.folder import write_folder
 
         gripped = keeper.gripped()
@@ -248,7 +254,7 @@ class Grips:
 
 
 class WatchedFunction:
-    """A function whose calls are kept, recorded in a trace, or both.
+    """Wrapper of a function whose calls are kept, recorded in a trace, or both.
 
     Parameters
     ----------
@@ -257,8 +263,8 @@ class WatchedFunction:
 
     Attributes
     ----------
-    active : whether calls are watched
-    called : whether there was a call
+    active : True while calls are watched
+    called : True once there was a call
     """
 
     def __init__(self, function: FunctionType, entry: str, recorder: Recorder | None, keeper: Keeper | None) -> None:
@@ -310,13 +316,13 @@ def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:
             return function(*args, **kwargs)
         return watched.call(args, kwargs)
 
-    # torch.jit compiles the source of what it is given, which is not this one's
+    # torch.jit compiles the source of its argument, and this wrapper's source is not the function's
     gripped.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]
     return cast(FunctionType, gripped)
 
 
 def _is_traced() -> bool:
-    """Return True if the running code is being converted into another kind of program."""
+    """Return True if the running code is being traced or compiled."""
     tracing: bool = torch._C._get_tracing_state() is not None
     return tracing or is_transforming()
 

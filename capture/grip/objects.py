@@ -1,4 +1,4 @@
-"""Take live arguments apart, into trees of specs whose leaves are live tensors and plain values.
+"""Conversion of live arguments into trees of specs whose leaves are live tensors and plain values.
 
 Objects are read without calling any of the program's code; not even `isinstance` is used, as classes can override it.
 """
@@ -34,7 +34,7 @@ from opgrip.traces.schema.python_objects import (
 from opgrip.traces.schema.tensor_specs import plain_name
 
 MOST_VALUES = 100_000
-"""Values in the arguments of one call, beyond which they are not kept."""
+"""largest number of values in the arguments of a call that is kept"""
 
 _PLAIN = frozenset(
     {
@@ -44,31 +44,31 @@ _PLAIN = frozenset(
 )
 _HASHABLE = _PLAIN - {type(...)}
 _BUILTIN = (list, tuple, dict, set, frozenset, str, int, float, complex, bytes)
-"""Builtins that classes extend, as what these objects hold."""
+"""builtins that classes extend; the content of such objects is read as the builtin"""
 _ROOTS = frozenset({object, *_BUILTIN, OrderedDict, defaultdict, deque, SimpleNamespace, *torch.Tensor.__mro__})
-"""Classes that no class statement made, whose objects can be read and made all the same."""
+"""classes implemented in C whose objects can still be read and created"""
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _FRESH_MODULE = vars(nn.Module())
 _MODULE_HOOKS = frozenset(name for name, value in _FRESH_MODULE.items() if isinstance(value, dict)) - {*_MODULE_TABLES}
 _MODULE_NOTHING = frozenset(name for name, value in _FRESH_MODULE.items() if value is None)
 _HEAP = 1 << 9
-"""Flag of classes that were made while Python ran, as class statements make them."""
+"""flag `Py_TPFLAGS_HEAPTYPE` of classes created at run time, for example by class statements"""
 _NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
-    """The reason why a sample cannot hold an argument."""
+    """Error that states why a sample cannot hold an argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecTree:
-    """Arguments that were taken apart.
+    """Arguments as a tree of specs.
 
     Attributes
     ----------
-    tree : specs, live tensors and plain values; `Opaque` for what cannot be held
+    tree : specs, live tensors and plain values; `Opaque` for values that cannot be held
     names : classes, functions and enum members that the tree names
-    refused : why an argument cannot be held, fields of objects aside; None if all can be
+    refused : reasons why an argument cannot be held, ignoring fields of objects; None if all can be held
     """
 
     tree: Any
@@ -77,7 +77,7 @@ class SpecTree:
 
 
 def take(value: Any) -> SpecTree:
-    """Take a value apart; `CannotHold` if it is too large."""
+    """Return the spec tree of a value; raise `CannotHold` if it is too large."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))
@@ -85,7 +85,7 @@ def take(value: Any) -> SpecTree:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of an object: its class, its fields, and its content as the builtin that it extends."""
+    """Parts of an object: its class, its fields, and its content as the builtin that it extends."""
 
     cls: type
     fields: Mapping[str, Any]
@@ -114,7 +114,7 @@ class _Taker:
                 continue
             self._occurrences[id(item)] += 1
             if self._occurrences[id(item)] == 1:
-                # else another one could get the number of one that is gone
+                # keep the object alive, as its id could otherwise be reused
                 self._alive.append(item)
                 stack.extend(inner)
                 if len(self._occurrences) + len(stack) > MOST_VALUES:
@@ -139,7 +139,7 @@ class _Taker:
         try:
             return SharedSpec(shared_number, self._take(value))
         except CannotHold:
-            # nothing stands for it
+            # forget the number, since no spec has it
             del self._numbers[number]
             raise
         finally:
@@ -156,7 +156,7 @@ class _Taker:
         if kind is dict:
             return self._dict(value)
         if kind is set or kind is frozenset:
-            # a copy, which the call cannot change
+            # copy, so that the call cannot change it
             return kind(_checked_set(value))
         if issubclass(kind, torch.Tensor):
             return self._tensor(value)
@@ -205,7 +205,7 @@ class _Taker:
 
     def _object(self, parts: _Parts) -> ObjectSpec:
         name = self._add_name(name_of(parts.cls), parts.cls)
-        # the fields first, as they are made in this order
+        # fields come first, because objects are restored in this order
         content = None if parts.content is None else self._take(parts.content)
         return ObjectSpec(name, self._fields(parts.fields), content)
 
@@ -224,7 +224,7 @@ class _Taker:
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """Return the parts of a value that may occur in several places; None for other values."""
+    """Return the parts of a value that may be referenced from several places, or None for other values."""
     kind = type(value)
     if kind in _PLAIN or issubclass(kind, torch.Tensor | np.ndarray | np.generic):
         return None
@@ -242,14 +242,14 @@ def _inner(value: Any) -> list[Any] | None:
             return [item for table in (*tables, _module_parts(value).fields) for item in table.values()]
         parts = _parts(value)
     except CannotHold:
-        # told where it is taken
+        # the error is reported when the value itself is converted
         return None
     inside = [] if parts.content is None else _inner(parts.content) or []
     return [*parts.fields.values(), *inside]
 
 
 def _parts(value: Any) -> _Parts:
-    """Return the parts of an object that Python made."""
+    """Return the parts of an object of a class defined in Python."""
     cls = type(value)
     _check_class(cls)
     fields = dict(_fields_of(value))
@@ -312,7 +312,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_class(cls: type) -> None:
-    """Raise `CannotHold` for a class whose objects are more than their fields and their builtin's content."""
+    """Raise `CannotHold` for a class whose objects consist of more than fields and the content of a builtin."""
     if cls not in _checked:
         _checked[cls] = _refusal(cls)
     if (reason := _checked[cls]) is not None:
@@ -328,18 +328,18 @@ def _refusal(cls: type) -> str | None:
         return None
     root: Any = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & _HEAP)
     try:
-        # Python refuses that for what has a part that only its own class can make, such as a lock
+        # Python refuses this for objects with parts that only their own class can create, such as a lock
         can_be_made = root in _ROOTS and cls not in _ROOTS and root.__new__(cls) is not None
     except TypeError:
         can_be_made = False
     if can_be_made and hasattr(cls, "__del__"):
-        # it would run for each copy
+        # a finalizer would run for each copy
         return f"an object of type {name}, which has a finalizer"
     return None if can_be_made else f"an object of type {name}"
 
 
 def _name(value: Any) -> str | None:
-    """Return the name by which a class, function or enum member is held; None for other values."""
+    """Return the name that represents a class, function or enum member, or None for other values."""
     if (listed_name := _NAMES_BY_ID.get(id(value))) is not None:
         return listed_name
     kind = type(value)

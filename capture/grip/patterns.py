@@ -1,7 +1,7 @@
-"""Which functions patterns mean, where these are found, and how they are replaced.
+"""Patterns of functions: matching, search in loaded modules, and replacement.
 
-Functions inside others, and those of a script, are decorated before they exist: the source is compiled again with one
-more decorator before each of them, a placeholder constant. Lines and columns stay as they were.
+Inner functions and functions of a script are decorated before they exist: their source is compiled again with a
+placeholder constant as an additional decorator. Lines and columns stay as they were.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LOCALS = "<locals>"
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern of functions, with globs as in file names.
+    """Pattern of functions, with globs as in file names.
 
     Attributes
     ----------
-    module : matches modules that define functions, or packages that re-export those of their own modules
-    qualname : matches qualified names in them: `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
+    module : matches modules that define functions, and packages that re-export functions of their submodules
+    qualname : matches qualified names: `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
     """
 
     module: str
@@ -37,13 +37,13 @@ class Pattern:
         return f"{self.module}:{self.qualname}"
 
     def matches_module(self, name: str) -> bool:
-        """Return True if a module of that name may hold such a function."""
+        """Return True if a module of that name may contain a matching function."""
         return fnmatchcase(name, self.module)
 
     def matches(self, qualname: str) -> bool:
-        """Return True for the qualified name of such a function.
+        """Return True if the qualified name of a function matches.
 
-        Special methods and functions inside functions match only if the pattern names them explicitly.
+        Special methods and inner functions match only if the pattern names them explicitly.
         """
         last, pattern_last = qualname.rpartition(".")[2], self.qualname.rpartition(".")[2]
         if last.startswith("__") and last.endswith("__") and not pattern_last.startswith("__"):
@@ -54,7 +54,7 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Parse `module:function`; `UserError` for other forms."""
+    """Parse `module:function`; raise `UserError` for other forms."""
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
         raise UserError(
@@ -65,14 +65,14 @@ def parse_pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class GripTarget:
-    """A function that a pattern matches.
+    """Function that a pattern matches.
 
     Attributes
     ----------
     owner : class in which it was found, if any
-    qualname : its name where it was found
-    inside : the function around it, if it is created whenever that runs
-    inherited : the class inherits it
+    qualname : qualified name under which it was found
+    inside : enclosing function, if the function is created whenever that runs
+    inherited : True if `owner` inherits the method
     """
 
     function: FunctionType
@@ -85,7 +85,7 @@ class GripTarget:
 def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
     """Yield the functions of a loaded module that patterns match.
 
-    For functions inside others, `function` is the one around them.
+    For inner functions, `function` is the enclosing one.
     """
     module_patterns = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
     if module_patterns:
@@ -110,9 +110,9 @@ def _in_namespace(
 
 
 def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the inherited methods that a pattern names as a class's."""
+    """Yield the inherited methods that a pattern names explicitly for this class."""
     for pattern in patterns:
-        # not where it has a wildcard: then the class that has the method matches too, or should not
+        # without wildcards, which match the class that defines the method as well, or should not match at all
         name = pattern.qualname.rpartition(".")[2]
         if pattern.qualname == prefix + name and name not in vars(cls):
             function = plain_function(inspect.getattr_static(cls, name, None))
@@ -141,21 +141,21 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return the Python function behind a name of a module or class, if there is one."""
-    # not isinstance, which asks some values what they say they are
+    """Return the Python function behind an attribute of a module or class, if there is one."""
+    # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
     return value if type(value) is FunctionType else None
 
 
 def _belongs(value: Any, module: str) -> bool:
-    """Return True if a module defines it, or is a package above the module that does."""
+    """Return True if a module defines the function, or is a package above the defining module."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and (home == module or home.startswith(f"{module}."))
 
 
 def refusal(function: Any) -> str | None:
-    """Return why a function's calls cannot be kept, or None."""
+    """Return the reason why a function's calls cannot be kept, or None."""
     if isinstance(function, type):
         return "it is a class: name the method with entry="
     if not isinstance(function, FunctionType):
@@ -174,16 +174,16 @@ def loaded_modules() -> list[ModuleType]:
 
 
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
-    """Replace each key of the mapping by its value, in modules' namespaces and in classes, also as a method.
+    """Replace each key of the mapping by its value in modules and classes, including methods.
 
     Parameters
     ----------
-    modules : where to look; None for all loaded modules
+    modules : modules to search; None for all loaded modules
     """
     by_id = {id(old): new for old, new in replacements.items()}
     if not by_id:
         return
-    # what is there alone: a lazy module may be asked for a name and load something
+    # read the namespace directly, because attribute access may make a lazy module load something
     namespaces = [vars(item) for item in modules or loaded_modules() if not item.__name__.startswith(_OWN_PACKAGE)]
     for namespace in namespaces:
         for name, value in list(namespace.items()):
@@ -193,7 +193,7 @@ def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[
         for name, value in list(vars(cls).items()):
             new_value = _replace_value(value, by_id)
             if new_value is not None:
-                # past the ways that a metaclass may have to set attributes
+                # bypass a `__setattr__` of the metaclass
                 type.__setattr__(cls, name, new_value)
 
 
@@ -206,12 +206,12 @@ def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
 
 
 def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
-    """Yield the classes in namespaces and in these classes, each once."""
+    """Yield the classes in namespaces and their nested classes, each once."""
     visited_ids: set[int] = set()
     stack: list[Mapping[str, Any]] = list(namespaces)
     while stack:
         for value in list(stack.pop().values()):
-            # not isinstance, which asks some values what they say they are
+            # not isinstance, because some objects override `__class__`
             if issubclass(type(value), type) and id(value) not in visited_ids and value.__flags__ & _HEAP:
                 visited_ids.add(id(value))
                 stack.append(vars(value))
@@ -219,7 +219,7 @@ def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
 
 
 _HEAP = 1 << 9
-"""Flag of classes that were made while Python ran: those of C cannot be changed."""
+"""flag `Py_TPFLAGS_HEAPTYPE` of classes created at run time; classes implemented in C cannot be changed"""
 
 
 _OWN_PACKAGE = __name__.rpartition(".")[0]
@@ -228,11 +228,11 @@ _OWN_PACKAGE = __name__.rpartition(".")[0]
 Decorate = Callable[[Any], Any]
 
 _FUTURE = 0x1FF0000
-"""Flags of a code object that a future import sets."""
+"""code flags that future imports set"""
 
 
 class CannotDecorate(Exception):
-    """The reason why a function inside another one cannot be decorated."""
+    """Error that states why an inner function cannot be decorated."""
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
@@ -246,13 +246,16 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """Return the code of a function in which matching inner functions are decorated when they are created;
-    `CannotDecorate` if its source is missing, or differs from what was loaded.
+    """Return the code of a function whose matching inner functions are decorated when they are created.
+
+    Raises
+    ------
+    CannotDecorate : the source is missing, or differs from the loaded code
     """
     code = function.__code__
     try:
         lines, first = inspect.getsourcelines(code)
-        # below a condition, what is indented stays so, and columns are right
+        # wrap indented source in an `if`, which keeps indentation and columns
         tree = ast.parse("if True:\n" + "".join(lines)) if lines[0][:1].isspace() else ast.parse("".join(lines))
         above = 2 if lines[0][:1].isspace() else 1
         node = next(item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -276,11 +279,11 @@ def decorated_inside(
 
 
 def _compile_function(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
-    """Compile a function where it finds the same variables around it."""
+    """Compile a function in an environment with the same enclosing variables."""
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef = node
     owner = qualname.split(".")[-2] if qualname.count(".") else LOCALS
     if owner != LOCALS:
-        # names with two underscores before are those of the class
+        # names with two leading underscores are mangled with the class's name
         body = _at(ast.ClassDef(owner, [], [], [node], []), node)
     arguments = [_at(ast.arg(name), node) for name in code.co_freevars]
     outside = ast.Global([body.name])
@@ -314,7 +317,7 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:
-    """Restore the qualified names that code has in its module."""
+    """Restore the qualified names that code objects have in their module."""
     before = f"{_AROUND}.{LOCALS}.{qualname.rpartition(f'{LOCALS}.')[2]}"
 
     def name(text: str) -> str:
@@ -326,14 +329,14 @@ def _rename_code(code: CodeType, qualname: str) -> CodeType:
             for item in inner.co_consts
         )
         inner = inner.replace(co_consts=constants)
-        # before, a function's qualified name was a constant beside its code
+        # before Python 3.11 the qualified name was a constant next to the code
         return inner.replace(co_qualname=name(inner.co_qualname)) if sys.version_info >= (3, 11) else inner
 
     return rename_inner(code)
 
 
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
-    """Return code, and the code in it, with `value` in place of the placeholder."""
+    """Return code with `value` in place of the placeholder, including nested code."""
     constants = tuple(
         value
         if item == sentinel and isinstance(item, str)
@@ -346,7 +349,7 @@ def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
 
 
 class _Marks(ast.NodeVisitor):
-    """Puts the placeholder before each matching function as its first decorator."""
+    """Transformer that inserts the placeholder as first decorator of each matching function."""
 
     sentinel = "opgrip: a decorator stands here"
 
@@ -364,7 +367,7 @@ class _Marks(ast.NodeVisitor):
         self._inside(node, f"{self._prefix}{node.name}.")
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        """Skip lambdas, in which functions have no names."""
+        """Skip lambdas, because functions inside them have no names."""
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         name = f"{self._prefix}{node.name}"

@@ -1,4 +1,4 @@
-"""Watch what a call runs: how many operators, for how long, and which tags these imply."""
+"""Observation of a call: number and time of its operators, and the tags that they imply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REDUCE = "Reduce"
 BROADCAST = "Broadcast"
 VIEW = "ViewAttribute"
 RANDOM = "Random"
-"""The words of `opgrip.samples.tags.Tag` that a run tells of; the others are the source's."""
+"""values of `opgrip.samples.tags.Tag` derived from a run; the others are derived from the source"""
 
 _INDEXING = frozenset(
     {
@@ -55,7 +55,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class _Spent(threading.local):
-    """The time in ns that watching took in this thread, which is not part of the watched time."""
+    """Time in ns spent on observation in this thread, which is subtracted from the observed time."""
 
     ns = 0
 
@@ -68,7 +68,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """Do not watch what this thread calls in the block."""
+    """Exclude this thread's calls inside the block from observation."""
     if at_own_work():
         yield
         return
@@ -87,7 +87,7 @@ def at_own_work() -> bool:
 
 
 class Running(OrderlyMode):
-    """Counts the operators of a block, below autograd and autocast.
+    """Mode that counts the operators of a block, below autograd and autocast.
 
     Attributes
     ----------
@@ -105,17 +105,19 @@ class Running(OrderlyMode):
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags found so far."""
+        """Tags found so far"""
         return frozenset[str]().union(*self._tags_by_call.values())
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run as it is: else it would compute other results than without us."""
+        """Return True so that compiled code runs unchanged; otherwise it would compute other results than without the
+        mode.
+        """
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # whether torch is to wrap the handler in its guard, for which it imports its compiler
+        # decides whether torch wraps the handler in its guard, which would import the compiler
         return not cls._hidden
 
     def __torch_dispatch__(
@@ -128,7 +130,7 @@ class Running(OrderlyMode):
         result = func(*args, **kwargs)
         end = perf_counter_ns()
         self.operators += 1
-        # an outer call may be watched too
+        # subtract the observation of inner calls
         self.operator_ns += end - start - (spent.ns - before)
         spent.ns += start - entered + perf_counter_ns() - end
         return result
@@ -143,7 +145,7 @@ class Running(OrderlyMode):
                 self._tags_by_call[key] = frozenset(tags_of(func, shapes))
         except Exception as error:
             raise_if_from_program(error)
-            # an operator without tags is no reason to disturb its program
+            # an operator whose tags cannot be found must not disturb the program
             self._tags_by_call.setdefault((func,), frozenset())
 
 
@@ -155,7 +157,7 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
 
     Parameters
     ----------
-    shapes : shapes of its tensors in order, each with whether it could be a mask
+    shapes : shape of each tensor in order, and whether it could be a mask
     """
     name = func._schema.name.partition("::")[2]
     plain = name.rstrip("_")
@@ -169,7 +171,7 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
         yield ADVANCED_INDEXING
     if func._schema.is_mutable:
         yield IN_PLACE
-    # max and min of two tensors are none
+    # max and min of two tensors are elementwise, not reductions
     if plain in _REDUCTIONS and func._overloadname != "other":
         yield REDUCE
     sizes = [shape for shape, _ in shapes if shape]

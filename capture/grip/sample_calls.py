@@ -1,4 +1,4 @@
-"""The recorded calls of a sample: written, read, run again and compared.
+"""Recorded calls of a sample: writing, reading, running again and comparing.
 
 A sample's folder holds them as a trace, with whole tensor values in a second file.
 """
@@ -56,13 +56,13 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Results of a call as a trace holds them, without values."""
+    """Results of a call as a trace describes them, without values."""
 
     tree: Any
 
 
 def difference(expected: Any, got: Any) -> str | None:
-    """Return one line on where two results differ, or None.
+    """Return one line on where two results differ, or None if they do not.
 
     Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
     of
@@ -70,7 +70,7 @@ def difference(expected: Any, got: Any) -> str | None:
 
     Parameters
     ----------
-    expected : live values, or a `Sketch`, with which only types of numbers, shapes and dtypes are compared
+    expected : live values, or a `Sketch`, of which only number types, shapes and dtypes are compared
     """
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
@@ -106,7 +106,7 @@ _NUMBERS = (bool, int, float, complex, ScalarSpec)
 
 
 def _inner(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a value by how they are accessed."""
+    """Return the parts of a value by access path."""
     match value:
         case dict():
             return {f"[{key!r}]": item for key, item in value.items()}
@@ -124,7 +124,7 @@ def _inner(value: Any) -> dict[str, Any] | None:
 
 
 def _outline(value: Any) -> Sequence[object]:
-    # what fields there are is told by what stands in them
+    # only the class: fields are compared by their contents
     return outline(value)[:1]
 
 
@@ -165,15 +165,19 @@ def _short(value: Any) -> str:
 VALUES = "calls.safetensors"
 
 WHOLE_BYTES = 64 << 20
-"""Whole values of one sample; of the calls beyond, the models of values are kept and what their results look like."""
+"""limit of whole values in one sample; further calls keep only value models and a description of their results"""
 
 
 def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -> None:
-    """Write a sample's calls into its folder; `UserError` if a file exists already, or safetensors is not installed.
+    """Write a sample's calls into its folder.
 
     Parameters
     ----------
     most_bytes : limit of whole values
+
+    Raises
+    ------
+    UserError : a file exists already, or safetensors is not installed
     """
     full = FullValues(folder / VALUES, most_bytes=most_bytes)
     records: list[Record] = [Thread(0, "MainThread")]
@@ -192,7 +196,7 @@ def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -
 
 
 class _Writing:
-    """Makes the records of calls, one after the other on a clock of their own."""
+    """Converter of calls to records, one call after another on an artificial clock."""
 
     def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
         self.fitter = Fitter(pend, count().__next__)
@@ -201,8 +205,8 @@ class _Writing:
         self._contexts: list[dict[str, Any]] = []
 
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
-        """Yield the records of a call; those of values are passed to `pend` before."""
-        # first, as there may be no room for the values of all that follows
+        """Yield the records of a call, after passing its value records to `pend`."""
+        # the random state comes first, because the values of the rest may exhaust the limit
         state = None if call.random_state is None else self._describe(call.random_state)
         args, kwargs = self._describe((call.args, call.kwargs))
         yield Signature(number, FUNCTION, name, args, kwargs, self._describe(call.results))
@@ -218,7 +222,7 @@ class _Writing:
         self.start_ns += call.duration_ns
 
     def _describe(self, value: Any) -> Any:
-        """Return a live value as a trace holds it, with its values."""
+        """Return a live value as a trace describes it, with its values."""
         tree = take(value).tree
         (described,), _ = describe_call((tree,), {}, lambda place: self._fit)
         return described
@@ -229,15 +233,18 @@ class _Writing:
 
 
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
-    """Return the calls that `write_calls` wrote, with live arguments and results; `UserError` if files are missing, or
-    a class is unknown.
+    """Return the calls written by `write_calls`, with live arguments and results.
 
     Nothing that the files name is imported. If a call's whole values are missing, its arguments are drawn from value
     models, its results are a `Sketch`, and `after` is unknown.
 
     Parameters
     ----------
-    classes : arguments' classes and functions by name, such as the namespace of the sample's module
+    classes : classes and functions of the arguments by name, such as the namespace of the sample's module
+
+    Raises
+    ------
+    UserError : files are missing, or a class is unknown
     """
     trace = load(folder / CALLS, partial=False, unbounded=True)
     reading = _Reading(trace, classes)
@@ -277,7 +284,7 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """Run the block under the settings of a call, drawing the random numbers that it drew."""
+    """Run the block with a call's settings and random state."""
     settings = call.settings
     with ExitStack() as stack:
         if call.random_state is not None:
@@ -296,11 +303,15 @@ def as_it_ran(call: GrippedCall) -> Iterator[None]:
 
 
 class RecordedSample:
-    """A sample that `grip` wrote; `UserError` if there is no sample, or its code cannot be loaded.
+    """Sample written by `grip`. Creating it loads and runs the sample's code, so use it only for trusted folders.
 
     Parameters
     ----------
-    folder : folder of the sample, whose code is loaded and so run: only for folders that you trust
+    folder : folder of the sample
+
+    Raises
+    ------
+    UserError : the folder contains no sample, or its code cannot be loaded
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -308,11 +319,11 @@ class RecordedSample:
 
     @cached_property
     def calls(self) -> list[GrippedCall]:
-        """The recorded calls, with live arguments and results; `UserError` if files are missing."""
+        """Recorded calls with live arguments and results; raises `UserError` if files are missing"""
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:
-        """Run a call again; return one line on where it differs from the recording, or None."""
+        """Run a call again and return one line on where it differs from the recording, or None."""
         with as_it_ran(call):
             results = self._opened.function(*call.args, **call.kwargs)
         line = difference(call.results, results)

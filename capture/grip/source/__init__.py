@@ -1,1 +1,1 @@
-"""From a live function to the text of a module that runs alone, and the sample folder around it."""
+"""Conversion of a live function into a self-contained module, and the sample folder around it."""

@@ -1,9 +1,9 @@
-"""Find which parts of classes a sample needs: methods and attributes that its code may read.
+"""Search for the parts of classes that a sample needs: methods and attributes that its code may read.
 
-A class without a literal form of its own (enums, dataclasses and named tuples have one) is taken in by parts. A part is
-needed if code reads an attribute of its name from an object, a class, `super()` or something whose class is unknown, or
-if Python or an imported base class may call it. Each part brings code that reads others, so `expand` repeats this until
-nothing is added.
+Enums, dataclasses and named tuples are taken whole; other classes are taken by parts. A part is needed if code reads an
+attribute of its name from an object, a class, `super()` or something whose class is unknown, or if Python or an
+imported base class may call it. Each part brings code that reads others, so `expand` repeats this until nothing is
+added.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from opgrip.capture.grip.source.values import is_literal
 from opgrip.errors import UserError
 
 NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
-"""ClassParts that one inherits from for the sake of type checkers, or to be kept from leaving methods out."""
+"""base classes that exist only for type checkers, or to enforce that methods are defined"""
 
 CONSTRUCTORS = ("__new__", "__init__")
 _UNUSED_NAMES = """
@@ -37,7 +37,7 @@ _UNUSED_NAMES = """
     __dir__ __init_subclass__ __class_getitem__ __sizeof__ __subclasshook__
 """
 _UNUSED = frozenset(_UNUSED_NAMES.split())
-"""Special methods that results do not depend on."""
+"""special methods that do not affect results"""
 
 _PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
 _OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
@@ -45,18 +45,18 @@ _OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)
 
 
 def is_taken(cls: type) -> bool:
-    """Return True if a class's source is taken in, not imported."""
+    """Return True if a class's source is included rather than imported."""
     return not is_imported(cls.__module__)
 
 
 def is_whole(cls: type) -> bool:
-    """Return True for a class that its whole body defines, such as an enum, dataclass or named tuple."""
+    """Return True for a class that is included whole, such as an enum, dataclass or named tuple."""
     made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
     return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the class in an MRO that defines an attribute; None for attributes of every class."""
+    """Return the class in an MRO that defines an attribute, or None for attributes that every class has."""
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 
@@ -89,7 +89,7 @@ def functions_of(attribute: Any) -> list[Any]:
 
 
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Return True if a decorator makes a method a property, a static method or the like."""
+    """Return True if a decorator turns a method into a property, a static method or the like."""
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
     decorator_object = evaluate(decorator, piece.namespace)
@@ -101,16 +101,16 @@ def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
 
 
 def defines(node: ast.stmt, name: str, cls: type) -> bool:
-    """Return True if a statement of a class's body gives a value to an attribute of that name."""
+    """Return True if a statement of a class's body assigns an attribute of that name."""
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return False
-    # inside a class, Python puts the class's name before those that begin with two underscores
+    # Python mangles names with two leading underscores
     prefix = f"_{cls.__name__.lstrip('_')}__"
     return bool({name, name.replace(prefix, "__", 1) if name.startswith(prefix) else name} & bound_by(node))
 
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal, but the attribute has another value by now."""
+    """Return True if a statement assigns a literal but the attribute has a different value by now."""
     try:
         ast.literal_eval(node.value)  # type: ignore[arg-type]
     except (ValueError, TypeError, SyntaxError):
@@ -119,11 +119,11 @@ def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 class ClassParts:
-    """Finds the parts of the classes that a collector has added.
+    """Search for the parts of the classes that a collector has added.
 
     Parameters
     ----------
-    own : classes of the objects whose method is the sample; the `forward` of such a module is not called implicitly
+    own : classes of the object whose method is the sample; the `forward` of such a module is not called implicitly
     """
 
     def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
@@ -132,7 +132,7 @@ class ClassParts:
         self._reads = 0
 
     def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
-        """Note that there are objects of a class, or that a function is an argument; `user` needs it."""
+        """Record that objects of a class exist, or that a function is an argument; `user` needs it."""
         if isinstance(thing, FunctionType):
             item = self._collector.function(thing, thing.__name__)
         else:
@@ -142,7 +142,7 @@ class ClassParts:
             item.is_live = item.has_bases = True
 
     def part(self, cls: type, name: str) -> SampleItem:
-        """Return the item of an attribute that a class itself defines."""
+        """Return the item of an attribute that the class itself defines."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):
             if isinstance(item, ClassItem):
@@ -172,7 +172,7 @@ class ClassParts:
     def _pieces(
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
-        """Yield the statements of a class that define an attribute; none if it was set later."""
+        """Yield the statements of a class that define an attribute; none if it was assigned later."""
         namespace = namespace_of_class(cls)
         functions = {
             (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
@@ -192,10 +192,10 @@ class ClassParts:
             elif not isinstance(node, ast.Assign | ast.AnnAssign) or not has_changed(node, value):
                 yield Piece(item.file, node, namespace, names_of(node), cls)
 
-    # what may be read
+    # attributes that may be read
 
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
-        """Take the parts that code may use, until these bring no more code.
+        """Add the parts that code may use, until they bring no further code.
 
         Parameters
         ----------
@@ -228,7 +228,7 @@ class ClassParts:
             self._reads += 1
             cls = provider_of(item.cls.__mro__, name)
             if cls is None or is_imported(cls.__module__):
-                # an inherited function that makes objects, as that of autograd functions does
+                # an inherited function that creates objects, such as the `apply` of autograd functions
                 item.mark_made()
                 continue
             user.need(self.part(cls, name), early)
@@ -263,12 +263,12 @@ class ClassParts:
         self._take_decorators(item)
 
     def _base_expressions(self, cls: type) -> dict[type, Piece]:
-        """Return how a class's source writes its base classes."""
+        """Return the expressions that a class's source uses for its base classes."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem):
             return {}
         namespace = namespace_of_class(cls)
-        # what a generic class holds is for type checkers
+        # type arguments of a generic class matter only to type checkers
         plain = (one.value if isinstance(one, ast.Subscript) else one for one in item.node.bases)
         base_objects = ((evaluate(one, namespace), one) for one in plain)
         pieces = ((base, Piece(item.file, one, namespace, names_of(one))) for base, one in base_objects)
@@ -284,7 +284,7 @@ class ClassParts:
 
     @staticmethod
     def _stays(decorator: ast.expr, cls: type) -> bool:
-        """Return True for a class decorator of an imported package; the project's own ones register classes."""
+        """Return True for a class decorator of an imported package; decorators of the project register classes."""
         decorator_object = evaluate(
             decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
         )
@@ -299,7 +299,7 @@ class ClassParts:
         self._collector.scan(item.whole, item)
 
     def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
-        """Take the parts that code may read from an object without naming its class."""
+        """Add the parts that code may read from an object without naming its class."""
         cls = item.cls
         for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
             provider = provider_of(cls.__mro__, name)
@@ -316,7 +316,7 @@ class ClassParts:
                     item.may_need.append(part)
 
     def _take_own(self) -> None:
-        """Take what methods read from their own object, their own class, and `super()`."""
+        """Add the parts that methods read from their own object, their own class, and `super()`."""
         for mention, piece, user in tuple(self._collector.mentions):
             if piece.cls is None or mention.owner is AttributeOwner.ANY:
                 continue
@@ -333,7 +333,7 @@ class ClassParts:
                     self._take_calls(piece, item, part)
 
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
-        """Take what code needs that makes an object of its own class, or calls its own object."""
+        """Add the parts needed by code that creates objects of the method's class or calls the object itself."""
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):
             own_item = self._collector.class_item(cls)

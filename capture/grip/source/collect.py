@@ -1,9 +1,10 @@
-"""Find what a function needs: from its free names to live objects, from those to their source, and so on.
+"""Search for everything that a function needs: from its free names to live objects, from these to their source, and so
+on.
 
-Each object that is needed becomes one item (`items`). An item holds the source that the sample takes over, as pieces;
-`Collector.scan` adds to an item the items that its pieces name. What an item cannot be, for example a value without a
-literal, makes it refused: then everything that cannot do without it is refused too, with the reason. Classes are added
-here without their parts; `classes` finds those.
+Each needed object becomes one item (`items`). An item holds the source that the sample includes, as pieces;
+`Collector.scan` adds the items that these pieces name. An item that cannot be included, for example a value without a
+literal, is refused with a reason, and so is everything that cannot work without it. Classes are added here without
+their parts, which `classes` adds.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
 class Collector(ItemTable):
-    """Collects the items of one sample.
+    """Collector of the items of one sample.
 
     Parameters
     ----------
@@ -61,8 +62,8 @@ class Collector(ItemTable):
 
     Attributes
     ----------
-    mentions : attributes whose owner the source does not tell, with the piece that reads them and its item
-    class_reads : attributes that are read from a class, with the item that reads them, and whether its definition does
+    mentions : attributes of objects of unknown class, with the piece that reads them and its item
+    class_reads : attributes read from a class, with the item that reads them, and whether its definition does
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
@@ -74,11 +75,11 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add what a piece of source needs; refuse the item if that is not possible."""
+        """Add everything that a piece of source needs; refuse the item if that is not possible."""
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
-        # imports first: what a helper imports under another name gets the name that it has here
+        # imports come first, so that helpers which import the same thing under another name use this name
         for use in sorted(uses, key=lambda use: resolve(use, piece.namespace).treatment is not Treatment.IMPORT):
             self._link(use, piece, item)
         self.mentions += [(_mangled(mention, piece), piece, item) for mention in piece.names.mentions]
@@ -113,7 +114,7 @@ class Collector(ItemTable):
             needed.mark_made()
 
     def _link_words(self, piece: Piece, item: SampleItem) -> None:
-        """Add the functions and classes that a piece may find by their names in strings."""
+        """Add the functions and classes that a piece may look up by strings in it."""
         for word in sorted(piece.names.words | self.words):
             use = Use(word, (), (), Role.TEXT)
             meaning = resolve(use, piece.namespace)
@@ -126,7 +127,7 @@ class Collector(ItemTable):
                     needed.mark_made()
 
     def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
-        """Add what an import statement inside a function binds, unless samples import that too."""
+        """Add the names that an import statement inside a function binds, unless samples import the module too."""
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
@@ -134,7 +135,7 @@ class Collector(ItemTable):
             return
         module = source_module(statement, piece.namespace.variables.get("__package__") or "")
         objects = [(alias, live_import(module, alias.name)) for alias in statement.names]
-        # no recorded call has executed an import of something that is not loaded
+        # no recorded call executed an import of a module that is not loaded
         if is_imported(module) or any(thing is None for _, thing in objects):
             return
         bound = []
@@ -152,14 +153,14 @@ class Collector(ItemTable):
     # from live objects to items
 
     def _item_of(self, meaning: Meaning, use: Use, piece: Piece) -> SampleItem | None:
-        """Return the item for a name in a piece of source, or None if nothing is bound to the name."""
+        """Return the item for a name in a piece of source, or None if the name is not bound."""
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
         if meaning.treatment is Treatment.ABSENT:
             path = ".".join((use.name, *use.attributes))
             return self.add_refused(f"{path} is not there") if meaning.attribute_count else None
         if meaning.treatment is Treatment.BUILTIN:
             return self.builtin(getattr(thing, "__name__", name))
-        # the gripped function itself is taken in, whatever package it is of
+        # the gripped function itself is included even if its package is normally imported
         if meaning.treatment is Treatment.FUNCTION or self.knows_function(thing):
             return self.function(thing, name, meaning.rest[:1])
         if meaning.treatment is Treatment.CLASS:
@@ -178,7 +179,7 @@ class Collector(ItemTable):
 
         Parameters
         ----------
-        name : name that it is used by, for lambdas and functions made by others
+        name : name in the using code, for lambdas and functions created by others
         attributes : attributes that are read from it
         """
         key = ("function", id(thing))
@@ -209,11 +210,11 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
 
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
-        """Return a function's source; default arguments that name something lost are written by value.
+        """Return a function's source; default arguments that refer to lost names are written by value.
 
         Parameters
         ----------
-        cls : class in whose body it stands
+        cls : class whose body contains the function
         """
         namespace = namespace_of(definition.function)
         is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
@@ -225,7 +226,7 @@ class Collector(ItemTable):
         return piece
 
     def class_item(self, cls: type) -> SampleItem:
-        """Return the item of a class, which has no parts when it is new."""
+        """Return the item of a class; a new one has no parts."""
         key = ("class", id(cls))
         if key in self._items:
             return self._items[key]
@@ -246,7 +247,7 @@ class Collector(ItemTable):
     # values
 
     def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
-        """Return the item of a constant: written by its value, or by the statement that made it."""
+        """Return the item of a constant, written by its value or by the statement that created it."""
         key = ("value", name, id(thing))
         if key in self._items:
             return self._items[key]
@@ -268,14 +269,16 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add what a value refers to, and refuse the item if no text makes the value."""
+        """Add the objects that a value refers to, and refuse the item if the value cannot be written as text."""
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
             item.refuse(f"{what} of {item.name} is {error}, which has no literal")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return what names a class, function or module within a value of an item, which then needs it."""
+        """Return a function that names a class, function or module within a value of `user`, and adds it to the needs
+        of `user`.
+        """
 
         def refer(thing: Any) -> str:
             item = self.of_value(thing)
@@ -302,7 +305,7 @@ class Collector(ItemTable):
 
 
 def _mangled(mention: Mention, piece: Piece) -> Mention:
-    """Return the attribute under the name that Python gives it inside a class: `_Coder__scale` for `__scale`."""
+    """Return the attribute with its mangled name: `_Coder__scale` for `__scale` inside a class."""
     name = mention.attribute
     if piece.cls is None or not name.startswith("__") or name.endswith("__"):
         return mention

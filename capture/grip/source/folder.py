@@ -1,4 +1,4 @@
-"""Write the folder of a sample: its module or a reference to it, checked to run without the project; and its tags."""
+"""Writing of a sample's folder: its module or a reference to it, checked to run without the project, and its tags."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ for name in entry.split("."):
 
 
 def check_names(text: str, allowed: Iterable[str]) -> None:
-    """Raise `UserError` if a module's text names what it neither defines nor imports.
+    """Raise `UserError` if a module uses names that it neither defines nor imports.
 
     Parameters
     ----------
-    allowed : names that nothing is bound to in the original either
+    allowed : names that are not bound in the original either
     """
     tree = ast.parse(text)
     defined_names = {*vars(builtins), *allowed, "__file__"}
@@ -91,12 +91,12 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 
 
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
-    """Raise `UserError` if a module cannot be imported by a Python without the project.
+    """Raise `UserError` if a module cannot be imported by a Python process without the project.
 
     Parameters
     ----------
-    entry : what it must have: `Coder.decode`
-    blocked : top-level packages that cannot be imported there
+    entry : name that the module must define, such as `Coder.decode`
+    blocked : top-level packages that cannot be imported in that process
     """
     names = sorted(set(blocked) - {"__main__"})
     command = [sys.executable, "-c", _PROGRAM, str(path), entry, *names]
@@ -113,8 +113,11 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a module that imports a function, and the classes and functions among its arguments;
-    `UserError` if it cannot be imported by name.
+    """Return the text of a module that imports a function, and the classes and functions among its arguments.
+
+    Raises
+    ------
+    UserError : it cannot be imported by name
     """
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
@@ -174,16 +177,20 @@ def test_{name}_gives_what_was_recorded(call):
 
 
 def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]) -> Path:
-    """Write a sample into a folder of its own, and return the folder; `UserError` if the function cannot be extracted,
-    or the folder cannot be written.
+    """Write a sample into a new folder and return the folder.
 
-    Nothing is overwritten: a folder of its name with the same content is kept, otherwise the sample gets another name:
+    Nothing is overwritten: an existing folder with the same content is kept, otherwise the sample gets a new name such
+    as
     `delta2bbox_2`.
 
     Parameters
     ----------
     to : folder of samples
     write_calls : writes the recorded calls into a folder
+
+    Raises
+    ------
+    UserError : the function cannot be extracted, or the folder cannot be written
     """
     source, dropped = _source(gripped)
     module_text, tags = _module(gripped, _origin(source))
@@ -225,16 +232,16 @@ def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
 
 
 def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
-    """Return the packages that the sample must do without: all whose source it took in.
+    """Return the packages that the sample must work without: all whose source it includes.
 
-    If it imports a compiled module of one of them, which needs others of them, only its own project.
+    If it imports a compiled module of one of them, which needs these packages, only its own project is returned.
     """
     compiled = module_text.imports - IMPORTED
     return {own} - compiled if compiled else set(module_text.projects)
 
 
 def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
-    """Rename a folder to the first free name, unless one of these names has the same content already."""
+    """Rename a folder to the first free name, unless a folder of such a name has the same content."""
     for number in count(1):
         name = sample_name if number == 1 else f"{sample_name}_{number}"
         folder = to / name
@@ -252,7 +259,7 @@ def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about:
         try:
             part.rename(folder)
         except OSError:
-            # another process was faster
+            # another process took the name first
             if not folder.exists():
                 raise
             for file in files:
@@ -263,7 +270,7 @@ def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about:
 
 
 def _holds(folder: Path, text: str, part: Path) -> bool:
-    """Return True if a folder has a sample of that text with the same calls."""
+    """Return True if a folder contains a sample with that text and the same calls."""
     try:
         about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
         if (folder / about["file"]).read_text(encoding="utf-8") != text:
@@ -285,7 +292,7 @@ def _calls(folder: Path) -> list[Any]:
 
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
-    """Return where a function comes from, and its top-level package."""
+    """Return the origin of a function, and its top-level package."""
     definition = find_definition(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
     module = definition.function.__module__ or "__main__"
     project = distribution_of(module)
@@ -313,11 +320,13 @@ CUSTOMIZED, THIRD_PARTY = "Customized", "ThirdPartyCodes"
 
 _OF_TORCH = ("torch", "functorch", "torchgen")
 _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
-"""Functions and methods that make or fill containers."""
+"""functions and methods that create or fill containers"""
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Return tags of a function by its source and that of its helpers; only its own if these are not available."""
+    """Return tags derived from the source of a function and its helpers, or of the function only if helpers lack
+    source.
+    """
     name = getattr(function, "__qualname__", "function")
     try:
         return tags_of(take(Gripped(function, None, name.rpartition(".")[2], "function", frozenset(), ())))
@@ -330,8 +339,8 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def tags_of(requirements: Requirements) -> frozenset[str]:
-    """Return tags of a function by the source of everything that it certainly needs."""
-    # what may be called is not: `may_need` is passed by
+    """Return tags derived from the source of everything that a function certainly needs."""
+    # excludes `may_need`: code that may never be called
     needed = [item for item in requirements.items if item in _certain(requirements)]
     tags = {tag for item in needed for piece in pieces_of(item) for tag in _tags_of_node(piece.node)}
     if any(isinstance(item, ClassItem) for item in needed):
@@ -358,7 +367,7 @@ def _tags_of_node(node: ast.AST) -> Iterator[str]:
 
 
 def _code_in(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run, so not annotations and decorators."""
+    """Yield the nodes that run, without annotations and decorators."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
@@ -369,7 +378,7 @@ def _code_in(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_container(node: ast.AST) -> bool:
-    """Return True if code makes or fills a container of more than literals."""
+    """Return True if code creates or fills a container with more than literals."""
     if isinstance(node, ast.Call):
         called = node.func
         return getattr(called, "id", getattr(called, "attr", "")) in _MAKERS and bool(node.args)

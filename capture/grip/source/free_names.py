@@ -1,4 +1,4 @@
-"""The names that a piece of source takes from outside itself, by Python's rules of scope."""
+"""Free names of a piece of source, by Python's rules of scope."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 
 class Role(Enum):
-    """What a name is used for."""
+    """Role of a free name."""
 
     DEFINE = "evaluated where the piece is defined"
     RUN = "evaluated when it runs"
@@ -22,7 +22,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name with the attributes that are read from it, `np.linalg.norm`, and their nodes unless in a quoted
+    """Free name with the attributes read from it, such as `np.linalg.norm`, and their nodes unless in a quoted
     annotation.
     """
 
@@ -33,7 +33,7 @@ class Use:
 
 
 class AttributeOwner(Enum):
-    """What an attribute is read from."""
+    """Kind of object that an attribute is read from."""
 
     SELF = "the method's object or class"
     SUPER = "super()"
@@ -42,9 +42,7 @@ class AttributeOwner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """An attribute that is read from something of unknown class; a regular expression if `getattr` takes an
-    f-string.
-    """
+    """Attribute read from an object of unknown class; a regular expression if `getattr` takes an f-string."""
 
     attribute: str
     owner: AttributeOwner
@@ -52,7 +50,7 @@ class Mention:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A type annotation of a parameter, a function (its return value) or a variable, and the free names in it."""
+    """Type annotation of a parameter, a return value or a variable, and the free names in it."""
 
     holder: ast.arg | FunctionNode | ast.AnnAssign
     expression: ast.expr
@@ -61,16 +59,16 @@ class Annotation:
 
 @dataclass(slots=True)
 class FreeNames:
-    """What a piece of source takes from outside itself.
+    """Names that a piece of source takes from outside.
 
     Attributes
     ----------
-    uses : free names, not those in annotations
+    uses : free names outside of annotations
     bound : all names that a scope in it binds
-    outer : `global` and `nonlocal` statements for names outside of it, with those names
-    words : strings in it that could be names
-    makes_own : it calls its object's class: `type(self)(...)`
-    calls_self : it calls its object or class: `self(...)`, `cls(...)`
+    outer : `global` and `nonlocal` statements that refer to outer names, with those names
+    words : strings that could be names
+    makes_own : True if it calls its object's class: `type(self)(...)`
+    calls_self : True if it calls its object or class: `self(...)`, `cls(...)`
     """
 
     uses: list[Use] = field(default_factory=list)
@@ -132,7 +130,7 @@ def stored(node: ast.AST) -> set[str]:
 
 
 def bind(node: ast.AST, scope: NameScope) -> None:
-    """Add the names that a statement binds to its scope, without those of inner scopes."""
+    """Add the names that a statement binds to its scope, excluding names of inner scopes."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             scope.bound.add(node.id)
@@ -153,7 +151,7 @@ def bind(node: ast.AST, scope: NameScope) -> None:
     elif isinstance(node, ast.Lambda):
         outside = [*defaults(node.args)]
     elif isinstance(node, COMPREHENSIONS):
-        # only := binds in the scope around a comprehension
+        # inside a comprehension only := binds names of the enclosing scope
         outside = [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
     else:
         outside = list(ast.iter_child_nodes(node))
@@ -162,7 +160,9 @@ def bind(node: ast.AST, scope: NameScope) -> None:
 
 
 def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
-    """Return the names that a definition, statement or expression takes from outside; methods have an own object."""
+    """Return the names that a definition, statement or expression takes from outside; `is_method` marks `self` or
+    `cls`.
+    """
     walker = _Walker()
     if is_method and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         first = [*node.args.posonlyargs, *node.args.args][:1]
@@ -172,7 +172,7 @@ def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
 
 
 class _Walker(ast.NodeVisitor):
-    """Collects into `names` while it keeps the scopes that it is in."""
+    """Visitor that fills `names` and keeps track of the current scopes."""
 
     def __init__(self) -> None:
         self.names = FreeNames()
@@ -203,7 +203,7 @@ class _Walker(ast.NodeVisitor):
         (self.names.uses if self._annotation is None else self._annotation).append(use)
 
     def visit_Name(self, node: ast.Name) -> None:
-        # a statement does not take what it binds itself
+        # names that a statement itself binds are not free in it
         if (self._scopes or isinstance(node.ctx, ast.Load)) and self._scope_of(node.id) is None:
             self._use(node, [])
 
@@ -230,7 +230,7 @@ class _Walker(ast.NodeVisitor):
         pattern = attribute if is_pattern else re.escape(attribute)
         self.names.mentions.add(Mention(pattern, owner))
 
-    # calls that look attributes up or compare classes
+    # calls that look up attributes or compare classes
 
     def visit_Call(self, node: ast.Call) -> None:
         called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
@@ -313,7 +313,7 @@ class _Walker(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.AST, results: list[ast.expr]) -> None:
         generators: list[ast.comprehension] = node.generators  # type: ignore[attr-defined]
-        # the first is evaluated outside the scope that the comprehension opens
+        # the first iterable is evaluated outside the scope of the comprehension
         self.visit(generators[0].iter)
         bound = {name for generator in generators for name in stored(generator.target)}
         self.names.bound |= bound
@@ -355,7 +355,7 @@ class _Walker(ast.NodeVisitor):
         self._annotation = before
 
     def _visit_quoted(self, text: str) -> None:
-        """Visit a quoted type in an annotation, whose nodes have no positions in the file."""
+        """Visit a quoted type in an annotation; its nodes have no positions in the file."""
         assert self._annotation is not None
         try:
             expression = ast.parse(text.strip(), mode="eval").body

@@ -1,8 +1,8 @@
-"""Import statements of a sample, and which packages it imports instead of including their source.
+"""Import statements of a sample, and the choice of packages to import rather than include.
 
-Imported are the standard library, compiled modules, and the widely used packages listed here. Everything else is taken
-in as source: the function's project, the user's modules and scripts, and the frameworks below them (mmdet, mmcv,
-mmengine, detectron2, timm, ...), which somebody who runs the sample may not have.
+Imported are the standard library, compiled modules, and the widely used packages listed here. Everything else is
+included as source: the function's project, the user's modules and scripts, and the frameworks below them (mmdet, mmcv,
+mmengine, detectron2, timm, ...), which may not be installed where the sample runs.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _WIDELY_USED = """
     torchgen torchvision tqdm triton typing_extensions xarray yaml
 """
 IMPORTED = frozenset(_WIDELY_USED.split())
-"""Top-level packages that are imported, besides those of Python itself."""
+"""top-level packages that are imported, in addition to those of Python itself"""
 
 _LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 
 
 def top_level(module: str) -> str:
-    """Return `mmdet` of `mmdet.models.losses`."""
+    """Return the top-level package of a module: `mmdet` for `mmdet.models.losses`."""
     return module.partition(".")[0]
 
 
 @cache
 def is_of_python(module: str) -> bool:
-    """Return True for a module of the standard library, but not for a user's own one of the same name."""
+    """Return True for a module of the standard library, and False for a user's module of the same name."""
     name = top_level(module)
     if name not in sys.stdlib_module_names:
         return False
@@ -50,35 +50,35 @@ def is_of_python(module: str) -> bool:
 
 
 def is_imported(module: str) -> bool:
-    """Return True if a sample imports a module, given by full name, instead of including its source."""
+    """Return True if samples import a module, given by full name, rather than include its source."""
     return top_level(module) in IMPORTED or is_of_python(module) or is_compiled(sys.modules.get(module))
 
 
 def is_compiled(module: ModuleType | None) -> bool:
-    """Return True if a module is an extension, without source."""
+    """Return True if a module is a compiled extension without source."""
     file = getattr(module, "__file__", None)
     return file is not None and file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def module_of(thing: Any) -> str | None:
-    """Return the name of a module, or of the module that a class or function claims; None if it does not say."""
+    """Return a module's name, or the `__module__` of a class or function; None if it has none."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
     return name if isinstance(name, str) else None
 
 
 @cache
 def distribution_of(module: str) -> tuple[str, str] | None:
-    """Return name and version of a module's distribution: `mmsegmentation`, `1.2.2`; None if there is none."""
+    """Return name and version of a module's distribution, such as `mmsegmentation`, `1.2.2`; None if unknown."""
     names = packages_distributions().get(top_level(module), ())
     return next(((name, version(name)) for name in names), None)
 
 
 def file_within(module: str, file: str) -> str:
-    """Return a source file's path within its project, without this machine's folders: `mmdet/ops/nms.py`.
+    """Return a source file's path within its project, without folders of this machine: `mmdet/ops/nms.py`.
 
     Parameters
     ----------
-    module : full name, `mmdet.ops.nms`; `__main__` for a script or notebook
+    module : full name, such as `mmdet.ops.nms`; `__main__` for a script or notebook
     """
     path, depth = Path(file), module.count(".")
     if path.name == "__init__.py":
@@ -87,17 +87,17 @@ def file_within(module: str, file: str) -> str:
 
 
 WIDTH = 100
-"""Longer lines are broken."""
+"""longest line of an import statement, in characters"""
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An import statement for one name.
+    """Import statement for one name.
 
     Attributes
     ----------
     module : full name
-    attribute : `Tensor` of `from torch import Tensor`; None for `import torch`
+    attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
     alias : name that it binds; empty for `import scipy.optimize`, which binds `scipy`
     """
 
@@ -111,12 +111,12 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for a live object, as its author wrote it if that is known.
+    """Return an import statement for a live object, as its author wrote it if known.
 
     Parameters
     ----------
-    attributes : attributes that are read from the name, which tell the submodules it needs
-    file : file in which the name is used, if any
+    attributes : attributes read from the name, which determine the submodules it needs
+    file : file that uses the name, if any
     package : package of relative imports in the file
     """
     plain: Import | None = None
@@ -133,7 +133,7 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
 
 @lru_cache(maxsize=512)
 def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
-    """Return the import statements of a file outside of functions, by the names that they bind."""
+    """Return the import statements of a file outside of functions, by bound name."""
     statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_inside_function(node):
@@ -143,7 +143,7 @@ def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
 
 
 def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
-    """Return what a statement binds a name to."""
+    """Return the imports that bind a name in a statement."""
     imports = []
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
@@ -166,7 +166,7 @@ def source_module(statement: ast.ImportFrom, package: str) -> str:
 
 
 def live_import(module: str, attribute: str | None) -> Any:
-    """Return what an import would give, without importing anything; None if it is not loaded."""
+    """Return the object that an import would bind, without importing anything; None if it is not loaded."""
     if attribute is None:
         return sys.modules.get(module)
     value = getattr(sys.modules.get(module), attribute, None)
@@ -179,7 +179,7 @@ def _gives(candidate: Import, thing: Any) -> bool:
 
 
 def _import_by_object(name: str, thing: Any) -> Import | None:
-    """Return an import of a module, class or function by what it says of itself."""
+    """Return an import of a module, class or function by its own `__name__` and `__module__`."""
     module = module_of(thing)
     if module is None or not is_imported(module):
         return None
@@ -192,7 +192,7 @@ def _import_by_object(name: str, thing: Any) -> Import | None:
     if not isinstance(own, str):
         return None
     parts = module.split(".")
-    # torch.nn rather than torch.nn.modules.conv
+    # prefer torch.nn to torch.nn.modules.conv
     for length in range(1, len(parts) + 1):
         prefix = ".".join(parts[:length])
         for attribute in dict.fromkeys((own, name)):
@@ -202,7 +202,7 @@ def _import_by_object(name: str, thing: Any) -> Import | None:
 
 
 def render(imports: Iterable[Import]) -> str:
-    """Return import statements in sections, the standard library first, `from` statements last."""
+    """Return import statements in sections: standard library first, `from` statements last."""
     unique_imports = set(imports)
     sections = [{one for one in unique_imports if is_of_python(one.module)}]
     sections.append(unique_imports - sections[0])
@@ -234,5 +234,5 @@ def _from_statement(module: str, members: list[Import]) -> str:
 
 
 def _member_order(name: str) -> tuple[int, str]:
-    """Constants, classes, the rest."""
+    """Return a sort key: constants, then classes, then the rest."""
     return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2), name.lower()

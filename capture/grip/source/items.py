@@ -1,4 +1,4 @@
-"""The items of a sample's module, which item needs which, and their order."""
+"""Items of a sample's module, dependencies between them, and their order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from opgrip.capture.grip.source.source_files import SourceFile
 
 @dataclass(eq=False, slots=True)
 class SampleItem:
-    """Something that a sample's module has.
+    """Element of a sample's module.
 
     Attributes
     ----------
-    name, module : its name and module where it comes from
-    refusal : why it cannot be extracted, if so
-    needs : items that it does not work without
-    early : those of `needs` that must precede its definition
-    may_need : items that it works without, as far as is known
+    name, module : name and module of the original
+    refusal : reason why it cannot be extracted; empty if it can
+    needs : items that it requires
+    early : items in `needs` that must precede its definition
+    may_need : items that it seems to work without
     """
 
     name: str
@@ -39,17 +39,17 @@ class SampleItem:
             self.early.append(item)
 
     def refuse(self, reason: str) -> None:
-        """Note why it cannot be extracted; the first reason counts."""
+        """Record why it cannot be extracted; the first reason counts."""
         self.refusal = self.refusal or reason
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A use of an item in a piece of source.
+    """Use of an item in a piece of source.
 
     Attributes
     ----------
-    attribute_count : number of the use's attributes that the item's name replaces, besides the use's name
+    attribute_count : number of the use's attributes that the item's name replaces, in addition to the use's name
     """
 
     use: Use
@@ -59,14 +59,14 @@ class Link:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """A definition or statement that is taken over, and what its free names mean.
+    """Definition or statement to include, with the meaning of its free names.
 
     Attributes
     ----------
-    cls : class in whose body it stands
+    cls : class whose body contains it
     dropped : decorators that are left out
-    defaults : default arguments that are written by value, as what they name is gone
-    absent : free names that nothing is bound to
+    defaults : default arguments that are written by value, because they refer to lost names
+    absent : free names that are not bound
     local_imports : the project's import statements inside functions, with the names that they bind
     hints : type annotations, with the meaning of their names
     """
@@ -86,24 +86,24 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class BuiltinItem(SampleItem):
-    """A builtin of Python."""
+    """Builtin of Python."""
 
 
 @dataclass(eq=False, slots=True)
 class ImportItem(SampleItem):
-    """Something imported."""
+    """Imported object."""
 
     statement: Import = field(default_factory=lambda: Import("", None, ""))
 
 
 @dataclass(eq=False, slots=True)
 class ValueItem(SampleItem):
-    """A constant.
+    """Constant.
 
     Attributes
     ----------
-    piece : the statement that is taken over; None to write its value
-    is_class : the value is a class made by a call of `namedtuple` or `Enum`
+    piece : statement to include; None to write the value
+    is_class : True if the value is a class created by `namedtuple` or `Enum`
     """
 
     value: Any = None
@@ -113,7 +113,7 @@ class ValueItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class FunctionItem(SampleItem):
-    """A function; `attributes` are those of its own that are read."""
+    """Function; `attributes` are the function attributes that code reads."""
 
     piece: Piece | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -121,16 +121,16 @@ class FunctionItem(SampleItem):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ClassItem(SampleItem):
-    """A class.
+    """Class.
 
     Attributes
     ----------
-    whole : all of its source, if it is not taken by parts
+    whole : its complete source, if it is not taken by parts
     decorators : decorators that stay
-    bases : imported base classes, also those of bases that a sample leaves out, as the source writes them, else None
-    is_live : there may be objects of it
-    is_made : its constructor may be called
-    has_bases : its imported base classes matter
+    bases : imported base classes, including those of omitted bases, each with its expression in the source or None
+    is_live : True if objects of it may exist
+    is_made : True if its constructor may be called
+    has_bases : True if its imported base classes matter
     """
 
     cls: type
@@ -145,13 +145,13 @@ class ClassItem(SampleItem):
     has_bases: bool = False
 
     def mark_made(self) -> None:
-        """Note that code may make objects of it."""
+        """Record that code may create objects of it."""
         self.is_live = self.is_made = self.has_bases = True
 
 
 @dataclass(eq=False, slots=True)
 class PartItem(SampleItem):
-    """A method or attribute of a class; `pieces` are the statements that define it, none if its value is written."""
+    """Method or attribute of a class; `pieces` are the statements that define it, none if its value is written."""
 
     owner: ClassItem | None = None
     pieces: list[Piece] = field(default_factory=list)
@@ -159,7 +159,7 @@ class PartItem(SampleItem):
 
 
 def unit(item: SampleItem) -> SampleItem:
-    """Return the item at the module's top level that holds an item: the class of a part."""
+    """Return the top-level item that contains an item: the class of a part."""
     return item.owner if isinstance(item, PartItem) and item.owner is not None else item
 
 
@@ -176,7 +176,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return the items that cannot be extracted, each with the path from it to the item that is the reason."""
+    """Return the items that cannot be extracted, each with the path to the item that causes it."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -194,7 +194,7 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return all items that an item needs, or may need and that can be taken out, including itself."""
+    """Return the item, everything it needs, and everything it may need that can be extracted."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -205,7 +205,9 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
 
 
 def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the top-level items so that each follows what its definition needs, and helpers precede their users."""
+    """Return the top-level items in an order in which definitions follow their needs and helpers precede their
+    users.
+    """
     included = list(included)
     units = list(dict.fromkeys(map(unit, included)))
     early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
@@ -217,7 +219,7 @@ def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleIte
 
 
 class _Order:
-    """Visits what an item needs before it, but never puts it before what its definition needs."""
+    """Depth-first ordering that never puts an item before the needs of its definition."""
 
     def __init__(self, early: dict[SampleItem, list[SampleItem]], needs: dict[SampleItem, list[SampleItem]]) -> None:
         self._early = early
@@ -236,7 +238,7 @@ class _Order:
         self._open.add(item)
         for needed in self._early[item]:
             self._visit(needed)
-        # a decorator calls its helpers when it decorates
+        # a decorator calls its helpers while it decorates
         called = [one for needed in self._early[item] if isinstance(needed, FunctionItem) for one in self._all(needed)]
         for needed in (*called, *self._needs[item]):
             if needed in self._early and not self._open & set(self._all_early(needed)):
@@ -265,11 +267,11 @@ _DYNAMIC = ("exec", "__import__")
 
 
 class ItemTable:
-    """The items of one sample, each once."""
+    """Table of the items of one sample, each once."""
 
     def __init__(self) -> None:
         self._items: dict[object, SampleItem] = {}
-        # what is known by its id has to stay
+        # keep objects alive that are looked up by id
         self._live_objects: list[Any] = []
 
     @property
@@ -281,17 +283,17 @@ class ItemTable:
         return [item for item in self._items.values() if isinstance(item, ClassItem)]
 
     def ensure_item(self, key: object, make: Callable[[], SampleItem]) -> SampleItem:
-        """Return the item of a key, made if there is none."""
+        """Return the item of a key, created if necessary."""
         if key not in self._items:
             self.remember(key, make())
         return self._items[key]
 
     def knows_function(self, thing: Any) -> bool:
-        """Return True if there is an item of a function."""
+        """Return True if a function has an item."""
         return ("function", id(thing)) in self._items
 
     def remember(self, key: object, item: SampleItem, thing: Any = None) -> None:
-        """Add an item; its live object is kept alive, as it is known by its id."""
+        """Add an item and keep its live object alive, because it is looked up by id."""
         self._items[key] = item
         self._live_objects.append(thing)
 
@@ -308,13 +310,13 @@ class ItemTable:
         return item
 
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
-        """Return the item of an imported object, or None if no import statement gives it.
+        """Return the item of an imported object, or None if no import statement yields it.
 
         Parameters
         ----------
-        name : name that it is used by
-        attributes : attributes that are read from it
-        piece : source that uses it, None for a value
+        name : name in the using code
+        attributes : attributes read from it
+        piece : source that uses it; None for a value
         """
         file = piece.file if piece is not None else None
         package = (piece.namespace.variables.get("__package__") or "") if piece is not None else ""

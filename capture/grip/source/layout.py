@@ -1,4 +1,4 @@
-"""The text of a sample's module: definitions as their source writes them, with only the necessary changes."""
+"""Text of a sample's module: definitions as in their source, with only the necessary changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Edits:
         self.replace(self.file.line_start(first), self.file.line_start(last + 1), "")
 
     def indent(self, first: int, last: int, before: int, after: int) -> None:
-        """Change the indentation of lines, but not of those that begin inside a string."""
+        """Change the indentation of lines, except lines that begin inside a string."""
         for line in range(first, last + 1):
             text = self.file.lines[line - 1]
             if line in self.file.string_lines or not text.strip():
@@ -59,10 +59,10 @@ class Edits:
             self.replace(begin, begin + min(blank, before), " " * after)
 
     def apply(self, begin: int, end: int) -> str:
-        """Return the text between two offsets with the changes in it."""
+        """Return the changed text between two offsets."""
         pieces, at = [], begin
         for (start, stop), text in sorted(self._changes.items(), key=lambda change: (change[0][0], -change[0][1])):
-            # a change within one that was made already is gone with it
+            # skip changes inside a range that was already replaced
             if start < at or stop > end:
                 continue
             pieces += [self.file.text[at:start], text]
@@ -71,7 +71,7 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes that a piece of source needs in a sample, apart from its indentation and own name."""
+    """Return the changes that a piece of source needs in a sample, apart from indentation and its own name."""
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
     for decorator in piece.dropped:
@@ -155,17 +155,17 @@ def _remove_annotation(edits: Edits, annotation: Annotation) -> None:
     else:
         begin, end = edits.file.span(annotation.expression)
         arrow = text.rindex("->", 0, begin)
-        # brackets around the annotation are no part of its node
+        # the node of an annotation does not include its parentheses
         for _ in range(text.count("(", arrow, begin)):
             end = text.index(")", end) + 1
-        # a backslash may join the line before it
+        # a backslash may join the preceding line
         edits.replace(len(text[:arrow].rstrip(" \t\r\n\\")), end, "")
 
 
 def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annotation) -> None:
     in_class = isinstance(edits.file.parents.get(holder), ast.ClassDef)
     if in_class:
-        # fields of dataclasses are told by their annotations
+        # dataclasses derive their fields from annotations
         outer = [use.name for use in annotation.uses if use.name in ("ClassVar", "InitVar")]
         edits.replace_node(annotation.expression, f"{outer[0]}[Any]" if outer else "Any")
     elif holder.value is None:
@@ -177,7 +177,7 @@ def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annot
 
 
 def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str) -> None:
-    """Give a function or class another name where it is defined."""
+    """Rename a function or class at its definition."""
     begin = edits.file.span(node)[0]
     name_match = re.compile(r"(?:async\s+)?(?:def|class)\s+(\w+)").match(edits.file.text, begin)
     assert name_match is not None
@@ -185,17 +185,17 @@ def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str
 
 
 def with_comments(file: SourceFile, node: ast.stmt) -> int:
-    """The first line of a statement, the comments right above it included."""
+    """Return the first line of a statement, including comments directly above it."""
     first = first_line(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else node.lineno
     line, column = first, node.col_offset
     while line > 1 and re.match(rf"\s{{{column}}}#", file.lines[line - 2]):
         line -= 1
-    # a file begins with its licence
+    # comments at the start of a file are its licence
     return first if line == 1 or "Copyright" in "".join(file.lines[line - 1 : first]) else line
 
 
 def statement_text(file: SourceFile, node: ast.stmt, edits: Edits, column: int) -> str:
-    """A statement with its comments, moved to a column, without a newline at its end."""
+    """Return a statement with its comments, moved to a column, without a newline at its end."""
     first, last = with_comments(file, node), node.end_lineno or node.lineno
     edits.indent(first, last, node.col_offset, column)
     end = file.span(node)[1]
@@ -209,7 +209,7 @@ _FUTURE = "from __future__ import annotations"
 
 
 class Layout:
-    """Writes the items of one sample: `root` is its function or method, `annotations` are those that stay."""
+    """Writer of one sample's items: `root` is its function or method, `annotations` are the annotations to keep."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class Layout:
         return statement_text(item.piece.file, node, edits, 0)
 
     def _is_constant(self, item: SampleItem) -> bool:
-        """Return True if it belongs at the top, as it needs only imports."""
+        """Return True if an item needs only imports and therefore belongs at the top."""
         early = [one for one in item.early if not isinstance(one, BuiltinItem | ImportItem)]
         return isinstance(item, ValueItem) and not early
 
@@ -328,7 +328,7 @@ class Layout:
         return "\n".join([head, *self._body(item)])
 
     def _bases(self, item: ClassItem) -> list[str]:
-        """Return a class's bases, skipping the classes that the sample leaves out."""
+        """Return a class's bases without omitted classes."""
         texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:
@@ -369,9 +369,7 @@ class Layout:
         return lines or ["    pass"]
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
-        """Return a class's docstring; only the summary of a helper class's, as it may describe parts that are
-        left out.
-        """
+        """Return a class's docstring; for helper classes only the summary, as the rest may describe omitted parts."""
         edits = Edits(item.file)
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]
@@ -380,7 +378,7 @@ class Layout:
         return statement_text(item.file, node, edits, 4)
 
     def _members(self, part: PartItem) -> list[tuple[int, bool, str]]:
-        """Return the statements of an attribute of a class: line, whether it is a block, text."""
+        """Return the statements of a class attribute: line, whether it is a block, text."""
         if not part.pieces:
             return [(10**9, False, f"    {part.name} = {self._value(part.value, len(part.name) + 7)}")]
         members = []
@@ -392,7 +390,7 @@ class Layout:
 
 
 def _is_whole(expression: str) -> bool:
-    """Return True if an expression can span several lines without brackets."""
+    """Return True if an expression can span several lines without parentheses."""
     try:
         ast.parse(f"_ = {expression}")
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""What free names mean in the running program, and which of the project's classes code reads from objects."""
+"""Meaning of free names in the running program, and the project's classes that code reads from objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opgrip.capture.grip.source.imports import is_imported, module_of, top_level
 
 
 class Absent:
-    """The value of names that nothing is bound to."""
+    """Value of unbound names."""
 
 
 ABSENT = Absent()
@@ -31,7 +31,7 @@ _MOST_LAYERS = 100
 
 
 class Treatment(Enum):
-    """What becomes of a live object in a sample."""
+    """Treatment of a live object in a sample."""
 
     BUILTIN = "it is there"
     ABSENT = "nothing is bound to the name"
@@ -43,12 +43,12 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Where the free names of a piece of source are looked up.
+    """Namespaces in which the free names of a piece of source are looked up.
 
     Attributes
     ----------
     module, variables : name and variables of the piece's module
-    closure : variables of the functions around the piece
+    closure : variables of enclosing functions
     """
 
     module: str
@@ -65,12 +65,12 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a use means.
+    """Object that a use refers to.
 
     Attributes
     ----------
     attribute_count : number of the use's attributes that lead from project modules to `thing`
-    rest : the further attributes, which are read from it
+    rest : the remaining attributes, which are read from `thing`
     """
 
     treatment: Treatment
@@ -80,7 +80,7 @@ class Meaning:
 
 
 def resolve(use: Use, namespace: Namespace) -> Meaning:
-    """Return what a free name with its attributes means."""
+    """Return the object that a free name with its attributes refers to."""
     thing, attribute_count = namespace.lookup(use.name), 0
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
         thing = getattr(thing, use.attributes[attribute_count], ABSENT)
@@ -95,7 +95,7 @@ def resolve(use: Use, namespace: Namespace) -> Meaning:
 
 
 def treatment_of(thing: Any) -> Treatment:
-    """Return what becomes of a live object in a sample."""
+    """Return how a sample treats a live object."""
     if thing is ABSENT:
         return Treatment.ABSENT
     name = getattr(thing, "__name__", None)
@@ -118,10 +118,11 @@ def treatment_of(thing: Any) -> Treatment:
 
 
 def is_bound(thing: Any) -> bool:
-    """Return True for a method of an object, or of a class that samples do not import."""
+    """Return True for a bound method of an object, or of a class that samples do not import."""
     if isinstance(thing, MethodType):
         return True
-    # `apply` of autograd functions since torch 2.15; functions in C have their module or a class of torch there
+    # such as `apply` of autograd functions since torch 2.15; for functions in C, `__self__` is a module or a class of
+    # torch
     owner = thing.__self__ if isinstance(thing, BuiltinFunctionType) else None
     return isinstance(owner, type) and not is_imported(owner.__module__)
 
@@ -133,7 +134,7 @@ def python_function(thing: Any) -> FunctionType | None:
 
 
 def layers_of(thing: Any) -> list[Any]:
-    """Return a callable, what it says it wraps, and so on."""
+    """Return a callable and everything that it wraps according to `__wrapped__`, outermost first."""
     layers = [plain(thing)]
     while len(layers) < _MOST_LAYERS and (inner := wrapped(layers[-1])) is not None:
         layers.append(plain(inner))
@@ -141,20 +142,20 @@ def layers_of(thing: Any) -> list[Any]:
 
 
 def is_imported_code(layer: Any) -> bool:
-    """Return True if a function, or the class of another callable, is of an imported package."""
+    """Return True if a function, or the class of another callable, belongs to an imported package."""
     if isinstance(layer, FunctionType):
         return is_imported(layer.__globals__.get("__name__") or "")
     return is_imported(type(layer).__module__)
 
 
 def wrapped(thing: Any) -> Any:
-    """Return what a wrapper says it wraps, or None."""
+    """Return the object that a wrapper declares to wrap, or None."""
     inner = getattr(thing, "__dict__", {}).get("__wrapped__")
     return inner if callable(inner) else None
 
 
 def plain(thing: Any) -> Any:
-    """Return a function without wrappers that script, compile or watch it: a sample runs under other modes."""
+    """Return a function without wrappers that script, compile or watch it, because samples also run in other modes."""
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):
             inner = getattr(thing, "_torchdynamo_inline", None)
@@ -172,7 +173,7 @@ def plain(thing: Any) -> Any:
 
 
 def namespace_of(function: FunctionType) -> Namespace:
-    """Return where the free names of a function are looked up."""
+    """Return the namespaces in which the free names of a function are looked up."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: _content(cell) for name, cell in cells if name != "__class__"}
     variables = function.__globals__
@@ -180,7 +181,7 @@ def namespace_of(function: FunctionType) -> Namespace:
 
 
 def namespace_of_class(cls: type) -> Namespace:
-    """Return where the names in a class's body are looked up, apart from the body's own."""
+    """Return the namespaces in which names in a class's body are looked up, without those of the body itself."""
     closure: dict[str, Any] = {}
     variables: Mapping[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     for attribute in list(vars(cls).values()):
@@ -215,7 +216,7 @@ _LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 
 
 class Mentioned:
-    """Which attributes code reads from objects whose class it does not tell."""
+    """Attributes that code reads from objects of unknown class."""
 
     def __init__(self, mentions: Iterable[Mention]) -> None:
         mentions = set(mentions)
@@ -223,11 +224,11 @@ class Mentioned:
         self._of_others = _Words(mention.attribute for mention in mentions if mention.owner is AttributeOwner.ANY)
 
     def of_others(self, name: str) -> bool:
-        """Return True if the attribute is read from anything but the method's own object."""
+        """Return True if the attribute is read from any object except `self`."""
         return name in self._of_others
 
     def as_field(self, name: str) -> bool:
-        """Return True if the attribute is read from anything."""
+        """Return True if the attribute is read from any object."""
         return name in self._all
 
     def all_children(self) -> bool:
@@ -236,7 +237,7 @@ class Mentioned:
 
 
 class Everything(Mentioned):
-    """Mentions every attribute."""
+    """Set that contains every attribute."""
 
     def __init__(self) -> None:
         super().__init__([Mention(".*", AttributeOwner.ANY)])
@@ -254,7 +255,7 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the project's classes and functions among objects, and among what code reads from them."""
+    """Return the project's classes and functions among objects, and among attributes that code reads from them."""
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -297,9 +298,9 @@ def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
     elif isinstance(thing, list | tuple | AbstractSet):
         yield from thing
     elif isinstance(thing, torch.nn.Module):
-        # code that is not taken in may go through them
+        # code that is not included may iterate over them
         every = is_imported(getattr(type(thing).forward, "__module__", "")) or mentioned.all_children()
-        # their names may stand in a list, over which `getattr` goes
+        # a list may contain their names, over which code calls `getattr`
         words = words_in(value for value in vars(thing).values() if isinstance(value, list | tuple))
         yield from (
             child for name, child in thing.named_children() if every or name in words or mentioned.as_field(name)

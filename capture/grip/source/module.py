@@ -1,4 +1,4 @@
-"""From a gripped function to the text of a module that runs alone, with its names and annotations."""
+"""Conversion of a gripped function into a self-contained module, with its names and annotations."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from opgrip.errors import UserError
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return a name for each item: its own if that is free, else with its module's.
+    """Return a name for each item: its own if free, otherwise with its module's name.
 
     Parameters
     ----------
-    items : in the order in which they may claim names
+    items : in order of precedence for names
     """
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
@@ -76,7 +76,7 @@ def _candidates(item: SampleItem) -> Iterator[str]:
 
 
 def _same_package(one: SampleItem, other: SampleItem) -> bool:
-    """Return True for imports that bind one package's name: `import scipy`, `import scipy.optimize`."""
+    """Return True for imports that bind the same package name: `import scipy`, `import scipy.optimize`."""
     return all(
         isinstance(item, ImportItem) and item.statement.attribute is None and item.statement.alias in ("", item.name)
         for item in (one, other)
@@ -88,7 +88,7 @@ def _package(item: SampleItem) -> str:
 
 
 def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]]:
-    """Return names that are local variables where an item is used, so that it cannot have them."""
+    """Return the local variable names in the users of each item, which the item cannot have."""
     bound: dict[SampleItem, set[str]] = {}
     for item in items:
         for piece in pieces_of(item):
@@ -102,14 +102,14 @@ _ANY = Import("typing", "Any", "Any")
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What becomes of the annotations of a sample: those that stay, and the items that they need in addition."""
+    """Annotations to keep in a sample, and the additional items that they need."""
 
     annotations: frozenset[Annotation]
     items: tuple[SampleItem, ...]
 
 
 def hints_of(collector: Collector, included: Iterable[SampleItem]) -> Hints:
-    """Decide which annotations stay, and link their names."""
+    """Decide which annotations to keep, and link their names."""
     included = list(included)
     has = set(included)
     annotations: list[Annotation] = []
@@ -151,13 +151,13 @@ def _is_field(piece: Piece, holder: ast.AnnAssign) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a function needs.
+    """Everything that a function needs.
 
     Attributes
     ----------
     root : the function, or the method in its class
     items : all items of the sample, the root first
-    left_out : by `Class.part`, why parts of its classes that may not be needed are left out
+    left_out : reasons why parts of classes that may not be needed are left out, by `Class.part`
     """
 
     collector: Collector
@@ -168,15 +168,15 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """A module that runs alone.
+    """Self-contained module.
 
     Attributes
     ----------
     entry : its function: `delta2bbox`, `Coder.decode`
-    classes : its names of classes and functions among the arguments, by their original `module:qualname`
-    projects : top-level packages and modules whose source was taken in
+    classes : names of classes and functions among the arguments, by their original `module:qualname`
+    projects : top-level packages and modules whose source is included
     imports : top-level packages that it imports, without the standard library
-    absent : free names that nothing is bound to in the original either
+    absent : free names that are not bound in the original either
     left_out : as in `Requirements`
     """
 
@@ -190,7 +190,7 @@ class ModuleText:
 
 
 def take(gripped: Gripped) -> Requirements:
-    """Collect all that a function needs; `UserError` if something of it cannot be extracted, with the reason."""
+    """Collect everything that a function needs; raise `UserError` with the reason if a part cannot be extracted."""
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)
@@ -200,18 +200,18 @@ def take(gripped: Gripped) -> Requirements:
     items = reachable(root, refused)
     for item in items:
         if isinstance(item, ClassItem):
-            # a class stands after those that it inherits from, even past others between them
+            # a class comes after the classes it inherits from, including those it inherits indirectly
             item.early += [one for one in map(collector.find_item, item.cls.__mro__[1:]) if one in items]
     left_out = {_label(part): _reason(refused[part]) for item in items for part in item.may_need if part in refused}
     return Requirements(collector, root, tuple(items), left_out)
 
 
 def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
-    """Return the text of a module that holds a function and all that it needs.
+    """Return the text of a module that contains a function and everything it needs.
 
     Parameters
     ----------
-    origin : where the function comes from, in words
+    origin : description of where the function comes from
     """
     hints = hints_of(requirements.collector, requirements.items)
     items = (*requirements.items, *hints.items)
@@ -237,7 +237,7 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
 
 
 def owner_of(gripped: Gripped) -> type | None:
-    """Return the class of a method, also of one that was gripped inside the class's body."""
+    """Return the class of a method, including one gripped inside the class's body."""
     path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
     if gripped.owner is not None or not path:
         return gripped.owner
@@ -290,7 +290,7 @@ def objects_of(gripped: Gripped) -> Iterator[Any]:
 
 
 def _reason(way: Sequence[SampleItem]) -> str:
-    """Return why an item is refused, from the path to the item that is the reason."""
+    """Return the reason why an item is refused, from the path to the item that causes it."""
     through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
     return f"{way[-1].refusal} (by way of {through})"
 
@@ -300,7 +300,7 @@ def _label(item: SampleItem) -> str:
 
 
 def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
-    """Return the items in the order in which they may claim names."""
+    """Return the items in order of precedence for names."""
     root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
     first: list[SampleItem] = [] if root is None else [root]
     live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
@@ -316,7 +316,7 @@ def _entry(gripped: Gripped, requirements: Requirements, names: dict[SampleItem,
 
 
 def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> None:
-    """Raise `UserError` if something that code finds by its name has another name in the sample."""
+    """Raise `UserError` if an object that code looks up by name is renamed in the sample."""
     for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
         if link.use.role is Role.TEXT and names[link.item] != link.use.name:
             raise UserError(f"{link.use.name} is found by its name", "another function of the sample has that name")

@@ -1,4 +1,4 @@
-"""Where a live function or class is written: its file, its definition, and the decorators that changed it."""
+"""Source of live functions and classes: file, definition, and the decorators that changed it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, eq=False)
 class SourceFile:
-    """A file, or the cell of a notebook; `name` is as in code objects."""
+    """Source file, or cell of a notebook; `name` is as in code objects."""
 
     name: str
     text: str
@@ -43,7 +43,7 @@ class SourceFile:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines with their ends."""
+        """Lines with their line ends"""
         return self.text.splitlines(keepends=True)
 
     @cached_property
@@ -55,12 +55,12 @@ class SourceFile:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The parent of each node."""
+        """Parent of each node"""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
     def codes(self) -> dict[tuple[str, int], list[CodeType]]:
-        """Code objects of the compiled file, by name and first line."""
+        """Code objects of the compiled file, by name and first line"""
         codes: dict[tuple[str, int], list[CodeType]] = {}
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
@@ -71,7 +71,7 @@ class SourceFile:
 
     @cached_property
     def string_lines(self) -> frozenset[int]:
-        """Lines that begin inside a string, except docstrings: their indentation is part of a value."""
+        """Lines that begin inside a string, except docstrings: their indentation is part of a value"""
         inside: set[int] = set()
         opened: list[int] = []
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
@@ -153,8 +153,11 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return a source file, or cell of a notebook, by its name in a code object; `UserError` if no source was found for
-    `what`, or it does not parse.
+    """Return a source file, or cell of a notebook, by its name in a code object.
+
+    Raises
+    ------
+    UserError : no source was found for `what`, or it does not parse
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
@@ -166,7 +169,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
 
 def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """Return where a function is written; `UserError` if unknown."""
+    """Return file and node of a function's definition; raise `UserError` if unknown."""
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
     nodes = [
@@ -188,7 +191,7 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
 
 
 def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
-    """Return True if compiling a file gives code with the same names; code that pytest rewrote is not checked."""
+    """Return True if compiling the file yields code with the same names; code rewritten by pytest is not checked."""
     if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
         return True
     compiled = file.codes.get((code.co_name, code.co_firstlineno), [])
@@ -198,7 +201,7 @@ def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
 def _takes(code: CodeType, parameters: list[str]) -> bool:
     stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
-    # inside a class, Python puts the class's name before those that begin with two underscores
+    # Python mangles names with two leading underscores inside a class
     return len(names) == len(parameters) and all(
         name == parameter or (parameter.startswith("__") and name.endswith(parameter))
         for name, parameter in zip(names, parameters, strict=True)
@@ -206,7 +209,7 @@ def _takes(code: CodeType, parameters: list[str]) -> bool:
 
 
 def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
-    """Return True if code is that of this lambda, of several in one line."""
+    """Return True if code belongs to this lambda rather than to another one in the same line."""
     body = node.body
     if hasattr(code, "co_positions"):
         return (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in set(code.co_positions())
@@ -216,7 +219,7 @@ def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
 
 
 def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
-    """Return where a class is written; `UserError` if unknown."""
+    """Return file and node of a class's definition; raise `UserError` if unknown."""
     what = cls.__qualname__
     methods = [thing for thing in map(_plain_function, vars(cls).values()) if thing is not None]
     own = [
@@ -227,7 +230,7 @@ def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
             node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef) and file.qualified_name(node) == what
         ]
         lines = {thing.__code__.co_firstlineno for thing in own if thing.__code__.co_filename == file.name}
-        # of several that an if chooses from, the one whose methods it has
+        # of several definitions, for example in branches of an `if`, choose the one with the class's methods
         holding = [node for node in nodes if any(node.lineno <= line <= (node.end_lineno or 0) for line in lines)]
         if holding or nodes:
             return file, (holding or nodes)[-1]
@@ -240,7 +243,7 @@ def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:
     if getattr(module, "__file__", None):
         names.append(inspect.getsourcefile(module) or "")  # type: ignore[arg-type]
     elif not names:
-        # a class without methods in a notebook: its cell is not known, the newest that has one of that name is meant
+        # the cell of a notebook class without methods is unknown: take the newest cell that defines the name
         names += [name for name in reversed(linecache.cache) if name.startswith("<") or "ipykernel" in name]
     for name in dict.fromkeys(filter(None, names)):
         with suppress(UserError):
@@ -262,7 +265,7 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionDefinition:
-    """The definition of a live function.
+    """Definition of a live function.
 
     Attributes
     ----------
@@ -277,10 +280,13 @@ class FunctionDefinition:
 
 
 def find_definition(thing: Any) -> FunctionDefinition:
-    """Return a callable's definition, with the decorators that made the callable of its function; `UserError` if there
-    is no source.
+    """Return a callable's definition, with the decorators that created the callable from its function.
 
-    A wrapper that no decorator explains, such as `fast = cached(slow)`, is written as the function that it is.
+    A wrapper that no decorator explains, such as `fast = cached(slow)`, is written as the wrapped function.
+
+    Raises
+    ------
+    UserError : the source was not found
     """
     layers = _layers(plain(thing))
     for index in range(len(layers) - 1, -1, -1):
@@ -299,7 +305,7 @@ def find_definition(thing: Any) -> FunctionDefinition:
 
 
 def _layers(thing: Any) -> list[Any]:
-    """Return a callable, what it wraps, and so on."""
+    """Return a callable and everything that it wraps, outermost first."""
     layers = [thing]
     while len(layers) < 100:
         inner = wrapped(layers[-1])
@@ -312,7 +318,7 @@ def _layers(thing: Any) -> list[Any]:
 
 
 def _wrapped_silently(layer: Any) -> FunctionType | None:
-    """Return the function that a decorator has put into a wrapper that does not say so."""
+    """Return the function inside a wrapper that does not set `__wrapped__`."""
     if isinstance(layer, FunctionType):
         held = list(namespace_of(layer).closure.values())
     elif is_imported(type(layer).__module__):
@@ -335,7 +341,7 @@ def _wrapped_silently(layer: Any) -> FunctionType | None:
 def _find_wrapping_decorators(
     layers: list[Any], decorators: list[ast.expr], namespace: Namespace
 ) -> list[ast.expr] | None:
-    """Return the decorators that made the wrappers around a function; None if one is not explained."""
+    """Return the decorators that created the wrappers around a function, or None if a wrapper is not explained."""
     wrapping_decorators: list[ast.expr] = []
     for layer in layers:
         reasons = [decorator for decorator in decorators if _explains(decorator, layer, namespace)]
@@ -346,7 +352,7 @@ def _find_wrapping_decorators(
 
 
 def _explains(decorator: ast.expr, layer: Any, namespace: Namespace) -> bool:
-    """Return True if a decorator made a wrapper."""
+    """Return True if a decorator created a wrapper."""
     live = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace)
     if live is ABSENT:
         return False

@@ -1,4 +1,4 @@
-"""Constants: text that makes a value, and whether the statement that made it can stay."""
+"""Constants: expressions that recreate a value, and whether the original statement can stay."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ from opgrip.capture.grip.source.imports import is_imported
 from opgrip.traces.values.model import array_of
 
 MOST_ELEMENTS = 256
-"""Tensors and arrays of more elements are no constants that belong in a source file."""
+"""largest number of elements of tensors and arrays that are written into a source file"""
 
 _DEEPEST = 20
 _WIDTH = 100
 
 Refer = Callable[[Any], str]
-"""Gives the name that a class, function or module has in the text; raises `Inexpressible` where it has none."""
+"""function that returns the name of a class, function or module in the text; raises `Inexpressible` if it has none"""
 
 
 class Inexpressible(Exception):
-    """No text makes a value; the message says what it is."""
+    """Error for a value that cannot be written as an expression; the message describes the value."""
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
-    """Return text that makes a value; `Inexpressible` if there is none.
+    """Return an expression that creates a value; raise `Inexpressible` if there is none.
 
     Parameters
     ----------
-    column : column of its begin, for line breaks
+    column : column where it begins, for line breaks
     """
     return _Writer(refer).write(value, column)
 
@@ -74,14 +74,14 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A dictionary key, which is written as a value."""
+    """Dictionary key, which is written like a value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call among values."""
+    """Call among values."""
 
     called: Any
     arguments: tuple[Any, ...]
@@ -90,7 +90,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A container or call in brackets; each entry has a prefix, such as a keyword, and a value."""
+    """Container or call with brackets; each entry has a prefix, such as a keyword, and a value."""
 
     opening: str
     closing: str
@@ -99,14 +99,14 @@ class _Group:
 
 
 class _Writer:
-    """Writes values, and limits their nesting."""
+    """Writer of values that limits their nesting."""
 
     def __init__(self, refer: Refer) -> None:
         self.refer = refer
         self._depth = 0
 
     def write(self, value: Any, column: int = 0, indent: int = 0) -> str:
-        """Write a value at a column of a line indented by `indent`."""
+        """Return the text of a value at a column of a line indented by `indent`."""
         if self._depth > _DEEPEST:
             raise Inexpressible("a value that is nested without end")
         self._depth += 1
@@ -263,7 +263,7 @@ class _Writer:
         return self._call(pathlib.Path if isinstance(value, pathlib.Path) else pathlib.PurePath, str(value))
 
     def _alias(self, value: Any) -> str:
-        """Write a parametrized type such as `list[int]`, or a union of types."""
+        """Return the text of a parametrized type such as `list[int]`, or a union of types."""
         origin, parameters = get_origin(value), [None if one is NoneType else one for one in get_args(value)]
         if origin in (Union, UnionType):
             return " | ".join(map(self.write, parameters))
@@ -290,7 +290,7 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
 
 
 def _as_floats(values: Any) -> Any:
-    """Return numbers for numpy's texts of single-precision numbers, which are the shortest."""
+    """Return numpy's texts of single-precision numbers, which are the shortest, as floats."""
     if isinstance(values, list):
         return [_as_floats(one) for one in values]
     return float(values) if isinstance(values, str) else values
@@ -302,7 +302,7 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """Return the call of `namedtuple` or `Enum` that made a class; `Inexpressible` if neither made it."""
+    """Return the call of `namedtuple` or `Enum` that created a class; raise `Inexpressible` for other classes."""
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
         members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]
@@ -315,7 +315,7 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the only statement that binds a variable of a piece's module; None if there are others."""
+    """Return the only statement that binds a variable of a piece's module, or None if there are several."""
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
@@ -332,7 +332,7 @@ def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
 
 
 def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal, and the variable still has that value."""
+    """Return True if a statement assigns a literal and the variable still has that value."""
     assert statement.value is not None
     try:
         literal = ast.literal_eval(statement.value)
@@ -342,9 +342,9 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls an imported function on literals, which would make the value again.
+    """Return True if a statement calls an imported function on literals and would create the value again.
 
-    For example `nn.MSELoss(reduction="none")` or `TypeVar("T")`, but not objects that got a state since.
+    For example `nn.MSELoss(reduction="none")` or `TypeVar("T")`, but not objects that have since acquired state.
     """
     call = statement.value
     if not isinstance(call, ast.Call) or not is_imported(type(value).__module__):
@@ -358,7 +358,7 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a container that the program has filled since, such as a cache."""
+    """Return True if a statement assigns a container that the program has since filled, such as a cache."""
     return type(value) in (dict, list, set) and statement.value is not None and _is_plain(statement.value)
 
 
@@ -371,7 +371,7 @@ def _is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield default arguments whose expression would not give their value any more, with that value."""
+    """Yield default arguments whose expression would no longer evaluate to their value, with that value."""
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [
