@@ -1,4 +1,4 @@
-"""Make the program that runs a call under a mode, and keep what compilers made for later runs."""
+"""Programs that run a call under a mode, and the store that keeps compiled programs for later runs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ProgramSettings(Protocol):
 
     @property
     def store(self) -> str | None:
-        """Folder for compiled programs, or None."""
+        """Folder for compiled programs, or None"""
 
     @property
     def tuning(self) -> Tuning: ...
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Dtype to cast floating-point tensors to, or None."""
+        """Dtype to cast floating-point tensors to, or None"""
 
     @property
     def by_clock_of_device(self) -> bool: ...
@@ -54,7 +54,7 @@ class ProgramSettings(Protocol):
 
 
 PARTIAL = ".partial-"
-"""Prefix of folders that are not complete; the process number follows."""
+"""prefix of folders that are not complete; the process number follows"""
 
 
 def make_program(
@@ -68,7 +68,7 @@ def make_program(
     """Make the program of a call under a mode.
 
     examples : arguments of the call and of others of its signature, which the mode may write into
-    key : of what is kept for a later run; None to keep nothing
+    key : key of the program in the store, or None to keep nothing
     grad : whether gradients of its results are needed
     Raises `Unsupported` if the mode does not run on the device, or its compiler refuses the call.
     """
@@ -108,7 +108,7 @@ def make_program(
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, Results]:
-    """Run once; return the result as the program gives it, and as tensors of torch, which are not copied."""
+    """Run a program once; return its own result, and the result as torch tensors, which are not copied."""
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
@@ -117,7 +117,7 @@ def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """Return a program as a function of a call's arguments, which writes into them where the call does."""
+    """Return a program as a function that takes a call's arguments, and writes into them if the call does."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _, results = run_program(program, (args, kwargs), mutates)
@@ -131,7 +131,9 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 @contextmanager
 def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
-    """Yield a folder of this key. Its files are kept for a later run if the block ends without an error."""
+    """Yield the folder of a key, or None without a store; keep its files for later runs if the block ends without
+    error.
+    """
     if store is None or key is None:
         yield None
         return
@@ -151,7 +153,7 @@ def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
 
 
 def remove_partial(store: str | None) -> None:
-    """Remove the folders that ended processes left incomplete."""
+    """Remove incomplete folders of processes that no longer run."""
     for partial in () if store is None else Path(store).glob(f"*/{PARTIAL}*"):
         pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
         try:
@@ -163,7 +165,7 @@ def remove_partial(store: str | None) -> None:
 
 
 def key_of(case: Case, variant: Variant, settings: ProgramSettings) -> str | None:
-    """Return the key of interchangeable programs; None if unknown."""
+    """Return a key that interchangeable programs share; None if the program cannot be identified."""
     if settings.store is None or variant.mode == EAGER:
         return None
     mode, _ = find_mode(variant.mode)
@@ -172,7 +174,7 @@ def key_of(case: Case, variant: Variant, settings: ProgramSettings) -> str | Non
         code = getattr(case.operator.function, "code", "")
         if not code:
             return None
-    # which values are drawn does not matter; settings do: inductor writes the number of threads into its code
+    # value models do not affect the program; settings do: inductor writes the number of threads into its code
     arguments = (case.signature.args, case.signature.kwargs)
     args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
     identity = {
@@ -228,7 +230,7 @@ def with_backward(program: Program) -> Function:
 
 
 def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
-    """Return what runs the program forward and makes the arguments of `gradients`."""
+    """Return a function that runs the program forward and returns the arguments of `gradients`."""
 
     def enter(arguments: Arguments) -> Arguments:
         _, results = run_program(program, arguments, mutates=False)
@@ -239,7 +241,7 @@ def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
 
 
 def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
-    """Return the gradients of the tensors that require one; None for those without."""
+    """Return the gradients of the tensors that require one; None for a tensor that has no gradient."""
     return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 
@@ -272,8 +274,8 @@ def _with_graph(outputs: Any) -> list[torch.Tensor]:
 def _incoming(output: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a result: powers of two that vary along each dimension.
 
-    With ones, the gradients of softmax and of norms are zero, whatever computes them. Powers of two add up exactly in
-    any order, as ones do.
+    With ones, the gradients of softmax and of norms are zero, whatever computes them. Powers of two, like ones, add up
+    exactly in any order.
     """
     gradient = torch.ones_like(output)
     if output.layout is torch.strided and not output.is_nested:

@@ -1,4 +1,4 @@
-"""The interface of an analysis: it adds to the rows of a replay, from them or by running their cases again."""
+"""The interface of an analysis, which extends the rows of a replay, if needed by running their cases again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSession:
-    """The replay that an analysis adds to.
+    """The replay that an analysis extends.
 
     output : file of the results, or None
     may_replace : whether existing files may be replaced
-    resume : continue what an interrupted run left
-    may_fork : whether this process has not run torch yet and can be forked
+    resume : whether to continue an interrupted run
+    may_fork : whether this process can still be forked because it has not run torch yet
     """
 
     workload: Workload
@@ -47,31 +47,31 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """The output, or a file named after the trace."""
+        """The output file, or a file named after the trace"""
         if self.output is not None:
             return self.output
-        # it loads torch, and this file is loaded to show the help
+        # imported late because it loads torch, and `--help` imports this file
         from opgrip.replay.cases.sources.operator import PREFIX, name_of_target
 
         target = self.workload.request.trace
         return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
-        """Report that the rows' cases run once more while the block runs."""
+        """Return a context that reports that the rows' cases run once more under `profiler`."""
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def check_one_cache(self, profiler: str) -> None:
-        """Raise `UserError` if rows differ in cache state, which a profiler's ranges do not show."""
+        """Raise `UserError` if rows differ in cache state, because a profiler's ranges do not contain it."""
         if len(self.workload.request.timing.caches) > 1:
             raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
 
     def check_one_device(self, profiler: str) -> None:
-        """Raise `UserError` if cases are spread over devices: a profiler's report covers one process."""
+        """Raise `UserError` if cases are spread over devices, because a profiler's report covers one process."""
         if self.workload.request.inputs.is_spread:
             raise UserError(f"{profiler} watches one device", "name one with --device")
 
     def beside(self, suffix: str) -> Path:
-        """Return `base` with another suffix; raise `UserError` if it exists and must not."""
+        """Return `base` with another suffix; raise `UserError` if the file exists and may not be replaced."""
         path = self.base.with_suffix(suffix)
         check_writable(path, self.may_replace)
         return path
@@ -83,15 +83,16 @@ class NoOptions:
 
 
 class Analysis:
-    """One analysis of a replay, made before any case runs, so that what it lacks is reported first.
+    """One analysis of a replay, created before any case runs so that missing requirements are reported first.
 
-    A subclass is in a file or folder here, or in a module that an entry point `opgrip.analyses` names, and registers
-    itself by `@analyses.register(NAME)`.
+    A subclass is in a file or folder of this package, or in a module that an entry point `opgrip.analyses` names, and
+    registers itself by `@analyses.register(NAME)`.
     columns : class of its columns, or None
     counts_work : whether it needs the work of operators in subgraphs and samples
-    place : analyses run in this order: those that fork this process first, those that run torch in it last
+    place : sort key of the order in which analyses run; those that fork this process come first, those that run torch
+    in it come last
     prints_partial : whether it can print for an interrupted replay
-    saw_all : False if there is something left for `--resume`
+    saw_all : False if something is left for `--resume`
     header : additions to the header of result files
     """
 
@@ -108,22 +109,22 @@ class Analysis:
 
     @classmethod
     def is_requested(cls, options: Any) -> bool:
-        """Return True if the options ask for it; raise `UserError` if they contradict each other."""
+        """Return True if the options request this analysis; raise `UserError` if they contradict each other."""
         raise NotImplementedError
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Return the rows with additions; raise `UserError` if it fails."""
+        """Return the rows with the columns of this analysis; raise `UserError` if it fails."""
         return list(rows)
 
     def finish(self) -> None:
-        """Remove what it kept for resuming, once the results are written."""
+        """Remove the data kept for `--resume`; called after the results are written."""
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print what it has besides its columns."""
+        """Print what the columns do not show."""
 
 
 class UnaskedAnalysis(Analysis):
-    """An analysis that only prints and needs no option."""
+    """An analysis that only prints and runs without being requested by an option."""
 
     options = NoOptions
     prints_partial = True

@@ -1,4 +1,4 @@
-"""Run nsys, and join its report to the rows of a replay."""
+"""The Nsight Systems analysis: run nsys, and join its report to the rows of a replay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NsysColumns(Columns):
-    """What Nsight Systems saw of a row."""
+    """Columns from Nsight Systems."""
 
     nsys_us: float | None = column("median of the runs that it saw, by its clock", "us", "nsys us")
     nsys_own_us: float | None = column(
@@ -63,20 +63,20 @@ class NsysColumns(Columns):
 
 @dataclass(slots=True)
 class NsysRun:
-    """A timed run of a row, or a phase around one, with the device work launched in it."""
+    """A timed run of a row, or a phase before or after one, with the device work launched in it."""
 
     span: NsysRange
     work: list[DeviceWork] = field(default_factory=list)
 
 
 DELAY_KERNEL = "spin_kernel"
-"""Kernel of torch that keeps the device busy before a run that its own clock times."""
+"""kernel of torch that keeps the device busy before a run that torch's own clock times"""
 Runs = dict[Key, list[NsysRun]]
-"""Timed runs by row."""
+"""timed runs by row"""
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the runs of each row, and how much device work was launched outside our ranges."""
+    """Return the runs of each row, and how much device work was launched outside of opgrip's ranges."""
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
     for span in report.spans:
@@ -91,7 +91,7 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
     for work in report.work:
         if DELAY_KERNEL in work.name:
             continue
-        # ranges of one process follow each other
+        # bisection works because ranges of one process do not overlap
         place = bisect_right(starts.get(work.process, []), work.launched_ns) - 1
         run_before = all_by_process[work.process][place] if place >= 0 else None
         if run_before is None or run_before.span.end_ns < work.launched_ns:
@@ -102,7 +102,7 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the same for several reports, each with its own time base."""
+    """Return the runs of each row and the number of other launches in several reports, each with its own time base."""
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
     for report in reports:
@@ -114,7 +114,10 @@ def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
 
 
 def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[NsysRun]]) -> Result:
-    """Return a row with the columns of the profiler. `own` is the row of the profiled run."""
+    """Return a row with the columns of the profiler.
+
+    own : the row as timed in the profiled run
+    """
     runs = runs_by_row.get(key_of(row))
     if runs is None:
         return row
@@ -159,13 +162,13 @@ PLACES = (
     "/opt/nvidia/nsight-systems/*/bin/nsys",
     "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
 )
-"""Where installers put it, besides PATH."""
+"""usual installation paths of nsys, searched after PATH"""
 REPORT = ".nsys-rep"
 ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
 ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
-"""Record only between cudaProfilerStart and cudaProfilerStop."""
+"""record only between cudaProfilerStart and cudaProfilerStop"""
 BY_NODE = "--cuda-graph-trace=node"
-"""Trace kernels of CUDA graphs; without it a graph is one piece of work from driver 11.7 on."""
+"""trace the kernels of CUDA graphs; without it, driver 11.7 and later report a graph as one piece of work"""
 ON_CPU = ("--trace=nvtx",)
 FLAGS = Flags(
     "--output",
@@ -173,13 +176,13 @@ FLAGS = Flags(
     {"-o": "--output", "-t": "--trace", "-s": "--sample", "-f": "--force-overwrite", "-c": "--capture-range"},
 )
 PASSES = 2
-"""The second pass is for rows that the first one missed."""
+"""number of passes; the second runs the rows that the first one missed"""
 
 
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NsysOptions:
-    """How nsys is run."""
+    """Options of the run under nsys."""
 
     nsys: bool = option(
         False,
@@ -219,11 +222,11 @@ class NsysOptions:
 
 @dataclass(frozen=True, slots=True)
 class Nsys:
-    """How nsys is run.
+    """Settings of a run of nsys.
 
-    report : where the report goes
+    report : path of the report
     arguments : further arguments of the user
-    warmup, iterations : runs of each row, and how many of them are profiled
+    warmup, iterations : warm-up runs and profiled runs of each row
     """
 
     binary: str
@@ -235,7 +238,7 @@ class Nsys:
 
 @analyses.register("nsys")
 class NsysAnalysis(Analysis):
-    """What Nsight Systems sees of the rows' runs."""
+    """The analysis that adds device work from Nsight Systems to the rows."""
 
     options = NsysOptions
     columns = NsysColumns
@@ -274,7 +277,7 @@ def profile_rows(
 ) -> list[Result]:
     """Run the rows' cases once more under nsys, and return the rows with its columns.
 
-    say : reports what does not concern a single row
+    say : receives messages that do not concern a single row
     Raises `UserError` if nsys fails.
     """
     effort = replace(request.effort, warmup=nsys.warmup, iterations=nsys.iterations)
@@ -318,7 +321,7 @@ def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
 
 
 def _reports_in(folder: Path) -> list[Path]:
-    """Return the reports in order: `report`, or `report.1` to `report.12`, one for each part of the cases."""
+    """Return the reports in order: `report`, or `report.1` to `report.12`, one per part of the cases."""
     return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 
 
@@ -332,7 +335,7 @@ def _exported(nsys: Nsys, report: Path) -> NsysReport:
 
 
 def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
-    """Move the reports to the user's name, numbered from the second on, and report how many there are."""
+    """Move the reports to the name that the user chose, numbered from the second on, and return how many there are."""
     reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):
         path = output if not place else output.with_suffix(f".{place + 1}{output.suffix}")

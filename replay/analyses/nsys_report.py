@@ -1,4 +1,4 @@
-"""A report of nsys, exported to SQLite: our ranges, and what ran on devices.
+"""A report of nsys, exported to SQLite: opgrip's ranges, and the work that ran on devices.
 
 Tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
 """
@@ -17,7 +17,7 @@ from opgrip.errors import UserError
 from opgrip.replay.timing.ranges import DOMAIN
 
 CATEGORY, RANGE, NAMED_DOMAIN = 33, 60, 75
-"""Values of `eventType` in the table of NVTX events: category name, start/end range, domain name."""
+"""values of `eventType` in the table of NVTX events: category name, start/end range, domain name"""
 EVENTS, STRINGS, CALLS = "NVTX_EVENTS", "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSETS, GRAPHS = "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -25,7 +25,7 @@ GRAPH_NAME = "CUDA graph"
 
 
 class DeviceWorkKind(Enum):
-    """Kind of device work, by table."""
+    """The kind of a piece of device work; values are names of tables."""
 
     KERNEL = KERNELS
     COPY = COPIES
@@ -35,11 +35,11 @@ class DeviceWorkKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NsysRange:
-    """One of our ranges.
+    """One of opgrip's ranges.
 
     message : operator or phase
     category : mode and other words that distinguish the rows of a case
-    start_ns, end_ns : since the start of the report
+    start_ns, end_ns : time since the start of the report
     """
 
     case: int
@@ -54,8 +54,8 @@ class NsysRange:
 class DeviceWork:
     """A kernel, copy, memset, or CUDA graph traced as a whole.
 
-    launched_ns : when the program launched it, on the clock of `NsysRange`
-    copied_bytes : of a copy
+    launched_ns : time at which the program launched it, on the clock of `NsysRange`
+    copied_bytes : size of a copy, else 0
     """
 
     kind: DeviceWorkKind
@@ -74,7 +74,10 @@ class NsysReport:
 
 
 def read_report(path: Path) -> NsysReport:
-    """Return ranges and device work of a report; raise `UserError` if it is not a report or has no ranges of ours."""
+    """Return ranges and device work of a report.
+
+    Raises `UserError` if the file is not a report or contains none of opgrip's ranges.
+    """
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -140,12 +143,12 @@ def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:
 
 
 def _process(number: int | None) -> int:
-    """Return the process number, whose lower 24 bits are in the upper half of thread numbers."""
+    """Return the lower 24 bits of the process number, which are bits 24 to 47 of a global thread number."""
     return -1 if number is None else (number >> 24) & 0xFFFFFF
 
 
 class _Row:
-    """A row whose missing columns are None: versions of nsys differ."""
+    """A row in which columns that this version of nsys lacks are None."""
 
     def __init__(self, row: sqlite3.Row) -> None:
         self._row, self._names = row, set(row.keys())

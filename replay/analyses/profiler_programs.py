@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opgrip.replay.run.request import RunRequest
 
 Key = tuple[int, str]
-"""Case number and the words that distinguish its row."""
+"""case number, and the words that distinguish the rows of the case"""
 
 
 def key_of(row: Result) -> Key:
@@ -33,21 +33,24 @@ def key_of(row: Result) -> Key:
 
 
 def why_unseen(own: Result | None) -> str:
-    """Return why a profiler has nothing of a row, given the row of the profiled run."""
+    """Return why a profiler has no data on a row.
+
+    own : the row as timed in the profiled run, or None
+    """
     if own is None:
         return "it was not run again"
     return own.error or f"it was {own.status} and is not in the report"
 
 
 LAST_LINES = 6
-"""Last lines of a failed profiler: the first gives the reason, the others usage."""
+"""number of last lines of a failed profiler to report: the first states the reason, the others the usage"""
 
 
 def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:
-    """Return the path of a profiler; raise `UserError` if there is none.
+    """Return the path of a profiler; raise `UserError` if it is not found.
 
     product : what to install
-    places : globs of installers' folders, besides PATH
+    places : glob patterns of usual installation paths, searched after PATH
     named : the path in the option `--NAME-bin`
     """
     if named is not None:
@@ -66,12 +69,12 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Spelling of a profiler's options.
+    """The spelling of a profiler's options.
 
     output : the option that names the report, which only opgrip sets
     joined : the option whose value is a list that may be extended
     short : long names by short ones
-    repeatable : options that may be given several times
+    repeatable : options that may appear several times
     """
 
     output: str
@@ -80,8 +83,9 @@ class Flags:
     repeatable: Collection[str] = ()
 
     def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-        """Yield each option's long name, value and words; other words have no name. `valued` options may have their
-        value in a word of its own.
+        """Yield each option's long name, value and words; words that are not options have an empty name.
+
+        valued : options whose value may be the next word
         """
         remaining = deque(words)
         while remaining:
@@ -99,8 +103,9 @@ class Flags:
 
 
 def arguments_in(path: Path, flags: Flags) -> list[str]:
-    """Read a file of a profiler's arguments as a shell does, with # comments; raise `UserError` if it cannot be read or
-    names the report.
+    """Return the profiler arguments in a file, read as a shell does, with # comments.
+
+    Raises `UserError` if the file cannot be read or names the report.
     """
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
@@ -112,7 +117,7 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return our arguments and the user's, each option once: lists are joined, else the user's value counts."""
+    """Return opgrip's arguments and the user's, each option once: lists are joined, otherwise the user's value wins."""
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
     kept: list[str] = []
@@ -143,33 +148,33 @@ def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         text=True,
         errors="replace",
         check=False,
-        # ours, where the user's folders hold modules of the same names
+        # import opgrip's modules, even if the user's folder contains modules of the same names
         env={**os.environ, "PYTHONSAFEPATH": "1"},
     )
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last lines that a program printed, or its exit status."""
+    """Return the last lines that a program printed, or its exit status if it printed nothing."""
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     return "; ".join(lines[-LAST_LINES:]) or f"status {done.returncode}"
 
 
 def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that runs the cases under a profiler: this module, with files of its work and rows."""
+    """Return the command that runs the cases under a profiler: this module, with paths of its request and rows."""
     limited = replace(request, limits=replace(request.limits, timeout=timeout_s))
     (folder / "work.json").write_text(json.dumps({"request": asdict(limited), "without": sorted(without)}))
     return own_python("opgrip.replay.analyses.profiler_programs", str(folder / "work.json"), str(folder / "rows.jsonl"))
 
 
 def profiled_rows(folder: Path) -> list[Result]:
-    """Return the rows that the command wrote into a folder."""
+    """Return the rows that the command of `profiled_command` wrote into a folder."""
     path = folder / "rows.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [Result.from_plain(json.loads(line)) for line in lines]
 
 
 def main(request_path: str, output: str) -> int:
-    """Run the cases of a file of work, and write a row per line."""
+    """Run the cases that a request file describes, and write one row per line."""
     from opgrip.replay.run.request import RunRequest
     from opgrip.replay.run.workload import load_workload
     from opgrip.replay.workers.scheduling import run_cases
@@ -177,7 +182,7 @@ def main(request_path: str, output: str) -> int:
     work: dict[str, Any] = json.loads(Path(request_path).read_text())
     workload = load_workload(RunRequest.from_plain(work["request"]))
     with open(output, "w", encoding="utf-8") as file:
-        # a fork would share this process's connection to the profiler
+        # in this process, because a forked one would share the connection to the profiler
         for rows in run_cases(workload, set(work["without"])):
             for row in rows:
                 file.write(json.dumps(row.to_plain()) + "\n")

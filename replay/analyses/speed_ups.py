@@ -21,13 +21,13 @@ FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases i
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """Speed-up of rows over the rows that they are compared with.
+    """The speed-up of rows over the rows that they are compared with.
 
-    cases : ok rows that have a ratio
-    mean : geometric mean, each case once
-    low, high : 10th and 90th percentile over the cases; of a single case, over its paired runs
-    weighted : the mean weighted by number of calls
-    faster, slower : cases whose median and at least nine of ten paired runs are faster, or slower
+    cases : number of ok rows that have a ratio
+    mean : geometric mean in which each case counts once
+    low, high : 10th and 90th percentile over the cases; for a single case, over its paired runs
+    weighted : geometric mean weighted by number of calls
+    faster, slower : number of cases of which the median and at least nine of ten paired runs are faster, or slower
     """
 
     cases: int
@@ -74,12 +74,12 @@ SPEED_UP_COLUMNS = (
     _of_speed_up("faster", "faster", "d", rank=1),
     _of_speed_up("slower", "slower", "d", rank=1),
 )
-"""Columns of rows that have a `speed_up`, which may be None."""
+"""columns of rows that have a `speed_up`, which may be None"""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Rows of one value beside the first: with twice the threads, for example."""
+    """The speed-up of one value of a dimension over its first value, such as of two threads over one."""
 
     name: str
     speed_up: SpeedUp | None
@@ -101,9 +101,9 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print a table for each dimension with several values, with the others at their first.
+    """Print one table per dimension that has several values; the other dimensions keep their first value.
 
-    reference : the mode whose rows are compared with those of its own first value
+    reference : the mode whose rows are compared over its own values
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name, point_of in DIMENSIONS.items():
@@ -134,7 +134,7 @@ class ModesAnalysis(UnaskedAnalysis):
 class ModeSummary:
     """A mode compared with the reference, over the cases that are ok under both.
 
-    statuses : rows by status
+    statuses : number of rows by status
     speed_up : None if no case is ok under both
     first_s : sum of the first calls' times
     """
@@ -172,7 +172,7 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
 
 
 def _status_column(status: str, summaries: Sequence[ModeSummary]) -> TableColumn:
-    # what no row came to is missed least
+    # columns of statuses that no row has are the first to be dropped from a narrow table
     rank = 0 if any(item.statuses[status] for item in summaries) else 4
     return TableColumn(status, lambda item: item.statuses[status], "d", rank)
 
@@ -187,7 +187,7 @@ def _summary(mode: str, rows: Sequence[Result]) -> ModeSummary:
 
 
 WORTH = 1.05
-"""Least speed-up of a step that is worth while."""
+"""least further speed-up for which a larger value is worth using"""
 
 
 @titled("how they are run")
@@ -222,11 +222,11 @@ class SweepAnalysis(Analysis):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Scaling of an operator over the values of one dimension.
+    """The scaling of an operator over the values of one dimension.
 
-    operator, mode : of the rows; all cases that are ok at all values, weighted by calls
+    operator, mode : of the rows; covers all cases that are ok at all values, weighted by calls
     gains : throughput relative to the first value
-    turning : last value that is worth while
+    turning : last value whose further speed-up is at least `WORTH`
     """
 
     operator: str
@@ -299,7 +299,7 @@ def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> lis
             work = {"batch": row.batch_scale, "streams": row.overlap or 1.0}.get(dimension, 1)
             time = row.median_us
             if dimension == "streams":
-                # what it takes of the time of all that run at once
+                # the cost of concurrent runs is the time at the first value divided by their overlap
                 time = by_case.get(key, {}).get(points[0], row.median_us)
             by_case.setdefault(key, {})[point] = row.count * time / work
     whole = [times for times in by_case.values() if len(times) == len(points)]

@@ -1,4 +1,4 @@
-"""What torch's own profiler records of a replay, as one timeline for Perfetto or chrome://tracing."""
+"""The timeline analysis: a recording of torch's profiler for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from opgrip.replay.results.results import RAN, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
 
 RUNS = 3
-"""Runs of each row by default."""
+"""default number of runs of each row"""
 SUFFIX = ".timeline.json.gz"
 
 
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class TimelineOptions:
-    """Whether torch's profiler is asked."""
+    """The option that runs torch's profiler."""
 
     profile: bool = option(
         False,
@@ -38,7 +38,7 @@ class TimelineOptions:
 
 @analyses.register("timeline")
 class TimelineAnalysis(Analysis):
-    """A timeline beside the rows, which get no columns."""
+    """The analysis that writes a timeline file next to the results; it adds no columns."""
 
     options = TimelineOptions
     place = 10
@@ -53,7 +53,7 @@ class TimelineAnalysis(Analysis):
         return options.profile
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Run the rows' cases under torch's profiler; raise `UserError` if it saw nothing."""
+        """Run the rows' cases under torch's profiler; raise `UserError` if it recorded nothing."""
         from opgrip.replay.workers.scheduling import run_cases
 
         session, say = self.session, self.session.reporter.say
@@ -80,12 +80,12 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Merge Chrome traces of one machine: their times count from the same moment."""
+    """Merge Chrome traces of one machine into one by shifting their times to the same start."""
     whole: dict[str, Any] = {}
     for timeline in timelines:
         if not whole:
             whole = timeline
-            # a temporary file's
+            # the name of a temporary file
             whole.pop("traceName", None)
             continue
         later_us = (timeline.get("baseTimeNanoseconds", 0) - whole.get("baseTimeNanoseconds", 0)) / 1e3

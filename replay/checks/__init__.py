@@ -1,4 +1,4 @@
-"""Compare the results of a mode with those of the reference, eager."""
+"""Comparison of the results of a mode with the results of eager, the reference."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Results as dense values on the CPU, how far apart two are by element, and how much of that rounding explains."""
+"""Distances between results, as dense values on the CPU, and how much of a distance rounding explains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 @dataclass(frozen=True, slots=True)
 class ResultPosition:
-    """The position of a result: which output, or which written argument."""
+    """The position of a result: the index of an output or of a written argument."""
 
     kind: Literal["output", "argument"]
     number: int
@@ -31,13 +31,13 @@ class ResultPosition:
 
 
 class Unpaired(Exception):
-    """Results that cannot be compared one by one with the reference's. The message is the reason."""
+    """Raised if results cannot be compared one by one with the reference's; the message is the reason."""
 
 
 def paired(actual: Results, reference: Results) -> list[tuple[ResultPosition, Any]]:
-    """Pair a mode's results with the reference's; raise `Unpaired` if one has more than the other.
+    """Pair a mode's results with the reference's; raise `Unpaired` if their numbers differ.
 
-    If a mode returns tensors only, only the reference's tensors count.
+    If a mode returns only tensors, the reference's other outputs are ignored.
     """
     if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
@@ -54,9 +54,9 @@ def paired(actual: Results, reference: Results) -> list[tuple[ResultPosition, An
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Return True if a shape is one that runs may give, which gave different shapes.
+    """Return True if a shape fits the range of shapes that runs with different shapes have produced.
 
-    beyond : allow sizes outside of those seen, in the dimensions that vary
+    beyond : allow sizes outside of that range in the dimensions that vary
     """
     if any(len(other) != len(shape) for other in run_shapes):
         return len(set(map(len, run_shapes))) > 1 and len(shape) in set(map(len, run_shapes))
@@ -77,8 +77,8 @@ Shape = tuple[Any, ...]
 class Plain:
     """The values of a tensor or number.
 
-    shape : sizes; of a nested tensor the sizes of each of its tensors
-    dtype : of the result; a Python float has float32, its dtype before it left its tensor in most cases
+    shape : sizes; of a nested tensor, the sizes of each of its tensors
+    dtype : dtype of the result; float32 for a Python float, which mostly was a float32 tensor before
     values : (elements,) float64, complex128, int64 or bool
     step : (elements,) float64, distance of neighbouring values of a quantized dtype; else None
     """
@@ -93,7 +93,7 @@ class Plain:
         return self.values.is_floating_point() or self.values.is_complex()
 
     def place(self, element: int) -> list[int]:
-        """Return the indices of an element; for a nested tensor only its number."""
+        """Return the indices of an element; for a nested tensor only the element's number."""
         if not all(isinstance(size, int) for size in self.shape):
             return [element]
         indices = []
@@ -140,10 +140,10 @@ def _widest(tensor: Tensor) -> Tensor:
     if dtype.is_complex:
         return tensor.to(torch.complex128)
     if memory_dtype(dtype) is not dtype:
-        # bits mean nothing by themselves, but the same are the same
+        # bit patterns of such a dtype are not numbers, but can be tested for equality
         return tensor.contiguous().view(memory_dtype(dtype)).long()
     if dtype.is_floating_point:
-        # some small floats only convert to float32
+        # some 8-bit floats convert only to float32
         return tensor.float().double() if dtype.itemsize == 1 else tensor.double()
     if dtype is torch.uint64:
         return tensor.contiguous().view(torch.int64)
@@ -159,12 +159,12 @@ def _steps(tensor: Tensor) -> Tensor:
 
 
 STEPPED = 0.01
-"""Share of a quantized result's elements that may be the neighbouring value: ties round either way."""
+"""share of a quantized result's elements that may be off by one step, because ties may round either way"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Distance of a result from its reference.
+    """The distance of a result from its reference.
 
     distance : (elements,) float64; 0 if equal or both NaN, inf if only one is finite
     size : (elements,) float64, |reference|
@@ -188,29 +188,29 @@ def gap(actual: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
 
 
 def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
-    """(elements,) float64, the allowed error of numbers of these sizes.
+    """Return the allowed error of numbers of these sizes, (elements,) float64.
 
-    The absolute tolerance of a dtype is meant for numbers around 1. If the largest is less, as among gradients, it
-    shrinks with it; it would hide errors otherwise.
+    The absolute tolerance of a dtype is meant for numbers around 1. If the largest number is smaller, as in gradients,
+    the tolerance shrinks with it; otherwise it would hide errors.
     """
-    # a product with an infinite size would allow any finite number there
+    # the product with an infinite size would allow any finite number there
     size = size.nan_to_num(0, 0, 0)
     rtol, atol = tolerance.of(dtype)
     if tolerance.atol is None and len(size):
-        # numbers too small for a normal float become 0 under many compilers
+        # programs of many compilers flush subnormal numbers to 0
         least = torch.finfo(dtype).smallest_normal if dtype.is_floating_point or dtype.is_complex else 0.0
         atol = max(atol * min(1.0, float(size.max())), least)
     return atol + rtol * size
 
 
 def distances(one: Tensor, other: Tensor) -> Tensor:
-    """(elements,) float64, |one - other|; 0 if equal or both NaN, inf if undefined."""
+    """Return |one - other|, (elements,) float64: 0 if equal or both NaN, inf if undefined."""
     same = one == other
     if one.is_floating_point() or one.is_complex():
         same = same | (one.isnan() & other.isnan())
         distance = (one - other).abs()
     else:
-        # whole numbers beyond 2**53 may differ by less than a float64 tells
+        # unequal integers beyond 2**53 may be equal as float64
         distance = (one.double() - other.double()).abs().clamp_min(1)
     return distance.masked_fill(same, 0).nan_to_num(torch.inf, torch.inf)
 
@@ -238,9 +238,9 @@ def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Resu
 
 
 def _relative(between: Gap, wrong: Tensor) -> Tensor:
-    """(elements,) float64, distance relative to the reference.
+    """Return the distances relative to the reference, (elements,) float64.
 
-    For a zero reference inf if the element is wrong, else 0; inf if one of both is NaN or infinite.
+    With a zero reference the value is inf if the element is wrong, else 0. If the distance is inf, so is the value.
     """
     no_number = between.distance.isinf() | ((between.size == 0) & wrong)
     sized = (between.size > 0) & between.size.isfinite()
@@ -249,30 +249,31 @@ def _relative(between: Gap, wrong: Tensor) -> Tensor:
 
 
 MULTIPLE, MULTIPLE_OF_HALF = 64.0, 8.0
-"""How many times the reference's error a result may have, and the same for 16-bit dtypes.
+"""factors on the reference's error that bound the error of a result, for most dtypes and for 16-bit dtypes
 
-Measured against torch on a CPU: another order of sums takes 1; 10,000 products added one by one, as by a compiler
-without tuning, 12; Winograd's F(4x4, 3x3) over 64 channels 53, all in float32: 64 times its rounding is still 1e-5 of a
-number. Programs add 16-bit numbers in float32, so there only intermediate results matter; 100 partial sums rounded to
-them take 8.
+Measured against torch on a CPU in float32: another order of sums needs a factor of 1; 10,000 products added one by one,
+as an untuned compiler does, 12; Winograd's F(4x4, 3x3) over 64 channels 53. A factor of 64 is still 1e-5 of a number.
+Programs add 16-bit numbers in float32, so that only rounded intermediate results matter; 100 partial sums rounded to 16
+bits need a factor of 8.
 """
 MULTIPLE_OF_TF32 = 16.0
-"""The same for TF32 products, besides what its last bit changes.
+"""factor for TF32 products, in addition to the effect of TF32's last bit
 
-Measured on products, convolutions and a layer with softmax with arguments cut or rounded to TF32: three of 480 took
-more than 8, none took 16.
+Measured on products, convolutions and a layer with softmax with arguments cut or rounded to TF32: three of 480 needed
+more than 8, none needed 16.
 """
 ONE_BY_ONE = 0.25
-"""The multiple divided by the root of the number of terms, if that is more.
+"""factor per root of the number of terms, used if the product exceeds `MULTIPLE`
 
-The error of n terms added one by one grows as n, the effect of their last bits as its root. A million take 40 to 170.
+The error of n terms added one by one grows with n, the effect of their last bits with its root. A million terms need 40
+to 170.
 """
 OVERALL = 0.25
-"""Part of the multiple that errors may reach in root mean square: the cases above take up to 8 in float32."""
+"""share of the factor that errors may reach in root mean square; the cases above reach up to 8 in float32"""
 TYPICAL = 0.99
-"""Quantile of the reference's errors that is a typical error of an element."""
+"""quantile of the reference's errors that is taken as the typical error of an element"""
 ENOUGH = 64
-"""Elements from which on the root mean square is meaningful."""
+"""least number of elements for which the root mean square is meaningful"""
 
 _HALF = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 
@@ -286,18 +287,18 @@ def rounded(
     terms: float,
     tf32: bool = False,
 ) -> Tensor:
-    """(elements,) bool, where a floating-point result is as near the truth as can be expected.
+    """Return which elements of a floating-point result are as near the truth as can be expected, (elements,) bool.
 
     Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error
     in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times the largest of
     - the reference's own error in this element,
     - the effect of a last-bit change of the arguments, which is large where terms cancel,
-    - the `TYPICAL` quantile of the reference's errors; not the largest, since one element at a discontinuity would
-    excuse all.
-    In root mean square, errors must stay below `OVERALL` of that: near the bound everywhere is a bias, not rounding.
-    truth, disturbed : from float64, of the same shape
+    - the `TYPICAL` quantile of the reference's errors; not the largest error, since one element at a discontinuity
+      would excuse all.
+    In root mean square, errors must stay below `OVERALL` of that, since errors near the bound everywhere are a bias.
+    truth, disturbed : results in float64, of the same shape
     terms : how many numbers may have been added per element
-    tf32 : True if products may be TF32, by which `disturbed` is then off
+    tf32 : True if products may be TF32; `disturbed` is then off by a last bit of TF32
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))
@@ -306,7 +307,7 @@ def rounded(
     for other in disturbed:
         own = torch.maximum(own, _finite(distances(other.values, truth.values)))
     if tf32:
-        # errors of an exact reference tell nothing of TF32's, and what a few runs change in one element may be nothing
+        # an exact reference does not show the errors of TF32, and in a single element a few runs may show no effect
         typical = torch.maximum(typical, torch.quantile(_sample(own), 0.5))
     multiple = max(MULTIPLE, ONE_BY_ONE * sqrt(terms))
     if tf32 or reference.dtype in _HALF:
@@ -319,10 +320,10 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """(elements,) bool, where an integer or bool depends on rounding and has one of the possible values.
+    """Return which elements of an integer or bool depend on rounding and have a possible value, (elements,) bool.
 
-    The runs disagree there: the reference, the same in float64, and in float64 with arguments that differ in their last
-    bit. Any value between theirs is correct; elsewhere only the one that all gave.
+    An element depends on rounding if these runs disagree: the reference, a run in float64, and runs in float64 with
+    arguments that differ in their last bit. Any value in the range of the runs is then correct.
     """
     values = torch.stack([run.values.long() for run in runs])
     least, most = values.amin(0), values.amax(0)
@@ -330,7 +331,7 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
 
 
 def _overflown(truth: Plain, actual: Plain) -> Tensor:
-    """The truth, with infinities where the result's dtype overflows."""
+    """Return the truth, with infinities where the result's dtype overflows."""
     if actual.dtype.is_complex or not actual.dtype.is_floating_point:
         return truth.values
     most = torch.finfo(actual.dtype).max
@@ -343,7 +344,7 @@ def _finite(errors: Tensor) -> Tensor:
 
 
 def _sample(errors: Tensor) -> Tensor:
-    """At most 2**20 elements, evenly spaced: torch.quantile takes at most 2**24."""
+    """Return at most about 2**20 evenly spaced elements, because torch.quantile takes at most 2**24."""
     return errors[:: max(1, len(errors) >> 20)] if len(errors) else errors.new_zeros(1)
 
 

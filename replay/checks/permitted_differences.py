@@ -16,7 +16,7 @@ from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.operators.memory import Arguments
 
 LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
-"""Operators whose results for a backward are empty on a CPU without a backward, and of any shape elsewhere."""
+"""operators whose results for a backward are empty on a CPU if there is no backward, and have any shape elsewhere"""
 
 UNINITIALIZED = frozenset(
     {
@@ -33,16 +33,16 @@ UNINITIALIZED = frozenset(
         *("resize", "resize_", "resize_as", "resize_as_"),
     }
 )
-"""Operators whose results are uninitialized memory."""
+"""operators whose results are uninitialized memory"""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An operator by its parts.
+    """The parts of an operator's name, and what torch declares about it.
 
-    packet, overload : as in `aten.sort.stable`
-    schema : torch's; None if the operator is not registered here
-    random : True if torch says that it draws random numbers
+    packet, overload : `sort` and `stable` of `aten.sort.stable`
+    schema : torch's schema; None if the operator is not registered here
+    random : True if torch declares that it draws random numbers
     """
 
     packet: str
@@ -87,11 +87,11 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """Return, by index, what is wrong with each output that may differ by another choice among equal elements; None for
-    correct ones.
+    """Check outputs that may differ by another choice among equal elements; return their errors by output index.
 
-    Empty for an operator that does not choose. Indices may differ from the reference's if they point at equal elements;
-    they must be valid, and distinct if each element is given once.
+    An error is None if the output is correct. The result is empty for operators that do not choose. Indices may differ
+    from the reference's if they point at equal elements; they must be valid, and distinct if each element is returned
+    once.
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
     if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
@@ -116,7 +116,7 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Indices along a dimension, or into the flattened input."""
+    """Return what is wrong with indices along a dimension or into the flattened input."""
     return _pointing(*_source(bound, ours, theirs))
 
 
@@ -128,7 +128,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """As for topk, whose results may be in any order if they are not sorted."""
+    """Return what is wrong with the indices of topk, which may be in any order if `sorted` is False."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -138,7 +138,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """As for cummax, whose indices point at elements up to their own position."""
+    """Return what is wrong with the indices of cummax or cummin, which point at no later element than their own."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -147,10 +147,10 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """As for max_pool2d_with_indices: indices into each plane, within the pooled window."""
+    """Return what is wrong with the indices of max pooling, which point into the pooled window of their plane."""
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
-    # windows of adaptive pooling have no sizes of their own
+    # adaptive pooling has no window sizes
     if reason is not None or "kernel_size" not in bound:
         return reason
     quotient = ours
@@ -162,7 +162,7 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 
 
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
-    """Return True if the windows reach the indices along the dimension that is `place` from the last."""
+    """Return True if the windows contain the indices along the dimension `-place`."""
 
     def read_setting(name: str) -> int:
         values = list(bound.get(name) or bound["kernel_size"])
@@ -177,7 +177,7 @@ def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> b
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-    """Return the input, the dimension of the indices, and both indices with that dimension."""
+    """Return the input, the dimension that is indexed, and both index tensors with that dimension."""
     source = bound["self"].detach().cpu()
     dim = bound.get("dim")
     if dim is None or not source.dim():
@@ -213,7 +213,7 @@ INDEX_OUTPUT = {
     **dict.fromkeys([f"{name}_with_indices" for name in ("max_pool2d", "max_pool3d")], 1),
     **dict.fromkeys(["adaptive_max_pool2d", "adaptive_max_pool3d"], 1),
 }
-"""Operators that return indices of chosen elements, and the index of that output."""
+"""operators that return indices of chosen elements, with the number of that output"""
 
 _RULES: dict[str, Chosen] = {
     "sort": _each_once,
@@ -232,7 +232,7 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return why a result is not a dropout of the input: each element is 0 or input / (1 - p)."""
+    """Return why a result is not a dropout of the input, in which each element is 0 or input / (1 - p)."""
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
     exact = torch.complex128 if source.is_complex() else torch.float64
@@ -240,38 +240,38 @@ def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[An
     scaled = source.to(exact) / (1 - share) if share < 1 else torch.zeros_like(source, dtype=exact)
     mask = actual[1].cpu() if operator.packet == "native_dropout" and isinstance(actual[1], Tensor) else result != 0
     rtol, atol = tolerance.of(source.dtype)
-    # the factor is rounded to the dtype too, where the product is
+    # the factor is rounded to the dtype too, and not only the product
     expected = scaled * mask
     wrong = int(((result - expected).abs() > atol + (rtol + torch.finfo(source.dtype).eps) * expected.abs()).sum())
     return f"{wrong:,} elements are not what the mask makes of the input" if wrong else None
 
 
 RUNS = 32
-"""Runs of the reference for a random result."""
+"""number of runs of the reference for a random result"""
 MOST_RUNS = 256
-"""The same for results of few elements, which are pooled."""
+"""largest number of runs, used for results of few elements, which are pooled"""
 POOLED = 4096
-"""Size of a pool from which on more runs are not worth their time."""
+"""number of pooled elements above which more runs are not worth their time"""
 POSITIONS = 1 << 16
-"""Elements of a result that are tested, evenly spaced."""
+"""number of evenly spaced elements that are tested in a result"""
 FALSE_ALARM = 1e-7
-"""Probability that a test rejects a correct result."""
+"""probability that a test rejects a correct result"""
 COMPARED = 8
-"""Runs of the reference that are compared with its others."""
+"""number of reference runs that are compared with the other runs"""
 DEPENDENT = 2.0
-"""How many times the distance between the reference's own runs a result may have."""
+"""allowed distance of a result, relative to the distance of the reference's runs from each other"""
 
 
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
-    """Return why a random result is not drawn as the reference's runs were; None if nothing shows it.
+    """Return why a random result does not follow the distribution of the reference's runs; None if no test shows it.
 
     Three tests, each with a false alarm rate of one in ten million:
-    - a permutation holds the same numbers in every run,
-    - all elements are distributed as those of all runs (two-sample Kolmogorov-Smirnov),
+    - a permutation contains the same numbers in every run,
+    - the distribution of all elements is that of all runs (two-sample Kolmogorov-Smirnov),
     - the rank of each element among the runs' elements in its place is uniform (one-sample Kolmogorov-Smirnov), which
-    detects scales, biases and zeros that vary by place, as with dropout.
-    The bounds hold for independent elements. If one draw makes many elements, the reference's runs are as far from each
-    other; a result may be `DEPENDENT` times as far as any of them is from the rest.
+      detects scales, biases and zeros that vary by place, as with dropout.
+    The bounds are valid for independent elements. If one random number determines many elements, the reference's runs
+    exceed the bounds too; a result may then be `DEPENDENT` times as far from the runs as any of them is from the rest.
     """
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):
@@ -290,12 +290,12 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
 
 
 def runs_wanted(elements: int) -> int:
-    """Return how many runs of the reference are needed."""
+    """Return how many runs of the reference are needed for a result of this size."""
     return min(max(RUNS, POOLED // max(elements, 1)), MOST_RUNS)
 
 
 def _real(result: Plain) -> Tensor:
-    """(places,) float64, the numbers at evenly spaced places, with real and imaginary parts in turn."""
+    """Return the numbers at evenly spaced places, (places,) float64; real and imaginary parts alternate."""
     values = result.values[:: max(1, len(result.values) // POSITIONS)]
     return (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
 
@@ -310,9 +310,10 @@ def _same_numbers(runs: Sequence[Plain]) -> bool:
 
 
 def _constant(ours: Tensor, theirs: Tensor) -> bool:
-    """Return True if all elements are equal, which is too unlikely for numbers drawn as the runs' were.
+    """Return True if all elements are equal and this is too unlikely for numbers distributed as in the runs.
 
-    Its probability is at most p**(m - 1) for m elements, with the commonest number's share p and its sampling error.
+    Its probability is at most p**(m - 1) for m elements, where p is the share of the most common number plus its
+    sampling error.
     """
     if len(ours) < 2 or bool((ours != ours[0]).any()) or bool((theirs == theirs[:, :1]).all(1).any()):
         return False
@@ -322,7 +323,7 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Return True if the distance exceeds the bound, and the distances of the runs from each other."""
+    """Return True if the result's distance exceeds the bound, and `DEPENDENT` times the distances between the runs."""
     if not len(ours):
         return False
     distance_to_runs = distance(ours, theirs)
@@ -342,18 +343,19 @@ def _two_sample(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _two_sample_bound(one: int, others: int) -> float:
-    """Return the largest difference of two empirical distribution functions of one distribution, except for
-    `FALSE_ALARM`.
+    """Return a bound on the distance of the empirical distribution functions of two samples of one distribution.
 
-    The sum of each one's bound: P(sup |F_n - F| > e) <= 2 exp(-2 n e**2).
+    It is exceeded with probability `FALSE_ALARM` and is the sum of each sample's bound: P(sup |F_n - F| > e) <= 2
+    exp(-2 n e**2).
     Source: Massart 1990, The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
     """
     return sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(one, 1)) + 1 / sqrt(max(others, 1)))
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference of the ranks' distribution function from the uniform one. Ties are broken at
-    random.
+    """Return the largest difference between the ranks' distribution function and the uniform one.
+
+    Ties are broken at random.
     """
     runs = len(theirs)
     tied = (theirs == ours).sum(0)

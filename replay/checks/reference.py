@@ -1,4 +1,4 @@
-"""The correct results of one call, from running it as the program did."""
+"""The correct results of one call, from runs of it in eager mode."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from opgrip.traces.schema.tensor_specs import plain_name
 __all__ = ["Reference", "observe"]
 
 FEW = 64
-"""Elements of a random result below which two runs may agree by chance."""
+"""number of elements of a random result below which two runs may agree by chance"""
 SEEDS_OF_FEW = 8
 
 
 class Reference:
     """The correct results of one call.
 
-    A result is correct within tolerance, or if there is a reason for the difference: uninitialized memory, another
-    choice among equal elements (`choosing_operators`), random numbers (`distributions`), rounding (`closeness`). The
-    further runs of the call that this needs are made once, on first use.
-    make_arguments : returns the same arguments in their first state each time
+    A result is correct within tolerance, or if a difference has a permitted cause: uninitialized memory, another choice
+    among equal elements or random numbers (`permitted_differences`), or rounding (`closeness`). The additional runs
+    that these checks need are made once, on first use.
+    make_arguments : returns the same arguments in their initial state each time
     mutates : whether the call may write into its arguments
     op : name such as `aten.sort.default`; None for a Python function
-    unused : indices of outputs that nothing uses: their differences are only noted
+    unused : indices of outputs that nothing uses; a difference in them is only a note
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Reference:
         return verdicts
 
     def _pairs(self, actual: Results, first: Results) -> list[tuple[ResultPosition, Any]]:
-        """Return the results that decide, with their positions; raise `Unpaired`."""
+        """Return the results to compare, with their positions; raise `Unpaired`."""
         if self._mutates and not actual.arguments and not self._written:
             first = Results(first.outputs)
         return paired(actual, first)
@@ -133,7 +133,7 @@ class Reference:
         return verdict_on(str(place), reference, between, differing)
 
     def _excused(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
-        """(elements,) bool, where rounding explains a difference."""
+        """Return which elements differ only because of rounding, (elements,) bool."""
         runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
@@ -146,8 +146,8 @@ class Reference:
     def _of_its_own_shape(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
         """Return True if a shape other than the reference's is correct, because of rounding or chance.
 
-        Rounding: it is the shape of a run in float64, or between those; elements cannot be compared then. Chance: runs
-        with other seeds have other sizes in the same dimensions.
+        Rounding: the shape is in the range of the shapes of the float64 runs; elements cannot be compared then. Chance:
+        runs with other seeds have different sizes in the same dimensions.
         """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
@@ -193,7 +193,7 @@ class Reference:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Indices of the arguments that the call changes."""
+        """Indices of the arguments that the call changes"""
         after = self._runs(1)[0].arguments
         return {
             place for place, pair in enumerate(zip(self._first_arguments, after, strict=False)) if is_changed(*pair)
@@ -212,7 +212,7 @@ def is_changed(before: Tensor, after: Tensor) -> bool:
 
 
 def _same_tensor(leaf: Any, expected: Any) -> bool:
-    """Return True if both are equal bit by bit, which takes no memory to see; False if that is unknown."""
+    """Return True if both are known to be equal bit by bit; this needs less memory than a comparison of values."""
     if not isinstance(leaf, Tensor) or not isinstance(expected, Tensor):
         return False
     if any(
@@ -222,12 +222,12 @@ def _same_tensor(leaf: Any, expected: Any) -> bool:
     try:
         return leaf.dtype is expected.dtype and torch.equal(leaf.detach().cpu(), expected.detach().cpu())
     except RuntimeError:
-        # torch compares no tensors of some dtypes
+        # torch.equal does not support some dtypes
         return False
 
 
 WRITES = "writes into its arguments"
-"""Note on a candidate that changes arguments which the reference does not."""
+"""note on a candidate that changes arguments which the reference does not change"""
 
 _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 
@@ -235,8 +235,8 @@ _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 class CandidateReference(Reference):
     """The correct results of a candidate.
 
-    Its outputs decide, and arguments that the reference writes and does not return. Arguments that only the candidate
-    writes are noted.
+    It compares the outputs, and the arguments that the reference writes and does not return. A candidate that writes
+    into other arguments gets a note.
     """
 
     def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[ResultVerdict]:
@@ -252,7 +252,7 @@ class CandidateReference(Reference):
 
     @cached_property
     def _owed(self) -> set[int]:
-        """Indices of arguments that the reference writes and does not return."""
+        """Indices of arguments that the reference writes and does not return"""
         if not self._written:
             return set()
         args, kwargs = self._make_arguments()
@@ -266,7 +266,7 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how the structure of a candidate's result differs from the reference's; None if it does not."""
+    """Return how the structure of a candidate's result differs from the reference's, or None."""
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):
         return None
@@ -277,13 +277,13 @@ def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
 
 
 def not_comparable(results: Any) -> str | None:
-    """Return the type of a result that cannot be compared, or None."""
+    """Return the name of the first type in the results that cannot be compared, or None."""
     odd = (type(leaf).__name__ for leaf in leaves(results) if not isinstance(leaf, _PLAIN))
     return next(odd, None)
 
 
 def in_order_of(results: Any, like: Any) -> Any:
-    """Return results with dictionaries in the order of those of `like`."""
+    """Return results with dictionaries in the key order of `like`."""
     if isinstance(results, Mapping):
         return {key: in_order_of(results[key], like[key]) for key in like}
     if isinstance(results, list | tuple):

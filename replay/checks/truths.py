@@ -30,7 +30,7 @@ def tensors_of(arguments: Arguments) -> list[Tensor]:
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> Results:
-    """Run a call with all random numbers from a seed; the program's own generators are restored."""
+    """Run a call with all random generators seeded, and restore the program's generators."""
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
 
@@ -52,7 +52,7 @@ def _seeded(arguments: Arguments, seed: int) -> Iterator[None]:
         devices = [f"{kind}:{index}" for kind in kinds for index in range(getattr(torch, kind).device_count())]
         states = {device: module_of(device).get_rng_state(device) for device in devices}
         try:
-            # not torch.manual_seed, which would seed accelerators that are not used here
+            # torch.manual_seed would also seed accelerators that are not used here
             torch.default_generator.manual_seed(seed)
             for kind in kinds:
                 getattr(torch, kind).manual_seed_all(seed)
@@ -63,7 +63,7 @@ def _seeded(arguments: Arguments, seed: int) -> Iterator[None]:
 
 
 DISTURBED = 4
-"""Runs with arguments that differ in their last bit: all greater, all less, and at random."""
+"""number of runs with arguments that differ in their last bit: all greater, all less, and at random"""
 
 _ALIKE = (1, -1)
 _COMPLEX = frozenset({torch.complex32, torch.complex64})
@@ -73,8 +73,8 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64})
 class Truths:
     """Runs of a call in float64.
 
-    exact : on its exact arguments
-    disturbed : on arguments that are off by half an epsilon of their dtype, the effect of rounding them
+    exact : on the exact arguments
+    disturbed : on arguments that are off by half an epsilon of their dtype, which is the effect of rounding them
     tf32 : True if that is TF32's epsilon for float32
     """
 
@@ -90,16 +90,16 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return runs of a call in float64; None if it cannot run so or would not be the same call."""
+    """Return runs of a call in float64; None if it cannot run in float64 or would not be the same call."""
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
-        # copies of another dtype would no longer see each other's changes
+        # copies in another dtype no longer share memory
         return None
     mode = _InFloat64()
     exact = _attempted(function, _raised(first), mutates, seed, mode)
     if exact is None:
         return None
-    # a compiler may take it where eager did not
+    # compiled code may use TF32 where eager did not
     tf32 = takes_float32(tensors_of(first)) and may_use_tf32(mode.names)
     disturbed = [
         _attempted(function, _raised(make_arguments(), number, tf32), mutates, seed, _InFloat64())
@@ -109,7 +109,7 @@ def truths_of(
 
 
 class _InFloat64(OperatorNames):
-    """Makes operators with a floating-point dtype argument work in float64."""
+    """A dispatch mode that replaces dtype arguments of operators by float64 or complex128."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raised = map_leaves(_raise_dtype, tuple(args)), map_leaves(_raise_dtype, kwargs or {})
@@ -119,7 +119,7 @@ class _InFloat64(OperatorNames):
 def _attempted(
     function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int, mode: _InFloat64
 ) -> Results | None:
-    """Return the results in float64, or None if the call raises, as for a probability just above 1."""
+    """Return the results in float64, or None if the call raises, for example for a probability just above 1."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultDifference:
-    """Elements of one result that differ from the reference's beyond the tolerance.
+    """The elements of one result that differ from the reference's beyond the tolerance.
 
     place : the result, such as `output 1`
     max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf for a zero reference
@@ -42,13 +42,13 @@ class ResultDifference:
 
 @dataclass(frozen=True, slots=True)
 class ResultVerdict:
-    """Whether results are correct, and how far they are from the reference's.
+    """The verdict on results: whether they are correct, and their distance from the reference's.
 
     The columns `max_abs`, `max_rel` and the row's text all come from here, so they cannot contradict each other.
     right_abs, right_rel : largest errors of correct results, `right_rel` over elements with a non-zero reference; None
-        if there is nothing to subtract, as for random numbers
+    if nothing can be subtracted, as with random numbers
     faults : differences, and other reasons as text
-    notes : what else to report
+    notes : further remarks to report
     """
 
     right_abs: float | None = None
@@ -62,7 +62,7 @@ class ResultVerdict:
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute error; for wrong results, over the wrong elements."""
+        """Largest absolute error, of wrong results only over the wrong elements"""
         return self.right_abs if self.right else max((item.max_abs for item in self._differences), default=None)
 
     @property
@@ -71,7 +71,7 @@ class ResultVerdict:
 
     @property
     def reason(self) -> str | None:
-        """What is wrong, in one line, or None."""
+        """The faults in one line, or None"""
         return "; ".join(map(str, self.faults)) or None
 
     @property
@@ -119,13 +119,19 @@ TOLERANCES: dict[str, tuple[float, float]] = {
     "quint4x2": (1.3e-6, 1e-5),
     "quint2x4": (1.3e-6, 1e-5),
 }
-"""Relative and absolute tolerance by dtype. Source: documentation of `torch.testing.assert_close`."""
+"""relative and absolute tolerance by dtype
+
+Source: documentation of `torch.testing.assert_close`.
+"""
 
 
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What counts as equal: |actual - reference| <= atol + rtol * |reference|. Integers and bools must be equal."""
+    """The tolerance of a comparison: |actual - reference| <= atol + rtol * |reference|.
+
+    Integers and bools must be equal.
+    """
 
     rtol: float | None = option(
         None,
@@ -147,7 +153,7 @@ class Tolerance:
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
         """Return the relative and absolute tolerance of a dtype.
 
-        A float of at most 8 bits may be the next one: ties round either way.
+        A float of at most 8 bits may be off by one step, because ties may round either way.
         """
         import torch
 

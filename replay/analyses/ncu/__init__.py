@@ -1,4 +1,4 @@
-"""Nsight Compute as an analysis: its options, and what it needs."""
+"""The Nsight Compute analysis: its options, and the checks made before any case runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opgrip.replay.timing.ranges import check_ranges
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NcuOptions:
-    """How ncu is run."""
+    """Options of the run under ncu."""
 
     ncu: bool = option(
         False,
@@ -87,7 +87,7 @@ class NcuOptions:
 
 @analyses.register("ncu")
 class NcuAnalysis(Analysis):
-    """What Nsight Compute sees of the rows' kernels."""
+    """The analysis that adds kernel metrics from Nsight Compute to the rows."""
 
     options = NcuOptions
     columns = NcuColumns

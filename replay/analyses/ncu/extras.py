@@ -1,6 +1,6 @@
-"""Read a report by ncu's module `ncu_report`; run as a script, without opgrip.
+"""A script that reads a report with `ncu_report`, the Python module of Nsight Compute; it does not import opgrip.
 
-The module loads a library, which in a process of its own can crash only that process.
+The module loads a library that may crash, so it runs in a separate process.
 Source: https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html
 """
 

@@ -1,4 +1,4 @@
-"""Run ncu on batches of cases, join its reports to the rows of a replay, and keep finished batches to resume."""
+"""Run ncu on batches of cases, join its reports to the rows of a replay, and keep finished batches for `--resume`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 class Batch:
     """The outcome of a batch.
 
-    Attributes
-    ----------
-    added : columns that it adds, by row
-    outside : number of kernels in its report that belong to no row
+    added : columns to add, by row
+    outside : number of kernels in the report that belong to no row
     """
 
     number: int
@@ -49,12 +47,12 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Return where the batches are kept whose rows are to become part of this file."""
+    """Return the path of the journal of finished batches that belongs to a results file."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 
 def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool) -> Journal[Batch]:
-    """Open the journal of a run under ncu; see `Journal`."""
+    """Open the journal of finished batches; see `Journal` for `resume`."""
     return Journal(path, run_options, Codec(_encoded, _decoded), resume, replace=True)
 
 
@@ -74,21 +72,21 @@ PLACES = (
     "/opt/nvidia/nsight-compute/*/ncu",
     "/usr/local/NVIDIA-Nsight-Compute*/ncu",
 )
-"""Where installers put it, besides PATH."""
+"""usual installation paths of ncu, searched after PATH"""
 COMMAND = "{command}"
-"""Placeholder for ncu and its arguments in `--batch-command`."""
+"""placeholder for ncu and its arguments in `--batch-command`"""
 
 ALWAYS = (
     "--target-processes=all",
     "--profile-from-start=off",
     "--nvtx",
-    # the rows' ranges, whose names begin so, are of the start/end kind: nothing follows the name
+    # matches the rows' ranges; ncu appends nothing to the name of a start/end range
     f"--nvtx-include=regex:{DOMAIN}@case .+",
     "--clock-control=none",
     "--force-overwrite",
 )
 SLOWER = 20
-"""Factor on the time limit of a run: ncu runs each kernel once for every few counters."""
+"""factor on the time limit of a run, because ncu repeats each kernel for every few counters"""
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NO_METRIC = re.compile(r"Failed to find metric[s]? (\S+)")
 NO_KERNELS = "No kernels were profiled"
@@ -96,14 +94,14 @@ NO_KERNELS = "No kernels were profiled"
 
 @dataclass(frozen=True, slots=True)
 class Ncu:
-    """How ncu is run.
+    """Settings of a run of ncu.
 
     report : path prefix of reports, before `.batchN.ncu-rep`
     arguments : further arguments of the user
-    warmup, iterations : runs of each row, and how many of them are profiled
+    warmup, iterations : warm-up runs and profiled runs of each row
     batch_size : cases per process
-    command : command line that starts it elsewhere, with `{command}` in it; None for here
-    device : None for that of the replay
+    command : command line that starts ncu elsewhere and contains `{command}`; None to run it here
+    device : None for the device of the replay
     """
 
     binary: str
@@ -118,11 +116,11 @@ class Ncu:
 
 
 class _Died(Exception):
-    """A batch without a result."""
+    """Raised if a batch ends without a result."""
 
 
 class _NoMetric(Exception):
-    """A metric that the GPU lacks, for which ncu ran nothing."""
+    """Raised if the GPU lacks a requested metric, in which case ncu runs nothing."""
 
 
 def profile_rows(
@@ -137,9 +135,9 @@ def profile_rows(
     """Run the rows' cases once more under ncu; return the rows with its columns, and whether all batches succeeded.
 
     journal_path : file of finished batches
-    resume : continue with those in the file
-    say : reports what does not concern a single row
-    Raises `UserError` if ncu fails as it would for every batch.
+    resume : continue with the batches in that file
+    say : receives messages that do not concern a single row
+    Raises `UserError` if ncu fails for a reason that would affect every batch.
     """
     from opgrip.replay.run.request import identity
 
@@ -176,7 +174,7 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """Return the options that must be equal to resume."""
+    """Return the options that must be unchanged for a run to be resumed."""
     options = asdict(ncu)
     for place in ("binary", "report", "command"):
         del options[place]
@@ -196,9 +194,9 @@ def _batch_with_what_there_is(
     everything: Sequence[Result],
     say: Callable[[str], None],
 ) -> tuple[Batch, Ncu]:
-    """Run a batch without the metrics of our sets that the GPU lacks; return also the options for the next one.
+    """Run a batch, leaving out metrics that the GPU lacks; return its outcome and the options for the next batch.
 
-    Raises `UserError` if the user named the missing metric.
+    Raises `UserError` if the user named the missing metric, rather than a set that contains it.
     """
     try:
         return _batch(request, rows, ncu, number, timeout_s, everything), ncu
@@ -214,7 +212,7 @@ def _batch_with_what_there_is(
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
-    r"""Return the metric that ncu means; it also names them by `regex:^dram__bytes_read\.(sum|avg)$`."""
+    r"""Return the metric of `metrics` that ncu's message names, as such or as `regex:^dram__bytes_read\.(sum|avg)$`."""
     plain = text.removeprefix("regex:^").replace("\\", "")
     matching = [name for name in metrics if re.match(rf"{re.escape(name)}(?!\w)", plain)]
     return max(matching, key=len, default=None)
@@ -224,7 +222,7 @@ def _batch(
     request: RunRequest, rows: Sequence[Result], ncu: Ncu, number: int, timeout_s: float, everything: Sequence[Result]
 ) -> Batch:
     others = {row.case for row in everything} - {row.case for row in rows}
-    # beside the results: another machine may run it, and sees no other's /tmp
+    # in the folder of the results because `--batch-command` may run on a machine that does not share /tmp
     with tempfile.TemporaryDirectory(prefix=".opgrip-ncu-", dir=ncu.report.parent) as name:
         folder = Path(name).resolve()
         report = folder / "report.ncu-rep"
@@ -268,7 +266,7 @@ def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) ->
 
 
 def in_template(template: str, command: Sequence[str]) -> list[str]:
-    """Return the words of a template with the command in place of `{command}`: as words, or quoted within a word."""
+    """Return the words of a template with `{command}` replaced, by several words or quoted within a word."""
     words: list[str] = []
     for word in shlex.split(template):
         words += command if word == COMMAND else [word.replace(COMMAND, shlex.join(command))]
@@ -276,7 +274,7 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 
 
 def _reason(said: str, status: int) -> str:
-    """Return why a batch has no report: ncu's errors, or else its last lines."""
+    """Return why a batch has no report: the errors that ncu printed, or its last lines."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
         return "its cases launched no kernel"

@@ -28,7 +28,7 @@ SUMS: Mapping[str, tuple[str, ...]] = {
     "ncu_dram_bytes": ("dram__bytes_read.sum", "dram__bytes_write.sum"),
     "ncu_l2_bytes": ("lts__t_bytes.sum",),
 }
-"""Metrics that are summed over the kernels of a run, by column."""
+"""metrics by column, summed over the kernels of a run"""
 SHARES: Mapping[str, str] = {
     "ncu_dram_share": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "ncu_l2_share": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -36,7 +36,7 @@ SHARES: Mapping[str, str] = {
     "ncu_tensor_share": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "ncu_occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""Percentages that are averaged over a run, weighted by the kernels' times, by column."""
+"""percentages by column, averaged over the kernels of a run weighted by their times"""
 BASIC = (DURATION, *(name for names in SUMS.values() for name in names), *SHARES.values())
 SETS: Mapping[str, tuple[str, ...]] = {
     "basic": BASIC,
@@ -55,11 +55,14 @@ SETS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
-"""A metric's name: its unit, two underscores, what is counted and how it is aggregated."""
+"""pattern of a metric's name: its unit, two underscores, the counter and its aggregation"""
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """Return the metrics of sets and names separated by commas, always with a kernel's time; raise `UserError`."""
+    """Return the metrics in a comma-separated list of sets and metric names, and always the kernels' duration.
+
+    Raises `UserError` for a word that is neither.
+    """
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
         if word not in SETS and not NAMED.fullmatch(word):
@@ -69,19 +72,19 @@ def metrics_of(text: str) -> tuple[str, ...]:
 
 
 MODULES = ("extras/python", "../nsight-compute*/extras/python", "../../nsight-compute*/extras/python")
-"""Where the module is, relative to the program or to a script that starts it."""
+"""folders of ncu's Python module, relative to the program or to a script that starts it"""
 SCRIPT = Path(__file__).with_name("extras.py")
 TO_CSV = ("--csv", "--page=raw", "--print-units=base")
 FIRST, KERNEL, RANGES = "ID", "Kernel Name", "Range:PL_Type"
-"""The first column, that of kernel names, and the heading of NVTX range columns."""
+"""headings of the first column, of the kernel names, and of the NVTX ranges"""
 
 
 @dataclass(frozen=True, slots=True)
 class NcuKernel:
     """A launch of a kernel.
 
-    ranges : text with the names of the NVTX ranges around it
-    metrics : in ns, bytes and percent
+    ranges : text that contains the names of the NVTX ranges around it
+    metrics : values in ns, bytes and percent
     """
 
     name: str
@@ -90,7 +93,10 @@ class NcuKernel:
 
 
 def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> list[NcuKernel]:
-    """Return the kernels of a report with their metrics. `binary` is the path of ncu. Raises `UserError`."""
+    """Return the kernels of a report with their metrics; raise `UserError` if ncu cannot read it.
+
+    binary : path of ncu
+    """
     folder = module_folder(binary)
     if folder is not None:
         script_command = [sys.executable, str(SCRIPT), str(folder), str(report), *requested_metrics]
@@ -104,16 +110,16 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
 
 
 def module_folder(binary: str) -> Path | None:
-    """Return the folder of this ncu's `ncu_report.py`, or None."""
+    """Return the folder of the `ncu_report.py` that belongs to this ncu, or None."""
     beside = Path(binary).resolve().parent
     module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
     return next((path.parent.resolve() for path in module_paths), None)
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
-    """Return the kernels in ncu's raw page of a report; raise `UserError` for other text."""
+    """Return the kernels in the raw page of a report that ncu printed as CSV; raise `UserError` for other text."""
     lines = text.splitlines(keepends=True)
-    # words of ncu itself come first
+    # ncu prints messages before the table
     start = next((place for place, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
     if start is None:
         if any(line.strip() and not line.startswith("==") for line in lines):
@@ -148,7 +154,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class NcuColumns(Columns):
-    """What Nsight Compute saw of a row's kernels."""
+    """Columns from Nsight Compute."""
 
     ncu_kernels: str | None = column("names of a run's kernels, and how many of each")
     ncu_launches: float | None = column("kernels of a run")
@@ -164,9 +170,9 @@ class NcuColumns(Columns):
 
 
 def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[Key, list[NcuKernel]], int]:
-    """Return the kernels of each row, and how many belong to none."""
+    """Return the kernels of each row, and the number of kernels that belong to no row."""
     keys = {row_name(row.case, row.op, key_of(row)[1]): key_of(row) for row in rows}
-    # the longest first: one name can begin another
+    # longest names first, because one name can be the start of another
     names = "|".join(re.escape(name) for name in sorted(keys, key=len, reverse=True))
     named = re.compile(rf"(?<!\w)(?:{names})(?![\w.])")
     kernels_by_row: dict[Key, list[NcuKernel]] = {}
@@ -181,7 +187,7 @@ def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[K
 
 
 def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """Return the columns of a row for one run, of `runs` runs."""
+    """Return the columns of a row, averaged over its `runs` runs."""
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}

@@ -1,4 +1,4 @@
-"""The roofline as an analysis."""
+"""The roofline analysis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @titled("the machine's limits")
 @dataclass(frozen=True, slots=True)
 class RooflineOptions:
-    """Whether rows are held against the machine's limits."""
+    """The option that compares rows with the machine's peaks."""
 
     roofline: bool = option(
         False,
@@ -30,7 +30,7 @@ class RooflineOptions:
 
 @analyses.register("roofline")
 class RooflineAnalysis(Analysis):
-    """How near the rows come to the machine's limits."""
+    """The analysis that compares each row's time with the least time that the machine could take."""
 
     options = RooflineOptions
     columns = LimitColumns
@@ -55,7 +55,7 @@ class RooflineAnalysis(Analysis):
         print_roofline(rows, file)
 
     def _ceilings(self) -> Ceilings:
-        """Return the machine's peaks; they are measured the first time, when nothing is forked any more."""
+        """Return the machine's peaks, and measure them the first time; this runs after the last fork."""
         from opgrip.replay.analyses.roofline.measuring import measure
         from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
 

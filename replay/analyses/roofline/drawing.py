@@ -1,4 +1,4 @@
-"""Draw a roofline: dots, numbers, lines and legends."""
+"""The drawing of a roofline: dots, numbers, lines and legends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED = 9
-"""Operators in the key."""
+"""number of operators in the key"""
 COLORS = dict(zip(BOUNDS, PALETTE, strict=False))
 INK: dict[str, Any] = {"color": "#222222", "linewidth": 1.0, "zorder": 1}
 DASHES = ("-", "--", "-.", ":")
-"""Line styles of memory levels, from the nearest."""
+"""line styles of memory levels, from the level nearest to the processor"""
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -41,7 +41,7 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
         (line([], [], **line_of_level(place)), f"{name} {short(rate * 1e9, 'B/s')}")
         for place, (name, rate) in enumerate(bandwidths.items())
     ]
-    # a legend is filled column by column
+    # matplotlib fills a legend column by column
     entries = [entry for column in zip_longest(bounds, levels, fillvalue=nothing) for entry in column]
     title = f"{heading}\na dot's area is its share of the time, its colour what binds it"
     handles, names = zip(*entries, strict=True)
@@ -49,7 +49,7 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """Name the operators with most time below the plots, by the numbers in them."""
+    """Name the operators that take most time below the plots, and return their numbers."""
     times = Counter[str]()
     for row in rows:
         times[row.op] += row.count * (row.median_us or 0.0)  # type: ignore[assignment]
@@ -68,9 +68,9 @@ def short(value: float, unit: str) -> str:
 
 
 SMALLEST, LARGEST = 9.0, 1200.0
-"""Area of a dot of nearly no time, and of all time, in square points."""
+"""areas of dots for nearly no time and for all time, in square points"""
 APART = 9.0
-"""Least distance between the centres of two numbers, in points."""
+"""least distance between the centres of two numbers, in points"""
 
 STYLE: dict[str, Any] = {"alpha": 0.6, "linewidths": 0.5, "edgecolors": "white", "in_layout": False, "zorder": 3}
 
@@ -111,7 +111,7 @@ def _ordered(dots: Sequence[Dot]) -> list[Dot]:
 
 
 def _add_number(axes: Axes, x: float, y: float, number: int, places: list[tuple[float, float]]) -> None:
-    """Draw a number on its dot, or beside it if another one is there."""
+    """Draw a number on its dot, or next to the dot if another number is there."""
     point = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     steps = [(0, 0), *((radius * a, radius * b) for radius in (1, 2, 3) for a, b in _AROUND)]
     for across, up in steps:
@@ -130,22 +130,22 @@ _AROUND = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1.2), (1.2, 0), (0, -1.2), (-
 
 SIZE = (8.6, 5.4)
 LANE = 0.1
-"""Position of calls without bytes, relative to the fewest bytes of others."""
+"""position of calls without bytes, relative to the fewest bytes of other calls"""
 FEWEST_BYTES, MOST_BYTES = 1e3, 1e6
-"""Least range of the axis of bytes."""
+"""least range of the axis of bytes"""
 LABELS_APART = 0.07
-"""Least distance of two labels, in heights of the axes."""
+"""least distance between two labels, relative to the height of the axes"""
 LEAST_US, MOST_US = 1.0, 100.0
-"""Least range of the axis of times."""
+"""least range of the axis of times"""
 
 
 def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -> Figure:
     """Draw the roofline in the style that `write_figure` sets.
 
-    Left: operations per second over operations per byte. Right: for calls without arithmetic or a formula, time over
-    bytes. A dot's area is the case's share of time; numbers name operators.
-    rows : those without a limit are left out
-    threads : whose peaks are drawn
+    Left: operations per second over operations per byte. Right: time over bytes, for calls without arithmetic or
+    without a formula for it. A dot's area is the case's share of time; numbers name operators.
+    rows : rows without a limit are left out
+    threads : number of threads whose peaks are drawn
     """
     shown = [row for row in rows if LimitColumns.of(row).bound is not None and row.median_us]
     computing = [row for row in shown if row.flops and row.bytes_moved]
@@ -163,7 +163,7 @@ def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -
     }
     for axes, dots in dots_by_axes.items():
         add_dots(axes, dots, total)
-    # only then is it known how far numbers are from each other
+    # distances between numbers are known only after a first layout
     figure.draw_without_rendering()
     for axes, dots in dots_by_axes.items():
         add_numbers(axes, dots, key)
@@ -188,14 +188,14 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
         knee = max(rate / max(bandwidths.values()), x_low)
         axes.plot([knee, x_high], [rate, rate], gid=f"rate {dtype}", **INK)
         height = min(height - LABELS_APART, log(rate / y_low) / log(y_high / y_low))
-        # beside the axes, since dots lie along the line
+        # outside the axes, because dots lie along the line
         axes.text(
             1.01, height, f"{dtype}\n{short(rate * 1e9, 'flop/s')}", transform=axes.transAxes, va="center", fontsize=7
         )
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
-    """Return Gflop/s of the dtypes of the rows, highest first."""
+    """Return Gflop/s by dtype of the rows, highest first."""
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     if "float32" in dtypes:
         dtypes |= {TF32} & ceilings.rates.keys()
@@ -204,7 +204,7 @@ def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str
 
 
 def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
-    """Draw time over bytes; calls without bytes are at the left."""
+    """Draw time over bytes, with calls without bytes at the left."""
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)
     lane = _lane(rows)
@@ -230,7 +230,7 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads:
 
 
 def _lane(rows: Sequence[Result]) -> float:
-    """Return where calls without bytes are on the axis."""
+    """Return the position of calls without bytes on the axis of bytes."""
     return LANE * min([FEWEST_BYTES, *(float(row.bytes_moved) for row in rows if row.bytes_moved)])
 
 

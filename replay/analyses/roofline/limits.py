@@ -1,4 +1,4 @@
-"""The least time that a machine needs for a call, what bounds it, and a table."""
+"""The least time that a machine needs for a call, the resource that bounds it, and a table of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
 
 @dataclass(frozen=True, slots=True)
 class LimitColumns(Columns):
-    """How near a row comes to the machine's limit."""
+    """Columns that compare a row with the machine's limit."""
 
     limit_us: float | None = column("the least time that this machine could take for one call", "us")
     of_limit: float | None = column("that over the median")
@@ -40,8 +40,8 @@ class Limit:
     """The least time of a call.
 
     us : the longest of moving its bytes, its arithmetic and one launch
-    bound : which of them; `interpreter` if launching all of its operators takes longer
-    level : of memory that its bytes fit in
+    bound : which of these is the longest; `interpreter` if launching all of its operators takes longer
+    level : memory level that its bytes are read from
     """
 
     us: float
@@ -89,12 +89,12 @@ def with_limits(
     threads_of: Callable[[Result], int],
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
 ) -> list[Result]:
-    """Return the rows with limits, if they were timed and their bytes are known."""
+    """Return the rows, with limits where a row was timed and its bytes are known."""
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function that gives a row's dtype of arithmetic: TF32 if the settings of its case allow it."""
+    """Return a function from a row to the dtype of its arithmetic: TF32 if the settings of its case allow it."""
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS
     from opgrip.traces.analysis.machine_ceilings import TF32
@@ -110,7 +110,7 @@ def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
-    """Return a function that gives a row's threads: as asked for, or as in the program."""
+    """Return a function from a row to its number of threads, as requested or as recorded."""
     import torch
 
     threads_of_case = {case.number: case.context.get("threads") for case in workload.cases}
@@ -149,12 +149,12 @@ def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """All calls of an operator that have a limit.
+    """The calls of one operator that have a limit.
 
-    operator : with words that distinguish its rows
-    share : of the time of all calls with a limit
-    us, limit_us : time of all calls, and the least possible
-    bound : what bounds most of that time
+    operator : name, with words that distinguish its rows
+    share : share of the time of all calls with a limit
+    us, limit_us : total time of the calls, and the least possible one
+    bound : the bound of most of that time
     gain : share of all time that would be saved at the limits
     """
 
@@ -222,7 +222,7 @@ def _us(row: Result) -> float:
 
 
 def _name(row: Result) -> str:
-    """Return the operator, with what is unusual about its rows."""
+    """Return the operator's name, with words for unusual settings of the row."""
     return " ".join(
         [
             row.op,

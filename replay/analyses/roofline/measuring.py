@@ -1,4 +1,4 @@
-"""Measure a machine's peaks: the best of several runs, since nothing exceeds a peak."""
+"""Measurement of a machine's peaks: the best of several runs, because noise only makes runs slower."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from opgrip.traces.schema.tensor_specs import plain_name
 
 aten = torch.ops.aten
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""Sizes of the square matrices."""
+"""sizes of the square matrices"""
 LONGEST_S = 0.12
-"""A product that takes longer is not tried any larger."""
+"""time of a product above which larger ones are not tried"""
 LAUNCHES = 2000
 
 
@@ -32,7 +32,7 @@ LAUNCHES = 2000
 class MatrixProduct:
     """A matrix product whose rate is a peak.
 
-    precision : of torch's float32 products
+    precision : setting for torch's float32 products
     """
 
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class MatrixProduct:
 
 def _scaled_product(first: Tensor, second: Tensor) -> Tensor:
     scale = torch.ones((), device=first.device)
-    # the second matrix has to lie by columns
+    # _scaled_mm requires a column-major second matrix
     options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
     product: Tensor = aten._scaled_mm.default(first, second.t(), scale, scale, **options)
     return product
@@ -55,19 +55,19 @@ PRODUCTS = {
     },
     "int8": MatrixProduct(torch.int8, aten._int_mm.default),
 }
-"""By dtype of their arithmetic."""
+"""products by dtype of their arithmetic"""
 ON_ACCELERATORS = {"float8_e4m3fn": MatrixProduct(torch.float8_e4m3fn, _scaled_product)}
 ROUNDED = {TF32: MatrixProduct(torch.float32, precision="high")}
-"""On accelerators with TF32."""
+"""products for accelerators with TF32"""
 NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
-"""What torch and its backends raise for what a device lacks."""
+"""errors that torch and its backends raise for features that a device lacks"""
 
 
 def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
-    """Measure the peaks of this machine or of one of its GPUs, on the CPU for one thread and one per core. Takes about
-    20 seconds.
+    """Measure the peaks of this machine or of one of its GPUs, which takes about 20 seconds.
 
-    Raises `UserError` if the device lacks what is needed.
+    On the CPU, peaks are measured for one thread and for one thread per core. Raises `UserError` if the device lacks a
+    required feature.
     """
     try:
         return _measure(device, tell)
@@ -112,7 +112,7 @@ def _measure(device: str, tell: Tell) -> Ceilings:
 
 
 def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
-    """Return Gflop/s of the fastest product; None if the device has none."""
+    """Return Gflop/s of the fastest size, or None if the device does not support the product."""
     best = None
     wait = synchronizer(device)
     for size in SIZES:
@@ -146,7 +146,7 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Return the time of a launch, from many that are not waited for."""
+    """Return the time of a launch in us, averaged over many launches without waiting for each."""
     wait = synchronizer(device)
 
     def run() -> None:
