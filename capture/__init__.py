@@ -1,4 +1,4 @@
-"""Watches a program, and writes what it runs to a trace."""
+"""Recording of the operators that a program runs, as a trace."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Where `opcapture` starts: its arguments are read before anything is loaded that takes time."""
+"""Entry point of `opcapture`. It parses the arguments before it loads anything slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgrip.cli.progress import loading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; see `opcapture --help`."""
+    """Run the command. `opcapture --help` documents it."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] in VERBS:
         return run_command(make_verb_parser(argv[0]), lambda args: int(args.run(args)), argv[1:])
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
-    """What stands before and after `--`, and whether there is one."""
+    """Return the arguments before `--`, True if `--` is present, and the arguments after it."""
     place = argv.index("--") if "--" in argv else len(argv)
     return argv[:place], place < len(argv), argv[place + 1 :]
 

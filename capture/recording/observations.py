@@ -1,8 +1,9 @@
-"""Looks again at some later calls of a signature, where values decide what a call costs or gives.
+"""Repeated observations of a signature whose values decide what a call costs or returns.
 
-A program calls `nonzero` on a mask of one shape many times, and each time as many are true as there are. So the trace
-has the values and results of a few of these calls, from early ones to late ones, and a replay runs them all in turn.
-The calls between cost nothing: a call that is to be looked at gets another operator in its node for that one time.
+A program may call `nonzero` many times on a mask of one shape, with a different number of true elements each time. The
+trace therefore keeps the values and results of several of these calls, from early to late, and a replay runs all of
+them in turn. Calls that are not observed cost nothing extra: a call that is due for an observation gets a different
+operator in its node for that one time.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
 from opgrip.capture.timing.place_times import ANY, PlaceKey
 
 EARLY = frozenset({2, 4, 8})
-"""Which calls of a signature are looked at among those that are looked up by their key."""
+"""calls of a signature to observe, counted among the calls that are looked up by their key"""
 LATE = 32
-"""Calls after which another is looked at; later on, after four times as many each."""
+"""calls until the first late observation; each later one is due after four times as many calls"""
 MOST_TRIES = 1000
-"""Calls of a signature that wait for one in a place."""
+"""calls of a signature to check for a match with the requested call sites before giving up"""
 MOST = 8
-"""Looks at one signature, beside the first."""
+"""maximum number of observations of one signature after its first call"""
 ALLOWANCE_NS = 20_000_000
-"""What they may take beside that, so that a short program is looked at too."""
+"""time that observations may take in addition to their share, so that short programs are observed too"""
 
 
 class Look(Enum):
-    """Why a call is looked at: for its values, or for those of its place."""
+    """Reason for observing a call: its values, or the values at its call site."""
 
     NO = auto()
     VALUES = auto()
@@ -38,16 +39,16 @@ class Look(Enum):
 
 
 class Observations:
-    """Which signatures are looked at again, and when.
+    """Schedule of the repeated observations of signatures.
 
     Parameters
     ----------
-    share : of the program's time that looks may take; those beyond it wait for later calls
+    share : share of the program's time that observations may take; observations beyond it wait for later calls
 
     Attributes
     ----------
-    spent_ns : what the capture did in all beside the fast way of recording a call
-    suspended : nothing is looked at
+    spent_ns : total time of the capture's own work outside the fast path that records a call
+    suspended : True if nothing is observed
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -67,7 +68,9 @@ class Observations:
         self._idle_since_ns: int | None = None
 
     def set_idle(self, idle: bool) -> None:
-        """Begin or end a time whose calls are not recorded, of which looks get no share."""
+        """Start or end an interval in which calls are not recorded; it does not count towards the time for
+        observations.
+        """
         now = perf_counter_ns()
         if idle and self._idle_since_ns is None:
             self._idle_since_ns = now
@@ -76,9 +79,11 @@ class Observations:
             self._idle_since_ns = None
 
     def set_learning(self, learning: bool) -> None:
-        """Look whatever it costs from now on; or, where that ends, at late calls alone, as early ones have been."""
+        """Start or stop learning. While learning, observations have no time limit; afterwards only late calls are
+        observed.
+        """
         self._learning = learning
-        # what learning cost is no debt of the steps after it
+        # the time spent on learning must not reduce the time for observations in later steps
         self._own_ns = self._aside_ns = 0
         self._began_ns = perf_counter_ns()
         self._early = frozenset({2}) if learning else frozenset()
@@ -86,25 +91,25 @@ class Observations:
             self._due.clear()
 
     def forget(self) -> None:
-        """Begin anew with signatures that get other numbers."""
+        """Clear all tables, because signatures are numbered again."""
         for table in (self._key_lookups, self._calls, self._next, self._looks, self._places, self._tries):
             table.clear()
         self._due.clear()
 
     def want(self, number: int) -> None:
-        """Look at a signature again, of which the first call has been."""
+        """Request further observations of a signature after its first call."""
         if number not in self._next:
             self._key_lookups[number] = 1
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """From which call of a signature on it need not be looked up by its key."""
+        """Return the number of calls after which a signature need not be looked up by its key."""
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Whether this call, which is looked up by its key, is to be looked at."""
+        """Count a call that is looked up by its key; return True if it is due for an observation."""
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:
@@ -112,27 +117,29 @@ class Observations:
         return number in self._due or self.waits(number)
 
     def want_at(self, number: int, place: PlaceKey, modes: Sequence[ThreadMode]) -> None:
-        """Look at the next recorded call of a signature in a place."""
+        """Request an observation of the next recorded call of a signature at a call site."""
         self._places.setdefault(number, set()).add(place)
         for mode in modes:
             mode.look_at(number)
 
     def waits(self, number: int) -> bool:
-        """Whether calls of a signature are to be looked at in some place."""
+        """Return True if an observation of a signature at a call site is pending."""
         return number in self._places
 
     def take(self, number: int, here: Callable[[], PlaceKey]) -> Look:
-        """Whether a call is still to be looked at, and what for: the first one that asks is.
+        """Return the reason for observing a call, and mark that observation as done.
+
+        If several threads ask, only the first one gets the observation.
 
         Parameters
         ----------
-        here : tells the call's place
+        here : returns the call site of the call
         """
         if number in self._due and self._is_affordable():
             self._due.discard(number)
             self._looks[number] += 1
             return Look.VALUES
-        # the trace has no calls of steps in which the capture learns, and so not the place
+        # calls of learning steps are not in the trace, so their call sites are not either
         if number in self._places and not self._learning and self._is_affordable():
             return self._take_at(number, here())
         return Look.NO
@@ -148,24 +155,24 @@ class Observations:
         return Look.NO if found is None else Look.PLACE
 
     def spend(self, own_ns: int) -> None:
-        """Take note of what a look cost."""
+        """Add the time that an observation took."""
         self._own_ns += own_ns
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Take note of what the capture did beside looks, which is no time of the program."""
+        """Add time of the capture's own work other than observations, which does not count as the program's time."""
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 
     def _is_affordable(self) -> bool:
-        """Whether looks have taken less than their share of the time that the program had without them."""
+        """Return True if observations have taken less than their share of the program's time without them."""
         if self._learning or self.suspended:
             return not self.suspended
         program_ns = perf_counter_ns() - self._began_ns - self._own_ns - self._aside_ns
         return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
-        """Take note of calls that were made, and see that others are looked at in time."""
+        """Count calls that were made, and schedule the late observations that become due."""
         counts = Counter(number for number in signatures if number in self._next)
         for number, count in counts.items():
             self._calls[number] += count

@@ -1,6 +1,6 @@
-"""Records that wait to be written, and calls that could not be recorded.
+"""Records that wait to be written, and counts of calls that could not be recorded.
 
-Both are shared by all threads, and changed under one lock, the lock of a recording's tables.
+All threads share both and change them while they hold one lock, the lock of the recording's tables.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from opgrip.traces.schema.records import Record
 
 
 class OwnCalls(threading.local):
-    """Whether a thread makes calls of the capture's own, which are not recorded.
+    """Marker of a thread that runs operators for the capture itself; these are not recorded.
 
-    Otherwise a watched function that describing a call needs would wait for itself.
+    Without it, a watched function that the description of a call needs would wait for itself.
 
     Attributes
     ----------
-    lock : held while it does. It is a lock that no other thread has, since Python enters and leaves one without a
-        moment at which an exception could leave it held
+    lock : held while the thread runs such operators. No other thread uses it; a lock is used because Python enters and
+        leaves one without a moment at which an exception could leave it locked
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class PendingRecords:
 
     Parameters
     ----------
-    privacy : how records are redacted before they are encoded; None to write them unchanged
-    redacts_late : leave redaction and encoding to what writes the records to a file
+    privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
+    redacts_late : leave redaction and encoding to the code that writes the records to a file
 
     Attributes
     ----------
-    lock : held while something new is added to the tables of the recording
+    lock : held while the recording's tables are extended
     lines : records with their encoded lines
     """
 
@@ -53,63 +53,62 @@ class PendingRecords:
         self._redacts_late = redacts_late
 
     def add(self, record: Record) -> None:
-        """Add a record."""
         with self.lock:
             try:
                 lines = self.encoded(record)
-                # no call and no loop from here on, so that nothing can interrupt it
+                # No call and no loop may follow, so that nothing can interrupt this.
                 self.lines += lines
             except BaseException:
                 self.take_back()
                 raise
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return what is to be added to `lines` for a record, under the lock; `take_back` if it is not added."""
-        # encoded here: at the first call of its kind that costs little, later it would hold up other calls
+        """Return the entries of `lines` for a record. Hold the lock, and call `take_back` if they are not added."""
+        # Encode now: at the first call of its kind this costs little, later it would delay other calls.
         with self._own_calls.lock:
             if self._redaction is not None and self._redacts_late:
                 return [(record, b"")]
             return [(item, encode_line(item)) for item in self.outgoing(record)]
 
     def take_back(self) -> None:
-        """Forget that the last record was redacted: its value models are then written with the next one."""
+        """Undo the redaction of the last record, so that its value models are written with the next record."""
         if self._redaction is not None:
             self._redaction.take_back()
 
     def is_held_here(self) -> bool:
-        """Return True if this thread holds the lock, for which the thread that writes may wait."""
+        """Return True if this thread holds the lock, which the writing thread may be waiting for."""
         is_held: bool = self.lock._is_owned()  # type: ignore[attr-defined]
         return is_held
 
     def take(self) -> list[tuple[Record, bytes]]:
-        """Remove and return the records that must be written before any call that is known by now."""
+        """Remove and return the records that must be written before any call recorded so far."""
         count = len(self.lines)
         taken = self.lines[:count]
         del self.lines[:count]
         return taken
 
     def outgoing(self, record: Record) -> Sequence[Record]:
-        """Return what is written for a record: itself, or what its redaction makes of it."""
+        """Return the records to write for `record`: itself, or the result of its redaction."""
         if self._redaction is None:
             return (record,)
-        # redaction runs operators on values, which are not calls of the program
+        # redaction runs operators on values; they are not calls of the program
         with self.lock, without_modes(), without_functions():
             return self._redaction.records(record)
 
     @property
     def custom_operators(self) -> list[str]:
-        """Operators of the program whose names a private trace has."""
+        """Names of the program's own operators that a private trace contains."""
         return [] if self._redaction is None else self._redaction.custom_operators
 
 
 class LostCalls:
-    """Counts of what could not be recorded.
+    """Counts of calls and values that could not be recorded.
 
     Attributes
     ----------
     dropped : calls that ran and are not in the trace, by operator and reason
-    passed_by : calls that are in the trace as the calls that they were made of, likewise
-    without_values : tensors whose values could not be read, likewise
+    passed_by : calls that the trace shows only as the calls they consist of, by operator and reason
+    without_values : tensors whose values could not be read, by operator and reason
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -119,12 +118,12 @@ class LostCalls:
         self._lock = lock
 
     def drop(self, op: str, reason: BaseException) -> None:
-        """Count a call that could not be recorded; raise the reason again if it is an exception of the program."""
+        """Count a call that could not be recorded; re-raise the reason if it is an exception of the program."""
         raise_if_from_program(reason)
         self.count(op, one_line(reason))
 
     def lose(self, op: str, reason: BaseException) -> None:
-        """Count a call that ran and whose record could not be made, and raise as `drop` does."""
+        """Count a call that ran but could not be described; re-raise the reason if it comes from the program."""
         is_own = not is_from_program(reason)
         self.count(op, one_line(reason) if is_own else interrupted_by(reason))
         if not is_own:
@@ -136,12 +135,12 @@ class LostCalls:
             self.dropped[op, reason] += 1
 
     def lose_values(self, op: str, reason: Exception) -> None:
-        """Count a tensor whose values could not be read, and raise as `drop` does."""
+        """Count a tensor whose values could not be read; re-raise the reason if it is an exception of the program."""
         raise_if_from_program(reason)
         with self._lock:
             self.without_values[op, one_line(reason)] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call that is in the trace as the calls that it was made of."""
+        """Count a call that the trace shows only as the calls it consists of."""
         with self._lock:
             self.passed_by[op, f"run by {', '.join(kind.__name__ for kind in types)}"] += 1

@@ -1,22 +1,22 @@
-"""One recording: the tables that all threads of a process share, each a part of its own, and how they begin and end.
+"""One recording: the tables that all threads of a process share, and their lifetime.
 
-Promise: nothing here raises into the program that is watched, except exceptions of the program itself, such as those of
-signal handlers; these lose at most the call that they interrupt, which is then counted as lost.
+Guarantee: nothing here raises into the watched program, except exceptions of the program itself, such as those of
+signal handlers. Such an exception loses at most the call that it interrupts, which is then counted as lost.
 
 ====================  ================================================================================
-part                  what it keeps
+part                  contents
 ====================  ================================================================================
-`threads`             the modes that record the threads
-`places`, `scopes`    where calls come from; numbers of scopes, and of signatures in them
+`threads`             modes that record the threads
+`places`, `scopes`    origins of calls; numbers of scopes, and of signatures in scopes
 `signatures`          numbers and records of signatures
 `fitter`              value models
-`observations`        which later calls are looked at for their values
-`storages`            numbers of the memory of tensors
-`pending`             records to be written before the calls that refer to them
-`lost`                what could not be recorded
-`steps`               when the program's steps began
-`kernels`             device times by kernels; None to time calls by events around them
-`budget`, `work`      the share of the program's time that may be spent, and what was done for it
+`observations`        schedule of later calls whose values are observed
+`storages`            numbers of the tensors' memory
+`pending`             records to write before the calls that refer to them
+`lost`                counts of what could not be recorded
+`steps`               start times of the program's steps
+`kernels`             device times from kernel records, or None to time calls with events
+`budget`, `work`      share of the program's time that may be spent, and the work done so far
 ====================  ================================================================================
 """
 
@@ -56,15 +56,15 @@ class Recorder:
 
     Parameters
     ----------
-    make_mode : makes the mode of a thread that has none
-    model : the module that module paths begin at; else each outermost module that is called begins its own
-    stack_depth : number of source lines kept of a scope
-    write_ahead : is called before every call runs; None to call nothing
-    value_share : share of the program's time that looks at values of later calls may take
-    privacy : how records are redacted before they are encoded; None to write them unchanged
-    redacts_late : records are redacted and encoded only when they go to a file
-    kernels : times calls by their kernels; None to time them by events
-    by_steps : a thread is recorded only while it is in a step
+    make_mode : returns a new mode for a thread that has none
+    model : root of all module paths; without it, each outermost module that is called starts its own path
+    stack_depth : number of source lines kept per scope
+    write_ahead : function called before every call runs, or None
+    value_share : share of the program's time that observations of later calls' values may take
+    privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
+    redacts_late : redact and encode records only when they go to a file
+    kernels : source of device times from kernel records, or None to time calls with events
+    by_steps : record a thread only while it is in a step
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with empty tables, as in a forked process, in which only this thread is left."""
+        """Start with empty tables, also in a forked process, in which only this thread is left."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.steps = StepMarks(self.started_ns)
@@ -117,30 +117,30 @@ class Recorder:
         self.thinning = Thinning.NOTHING
         self.work = WorkDone()
         if self.budget is not None:
-            # a forked process has spent nothing
+            # a forked process has spent nothing so far
             self.budget.begin()
         self.threads.begin()
 
     def set_idle(self, idle: bool) -> None:
-        """Let calls pass, or record them."""
+        """Stop or resume recording calls."""
         idle = idle or self._stopped
         self.observations.set_idle(idle)
         self.threads.set_idle(idle)
 
     def stop(self) -> None:
-        """Record no more, and forget what was not written."""
+        """Stop recording for good and discard what was not written."""
         self._stopped = True
         self.set_idle(True)
         for mode in self.threads.all:
             mode.rows.clear()
 
     def at_own_work(self) -> bool:
-        """Return True if this thread makes calls of the capture's own."""
+        """Return True if this thread runs operators for the capture itself."""
         is_held: bool = self.own_calls.lock._is_owned()  # type: ignore[attr-defined]
         return is_held
 
     def write_ahead_of(self, signature: int) -> None:
-        """Write all that is known before a call runs."""
+        """Write all pending data before a call of this signature runs, if `write_ahead` is set."""
         try:
             if self.write_ahead is not None:
                 self.write_ahead()
@@ -148,20 +148,20 @@ class Recorder:
             self.lost.drop(f"signature {signature}", error)
 
     def forget(self) -> None:
-        """Begin anew with what was seen; what calls refer to by number stays until `prune`."""
+        """Start new tables. Everything that calls refer to by number stays until `prune`."""
         with self.pending.lock:
             self.epochs.begin()
             for table in (self.signatures, self.scopes, self.fitter, self.observations):
                 table.forget()
 
     def prune(self, epochs: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
-        """Forget all numbers but some, and what they refer to; return the names of what calls may still refer to.
+        """Remove old numbers and their records; return the names of all records that calls may still refer to.
 
         Parameters
         ----------
-        epochs : whose numbers some thread may still use
-        pairs : of calls that were not written yet
-        running : signatures and scopes of calls that have not ended
+        epochs : epochs whose numbers some thread may still use
+        pairs : pairs of the calls that were not written yet
+        running : signature and scope of each call that has not ended
         """
         running = list(running)
         with self.pending.lock:
@@ -179,21 +179,21 @@ class Recorder:
         return names | {(Signature, number) for number in signatures} | {(Scope, number) for number in scopes}
 
     def thin(self) -> None:
-        """Leave out from now on what there is no budget for."""
+        """Update what is left out of the recording according to the budget."""
         if self.budget is not None:
             self.thinning = self.budget.thinning()
             self.scopes.refines = self.thinning < Thinning.SCOPES
             self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
 
     def leave_out(self, what: Thinning) -> bool:
-        """Return True, and count it, if something is left out now."""
+        """Return True, and count it, if this kind of data is currently left out."""
         if self.thinning < what or self.budget is None:
             return False
         self.budget.leave_out(what)
         return True
 
     def leaves_out_step(self) -> bool:
-        """Return True if there is no budget for the step that begins now in this thread."""
+        """Return True if the budget does not allow recording the step that begins now in this thread."""
         if self.passes_step():
             return True
         began = perf_counter_ns()
@@ -205,22 +205,22 @@ class Recorder:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """As `Budget.passes_step`."""
+        """Return True if the budget already decided to skip this step; see `Budget.passes_step`."""
         return self.budget is not None and self.budget.passes_step()
 
     def leave_steps(self) -> None:
-        """Note that what this thread does from now on is not a step that the budget was asked for."""
+        """Note that this thread is now outside the steps that the budget decides about."""
         if self.budget is not None:
             self.budget.spending.begin_step(None)
 
 
 class StepMarks:
-    """When the steps of a program began, as the program reports them or as its optimizer shows.
+    """Start times of a program's steps, reported by the program or derived from its optimizer.
 
     Attributes
     ----------
-    program_reports : the program itself reports its steps
-    in_header : the trace's header has the number of steps, so that nothing is collected
+    program_reports : True if the program reports its steps
+    in_header : True if the trace's header contains the number of steps, so that none are collected here
     """
 
     def __init__(self, started_ns: int) -> None:
@@ -231,18 +231,20 @@ class StepMarks:
         self.program_reports = self.in_header = False
 
     def begin_step(self) -> None:
-        """Note that a recorded step begins, which counts if the program reports its steps."""
+        """Note that a recorded step begins; used if the program reports its steps."""
         self._add(self._reported)
 
     def end_optimizer_step(self, optimizer: Any) -> None:
-        """Note that an optimizer has stepped: the steps of the first one end the program's, if it reports none."""
+        """Note that an optimizer has stepped. If the program reports no steps, the first optimizer's steps delimit
+        them.
+        """
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = ref(optimizer)
         if self._optimizer() is optimizer:
             self._add(self._optimized)
 
     def starts_ns(self) -> list[int]:
-        """Return when each step began, since the start of the capture; nothing if no steps are known."""
+        """Return the start of each step in ns since the start of the capture; empty if no steps are known."""
         starts = self._reported if self.program_reports else self._optimized
         is_known = not self.in_header and (self.program_reports or len(starts) > 1)
         return starts.tolist() if is_known and len(starts) <= MOST_STEPS else []

@@ -1,4 +1,4 @@
-"""Numbers of scopes, of the settings there, and of signatures in scopes, which go on when tables begin again."""
+"""Numbers of scopes, of their settings, and of signatures in scopes. Numbering continues when tables start again."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from opgrip.capture.recording.pending_records import PendingRecords
 from opgrip.traces.schema.records import Context, Scope
 
 PAIR = "pair"
-"""The kind of number that stands for a signature in a scope."""
+"""kind of number that identifies a signature in a scope"""
 
 
 class Epochs:
-    """Which numbers were given in which epoch: an epoch lasts from one beginning of the tables to the next.
+    """Ranges of numbers assigned per epoch; an epoch lasts from one start of the tables to the next.
 
     Attributes
     ----------
-    current : the number of this one
+    current : number of the current epoch
     """
 
     def __init__(self) -> None:
@@ -32,33 +32,33 @@ class Epochs:
         self._ends: dict[int, dict[Hashable, int]] = {}
 
     def next(self, kind: Hashable) -> int:
-        """A new number, to be asked for under the lock of the tables."""
+        """Return a new number. Hold the lock of the tables."""
         number = self._next[kind]
         self._next[kind] = number + 1
         return number
 
     def count(self, kind: Hashable) -> int:
-        """How many numbers there were in all."""
+        """Return how many numbers of this kind were assigned in all epochs."""
         return self._next[kind]
 
     def size(self, kind: Hashable) -> int:
-        """How many of them this epoch gave."""
+        """Return how many numbers of this kind were assigned in the current epoch."""
         return self._next[kind] - self._firsts[self.current].get(kind, 0)
 
     def begin(self) -> None:
-        """Begin another epoch."""
+        """Start the next epoch."""
         self._ends[self.current] = dict(self._next)
         self.current += 1
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, epochs: set[int]) -> Iterator[int]:
-        """The numbers that these epochs gave, as far as they are kept."""
+        """Yield the numbers assigned in these epochs, except for forgotten epochs."""
         for epoch in sorted(epochs & self._firsts.keys()):
             end = self._next[kind] if epoch == self.current else self._ends[epoch].get(kind, 0)
             yield from range(self._firsts[epoch].get(kind, 0), end)
 
     def keep(self, epochs: set[int]) -> None:
-        """Forget the others."""
+        """Forget all epochs except these and the current one."""
         for epoch in [epoch for epoch in self._firsts if epoch not in epochs and epoch != self.current]:
             del self._firsts[epoch], self._ends[epoch]
 
@@ -71,16 +71,16 @@ class ScopeTable:
 
     Parameters
     ----------
-    places : of the threads
-    lines : finds the source lines that a call is made from
-    epochs : give the numbers
-    pending : takes the records, under its lock
+    places : locations of the threads
+    lines : source lines that calls are made from
+    epochs : source of new numbers
+    pending : receives the records; its lock protects this table
     path_of : returns the path of a module
 
     Attributes
     ----------
-    refines : a method of a module that was not called itself is in that module's scope
-    pairs : signature, scope and number of tensors that a pair's number stands for
+    refines : assign a call inside a method of a module that was not called itself to that module
+    pairs : signature, scope and number of tensors by pair number
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class ScopeTable:
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
-        """Scope and pair of calls that are made from where this thread is."""
+        """Return the scope and pair numbers of calls made from this thread's current location."""
         scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
 
     def pair(self, signature: int, scope: int, tensors: int) -> int:
-        """The number of a signature in a scope, for calls that take and give so many tensors."""
+        """Return the number of a signature in a scope, for calls with this number of input and output tensors."""
         key = (signature, scope, tensors)
         number = self._pair_numbers.get(key)
         if number is None:
@@ -117,13 +117,13 @@ class ScopeTable:
                 number = self._pair_numbers.get(key)
                 if number is None:
                     number = self._epochs.next(PAIR)
-                    # first: other threads take the number without the lock
+                    # store this first: other threads read the pair number without the lock
                     self.pairs[number] = key
                     self._pair_numbers[key] = number
         return number
 
     def scope(self, place: Location, sites: Sites, context: int) -> int:
-        """The number of a scope."""
+        """Return the number of a scope."""
         key = (place, sites, context)
         number = self._scopes.get(key)
         if number is None:
@@ -139,16 +139,17 @@ class ScopeTable:
                 record = replace(record, gripped=place.gripped)
                 self._records[number] = record
                 self._pending.add(record)
-                # last, here and below: a number that is found is written, whatever interrupts this
+                # Update the lookup last, here and below: a number that can be looked up is then always written, even if
+                # this is interrupted.
                 self._scopes[key] = number
         return number
 
     def has_scope(self, number: int) -> bool:
-        """Whether a scope was not forgotten."""
+        """Return True if a scope is still in the table."""
         return number in self._records
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """The number of a backward call's scope with that of the forward call that caused it."""
+        """Return the number of a backward call's scope that also refers to the scope of its forward call."""
         key = (scope, forward)
         number = self._scopes.get(key)
         if number is None:
@@ -164,22 +165,24 @@ class ScopeTable:
         return number
 
     def forget(self) -> None:
-        """Begin anew, under the lock; what calls refer to by number stays until `prune`."""
+        """Start new tables. Hold the lock. Everything that calls refer to by number stays until `prune_pairs` and
+        `prune_scopes`.
+        """
         for table in (self._pair_numbers, self._scopes, self._contexts):
             table.clear()
 
     def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
-        """Forget all pairs but these, and those of these epochs."""
+        """Remove all pairs except `pairs` and those of `epochs`."""
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in self._epochs.numbers(PAIR, epochs) if number in self.pairs
         }
 
     def prune_scopes(self, scopes: set[int]) -> None:
-        """Forget all scopes but these."""
+        """Remove all scopes except these."""
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
     def _refine_place(self, place: Location) -> Location:
-        """The place, in the module whose method runs where that is not the one that was called."""
+        """Return the location with the module whose method runs, if that is not the module that was called."""
         module = innermost_module() if place.module_type and self.refines else None
         path = None if module is None else self._path_of(module)
         if path is None or path == place.module:

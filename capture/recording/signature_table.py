@@ -1,8 +1,8 @@
-"""The signatures of a recording: their numbers, and what is known of each until its first call has ended.
+"""The signatures of a recording: their numbers, and their known parts until the first call has ended.
 
-Promise: whoever has a signature's number finds all that belongs to it, and its record is written before any call that
-refers to it, whatever interrupts the threads that add to the table. A signature is *open* from when it is first seen
-until one of its calls has ended: only then its outputs are known and its record is made.
+Guarantee: everything that belongs to a signature is available as soon as its number is, and its record is written
+before any call that refers to it, even if the threads that add to the table are interrupted. A signature is *open* from
+its first occurrence until one of its calls has ended. Only then are its outputs known and its record is made.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class SignatureTable:
 
     Parameters
     ----------
-    own_calls, pending, lost, fitter, observations, epochs : those of the recording
-    note_new : is called for each new signature
+    own_calls, pending, lost, fitter, observations, epochs : parts of the same recording
+    note_new : function called for each new signature
 
     Attributes
     ----------
     closed : number of signatures whose records were made
-    differentiable : numbers of those with an argument that requires a gradient
-    marks : numbers of those that are marks of `record_function`
-    families : by number, the first signature of the same operator on such tensors
+    differentiable : numbers of signatures with an argument that requires a gradient
+    marks : numbers of signatures of `record_function` marks
+    families : for each number, the first signature of the same operator with similar tensors
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class SignatureTable:
         return self._epochs.count(Signature)
 
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return the number of a call's signature, to be asked for before the call runs.
+        """Return the number of a call's signature. Call it before the call runs.
 
         Parameters
         ----------
-        name : what `str` turns into the operator's name
+        name : object whose `str` is the operator's name
         """
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
@@ -87,15 +87,15 @@ class SignatureTable:
         return str(self._open_names.get(number, f"signature {number}"))
 
     def open_record(self, number: int) -> Signature | None:
-        """Return what is known of an open signature."""
+        """Return the known part of an open signature's record, or None if it is closed."""
         return self._open.get(number)
 
     def output_bytes(self, number: int) -> int:
-        """Return the bytes of the results of a signature's first call; 0 if they are few or unknown."""
+        """Return the size in bytes of the results of a signature's first call, or 0 if it is small or unknown."""
         return self._large_outputs.get(number, 0)
 
     def close(self, number: int, result: Any, raised: BaseException | None) -> None:
-        """Make the record of an open signature, of which a call has ended."""
+        """Make the record of an open signature after one of its calls has ended."""
         with self._lock:
             signature = self._open.get(number)
             if signature is None:
@@ -111,7 +111,8 @@ class SignatureTable:
             pending = self._pending
             try:
                 lines = pending.encoded(signature)
-                # no call and no loop from here on, so that nothing can interrupt: what is added is closed and counted
+                # No call and no loop may follow, so that nothing can interrupt this: the signature whose lines are
+                # added is also closed and counted.
                 pending.lines += lines
                 del self._open[number]
                 self.closed += 1
@@ -129,13 +130,13 @@ class SignatureTable:
         since_ns: int | None = None,
         storage: int | None = None,
     ) -> Callable[[Any], None]:
-        """Look at the values of a later call of a signature before it runs; return what records its result.
+        """Observe the values of a later call before it runs; return a function that records the call's result.
 
         Parameters
         ----------
-        name : the operator
-        since_ns, storage : what identifies the call if the look is for its place: when the look began, and the memory
-            of the first tensor
+        name : operator
+        since_ns, storage : start time of the observation and memory of the first tensor; they identify the call if the
+            observation is for a call site
         """
         where = since_ns, None if storage == NO_STORAGE else storage
         try:
@@ -158,12 +159,14 @@ class SignatureTable:
         return record_result
 
     def forget(self) -> None:
-        """Begin anew, under the lock; what calls refer to by number stays until `prune`."""
+        """Start new tables. Hold the lock. Everything that calls refer to by number stays until `prune`."""
         self._numbers.clear()
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], epochs: set[int]) -> set[int]:
-        """Forget all signatures, under the lock, but some and those of some epochs; return the numbers of the rest."""
+        """Remove all signatures except `numbers`, open ones and those of `epochs`; return the remaining numbers. Hold
+        the lock.
+        """
         kept = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
         self.families = {number: self.families[number] for number in kept if number in self.families}
         self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in kept}
@@ -189,12 +192,12 @@ class SignatureTable:
                 self.marks.add(number)
             self._open_names[number] = key[0]
             signature = Signature(number, kind, op, described_args, described_kwargs)
-            # last: whoever finds the number finds all that belongs to it
+            # update the lookup last: then everything that belongs to a number exists before the number can be looked up
             self._open[number], self._numbers[key] = signature, number
         return number
 
     def _refine(self, signature: Signature, name: Hashable) -> Signature:
-        """Return a signature with what its outputs tell about its values."""
+        """Return a signature whose value models are refined by its outputs."""
         try:
             with self._own_calls.lock, without_modes(), without_functions():
                 signature = self._fitter.refine_by_outputs(signature, name)
@@ -210,5 +213,5 @@ class SignatureTable:
                 return describe_result(result)
         except Exception as error:
             raise_if_from_program(error)
-            # without its outputs, a signature still replays
+            # a signature without outputs can still be replayed
             return Opaque(one_line(error))

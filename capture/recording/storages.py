@@ -1,7 +1,7 @@
-"""Numbers for the memory that tensors live in, so that a call's arguments can be traced to the calls that made them.
+"""Numbers for the memory of tensors, which connect a call's arguments to the calls that produced them.
 
-An address alone would not do: it is given to another storage when the first is freed. So every storage that has a
-number is pinned: its memory is freed as ever, its address is kept from use until `sweep` has seen that it is gone.
+An address is not sufficient, because it is reused after its storage is freed. Therefore every numbered storage is
+pinned: its memory is freed as usual, but its address is not reused until `sweep` finds that the storage is gone.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.records import NO_STORAGE
 
 SWEEP, SWEEP_BYTES = 256, 1 << 25
-"""New storages, and bytes in them, after which those that are gone are looked for. Soon: their addresses are in the
-processor's cache, and beside what keeps an address the allocator leaves holes."""
+"""new storages, and their bytes, after which `sweep` looks for freed ones. The limits are low because the addresses are
+then still in the processor's cache, and because pinned addresses leave holes in the allocator's memory
+"""
 MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
-"""After so many sweeps, storages that lived on are looked at no more in each one, and those are looked at again."""
+"""number of sweeps after which surviving storages move to a list that is swept less often, and after which that list is
+swept
+"""
 
 
 class StorageNumbers:
-    """The numbers of all storages that calls took or gave.
+    """Numbers of all storages of call inputs and outputs.
 
     Attributes
     ----------
     numbers : number of each pinned address
-    new_number : the numbers to come
-    young : the addresses that were pinned since the last sweep
+    new_number : returns the next number
+    young : addresses pinned since the last sweep
 
-    The hot path reads and adds to these itself.
+    The hot path reads and extends these attributes directly.
     """
 
     def __init__(self) -> None:
@@ -45,7 +48,9 @@ class StorageNumbers:
         self._sweeping = threading.Lock()
 
     def number(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's storage, a new one where it has none; `NO_STORAGE` for a tensor without one."""
+        """Return the number of a tensor's storage, assigning one if necessary, or `NO_STORAGE` if the tensor has no
+        storage.
+        """
         try:
             number = self.numbers.get(storage_address(tensor))
             if number is None:
@@ -58,11 +63,11 @@ class StorageNumbers:
             return number
         except (RuntimeError, NotImplementedError) as error:
             raise_if_from_program(error)
-            # sparse layouts, and subclasses that are no memory themselves
+            # sparse layouts, and subclasses without memory
             return NO_STORAGE
 
     def sweep(self) -> None:
-        """Forget the storages that are gone, and let their addresses be used again."""
+        """Remove storages that are gone and release their addresses for reuse."""
         if self._sweeping.locked():
             return
         with self._sweeping:
@@ -71,7 +76,7 @@ class StorageNumbers:
             if self._sweeps % MIDDLE_SWEEPS == 0:
                 self._old += self._middle
                 del self._middle[:]
-            # not among the old ones by now: what is in use at a sweep is often gone by the next
+            # not merged with the old ones yet: a storage in use at one sweep is often gone by the next
             self._forget(self.young)
             self._middle += self.young
             del self.young[:]
@@ -79,7 +84,7 @@ class StorageNumbers:
                 self._forget(self._old)
 
     def close(self) -> None:
-        """Forget all storages."""
+        """Remove all storages."""
         with self._sweeping:
             for addresses in (self.young, self._middle, self._old):
                 while addresses:
@@ -93,22 +98,23 @@ class StorageNumbers:
         if registered_number == number:
             self.young.append(address)
         else:
-            # another thread was faster: pinned once is enough
+            # another thread was faster; the address must be pinned only once
             unpin(address)
         return registered_number
 
     def _forget(self, addresses: list[int]) -> None:
-        """Remove the addresses of storages that are gone from a list, to which other threads may add meanwhile.
+        """Remove addresses of freed storages from a list that other threads may extend at the same time.
 
-        An exception of the program may end this anywhere between two calls: an address is in a list as long as it is
-        pinned, and never twice.
+        An exception of the program may end this between any two calls. In every case an address is in a list exactly as
+        long
+        as it is pinned, and never twice.
         """
         place = len(addresses)
         while place:
             place -= 1
             address = addresses[place]
             if storage_is_gone(address):
-                # first the number: once unpinned, the address may be another storage's
+                # remove the number first: once unpinned, the address may belong to another storage
                 del self.numbers[address]
                 addresses[place] = addresses[-1]
                 del addresses[-1]

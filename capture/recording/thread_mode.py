@@ -1,4 +1,4 @@
-"""The mode that records one thread and follows where that thread is, and the modes of all threads."""
+"""The modes that record the threads and track the location of each thread."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ if TYPE_CHECKING:
     from opgrip.capture.recording.recorder import Recorder
 
 UNPAIRED = -(1 << 62)
-"""Sequence number of a call that made no node, and of one in a backward pass whose node no forward call made."""
+"""sequence number of a call without an autograd node, and of a backward call whose node was made by no forward call"""
 
 
 class ThreadMode(OrderlyMode):
-    """A dispatch mode that follows where its thread is: in which modules and functions, in a backward pass or not.
+    """A dispatch mode that tracks its thread's location: module, function and phase.
 
-    What it does with calls is up to the class below it, `RecordingMode`.
+    The subclass `RecordingMode` processes the calls.
 
     Attributes
     ----------
-    number : of the mode; a thread's ident goes to another thread when it ends
-    idents : numbers by which an accelerator's records may name the thread
-    place : where the thread is; hooks change it by `enter` and `leave`
-    last : node of the operator call that was entered last, or where the calls of a place begin
-    started : start in ns of that call
-    rows : of each call: pair, start and end in ns, sequence number of autograd (negative in a backward pass), and the
-        storages of its tensors, inputs before outputs. A call is added in one step that nothing can interrupt
-    first_sequence : sequence number of autograd before the first call
-    idle : calls are not recorded
-    epochs : first and last epoch of the recorder's tables whose numbers this thread may use; last is None while the
-        thread looks a call up
+    number : number of the mode; a thread's ident is reused after the thread ends
+    idents : numbers by which an accelerator's records may identify the thread
+    place : current location of the thread; hooks change it with `enter` and `leave`
+    last : node of the last operator call, or the start node of the current location
+    started : start of that call in ns
+    rows : per call: pair, start and end in ns, autograd sequence number (negative in a backward pass), and the storages
+    of
+        its tensors, inputs before outputs. A call is added in one step that cannot be interrupted
+    first_sequence : autograd sequence number before the first call
+    idle : True if calls are not recorded
+    epochs : first and last epoch of the recorder's tables whose numbers this thread may use; the last is None while the
+        thread looks up a call
     device, faults, own_work : device times, page faults and the capture's own work between the calls of this thread
-    ended : whether the thread is known to have ended
+    ended : True if the thread is known to have ended
     """
 
     number: int
@@ -73,7 +74,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begin with empty tables at the thread's current place."""
+        """Start with empty tables at the thread's current location."""
 
     @abstractmethod
     def call(
@@ -85,51 +86,51 @@ class ThreadMode(OrderlyMode):
         kwargs: Mapping[str, Any],
         shown: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Record and run a function that the dispatcher does not see; the calls that it makes are inside it.
+        """Record and run a function that the dispatcher does not see, together with the calls inside it.
 
         Parameters
         ----------
         run : calls the function
-        args, kwargs : of the function, for the record only
-        shown : returns the result as it is recorded; None to record it unchanged
+        args, kwargs : the function's arguments, for the record only
+        shown : returns the result to record, or None to record the result unchanged
         """
 
     @abstractmethod
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
-        """Return start in ns and node of the calls that the thread is in, outermost first.
+        """Return start in ns and node of the calls that the thread is currently in, outermost first.
 
         Parameters
         ----------
-        last_start, last_end : of the last call that was taken from `rows`
+        last_start, last_end : start and end of the last call that was taken from `rows`
         """
 
     @abstractmethod
     def look_at_settings(self) -> None:
-        """Check whether settings of torch, which scopes refer to, have changed."""
+        """Check whether settings of torch that scopes refer to have changed."""
 
     @abstractmethod
     def look_at(self, signature: int) -> None:
-        """Look at the values of the next call of a signature from each point where it was made before."""
+        """Schedule an observation of the next call of a signature at each of its known call sites."""
 
     @abstractmethod
     def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
-        """Return the numbers of the memory of a call's tensors."""
+        """Return the storage numbers of a call's tensors."""
 
     def enter(self, token: object, place: Location, frame: FrameType | None = None) -> None:
-        """Go to a place until `leave` is called with the same token.
+        """Move to a location until `leave` is called with the same token.
 
         Parameters
         ----------
-        frame : leaves the place when it ends, if nothing else reports that
+        frame : frame whose end also leaves the location, if no other hook reports it
         """
-        # if interrupted, `leave_to` or the frame's end mend it
+        # if this is interrupted, `leave_to` or the end of the frame restores the location
         if frame is not None:
             self._frames.append((token, frame))
         self._outer.append((token, self.place))
         self._go(place)
 
     def leave(self, token: object) -> None:
-        """Return to where the thread was before it entered with this token, leaving all places within."""
+        """Return to the location before `enter` was called with this token, leaving all inner locations."""
         outer = self._outer
         depth = len(outer) - 1
         if depth < 0 or outer[depth][0] is not token:
@@ -139,7 +140,7 @@ class ThreadMode(OrderlyMode):
         self.leave_to(depth)
 
     def leave_to(self, depth: int) -> None:
-        """Leave all places that were entered since `depth()` returned `depth`, if any."""
+        """Leave all locations entered since `depth()` returned `depth`."""
         outer = self._outer
         if len(outer) > depth:
             left = outer[depth:] if self._frames else ()
@@ -148,15 +149,15 @@ class ThreadMode(OrderlyMode):
                 self._forget_frame(token)
 
     def depth(self) -> int:
-        """Return how many places of modules and functions the thread has entered and not left."""
+        """Return the number of modules and functions that the thread has entered and not left."""
         return len(self._outer)
 
     def set_autocast(self, autocast: str) -> None:
-        """Note what autocast is on for in this thread."""
+        """Set the autocast state of this thread."""
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave a backward pass, or a step that failed, if it is over."""
+        """Leave a backward pass or a failed step that has ended."""
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
@@ -168,9 +169,9 @@ class ThreadMode(OrderlyMode):
         self._frames = [entry for entry in self._frames if entry[0] is not token]
 
     def _go(self, place: Location, depth: int | None = None, in_backward: bool | None = None) -> None:
-        """Go to a place, and leave all that was entered beyond a depth."""
-        # no call stands between these, so no exception of the program can: the thread is in the one place or in the
-        # other, and predicts nothing
+        """Move to a location, and leave all locations entered beyond `depth`."""
+        # These statements contain no call, so that no exception of the program can occur between them: the thread is in
+        # either the old or the new location, and predicts nothing.
         before, self.place = self.place, place
         last, self.last = self.last, self.predictions.nowhere
         if depth is not None:
@@ -195,9 +196,9 @@ class ThreadModes:
 
     Attributes
     ----------
-    all : one mode for each thread, in the order in which they were first seen
-    idle : no calls are recorded
-    by_steps : a thread is recorded only while it is in a step, in which its mode is not idle
+    all : one mode per thread, in order of first use
+    idle : True if no calls are recorded
+    by_steps : record a thread only while it is in a step, during which its mode is not idle
     next_number : returns the number of the next mode
     """
 
@@ -210,7 +211,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Begin with the mode of this thread only, as in a forked process, in which no other thread is left."""
+        """Start with the mode of this thread only, also in a forked process, in which no other thread is left."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []
@@ -220,41 +221,41 @@ class ThreadModes:
             mode.begin()
 
     def here(self) -> ThreadMode:
-        """Return the mode that records this thread."""
+        """Return the mode of this thread, creating it if necessary."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         if mode is None:
             mode = self._make_mode()
             mode.idle = mode.idle or self.by_steps
-            # first: an interruption must not leave a thread with a mode that nobody reads
+            # append first: an interruption must not leave a thread with a mode that is never read
             self.all.append(mode)
             self._local.mode = mode
         return mode
 
     def in_step(self) -> ThreadMode | None:
-        """Return the mode that records this thread; None if only steps are recorded and the thread is in none."""
+        """Return the mode of this thread, or None if only steps are recorded and the thread is not in a step."""
         if not self.by_steps:
             return self.here()
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         return None if mode is None or mode.idle else mode
 
     def of_engine(self) -> ThreadMode:
-        """Return the mode of this thread, which autograd runs for one that is recorded."""
+        """Return the mode of this thread, in which autograd runs the backward pass of a recorded thread."""
         mode = self.here()
         mode.idle = self.idle
         return mode
 
     def set_idle(self, idle: bool) -> None:
-        """Let calls of all threads pass, or record them."""
+        """Stop or resume recording calls of all threads."""
         self.idle = idle
         for mode in self.all:
             mode.idle = idle
 
     def forget(self, mode: ThreadMode) -> None:
-        """Forget the mode of a thread that has ended, after its calls were taken."""
+        """Remove the mode of a thread that has ended, after its calls were taken."""
         with suppress(ValueError):
             self.all.remove(mode)
 
     @property
     def waiting(self) -> int:
-        """Number of integers in the rows of calls that nobody has taken."""
+        """Number of integers in the rows that were not taken yet."""
         return sum(len(mode.rows) for mode in tuple(self.all))

@@ -1,1 +1,1 @@
-"""A capture: its parts, schedule, processes and cost."""
+"""A capture: its options, results, schedule and cost."""

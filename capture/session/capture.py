@@ -1,4 +1,4 @@
-"""`Capture`: watches a program, or some of its steps, and writes what it runs to a trace."""
+"""`Capture`, which records a program, or some of its steps, to a trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 
 
 class Capture(CaptureReport):
-    """Records every operator call of the block, its extension functions' calls, and their scopes.
+    """Recorder of every operator call in a block, with extension functions' calls and scopes.
 
     ::
 
@@ -75,47 +75,54 @@ class Capture(CaptureReport):
 
     Parameters
     ----------
-    path : the trace file, compressed where it ends in `.gz` or `.zst`; `-` for standard output. A rank of a program
-        that torchrun started adds its number, a process that the program forks its own: `step.rank1.jsonl`
-    model : the module that module paths begin at; else each outermost module that is called begins its own
-    extensions : names of extension modules whose functions are recorded, where the program has loaded them
-    schedule : which steps are recorded; the program tells by `step` that one has ended. Between them it runs at full
-        speed
-    max_calls, max_bytes : end the recording, and not the program, after so many calls, or bytes before compression
-    max_memory : the same, once what the capture keeps of the program takes about so many bytes
-    max_overhead : share of the program's time that the capture may take. Near it, it leaves out values of new
-        signatures, then scopes of modules, then whole steps where the program tells of them by `step`
-    stack_depth : source lines kept of each scope
-    compiled : `operators` runs what torch.compile compiled as the operators it was made of; `opaque` lets compiled
-        regions run, and makes each run one call
+    path : trace file, compressed if its name ends in `.gz` or `.zst`; `-` for standard output. A rank started by
+    torchrun
+        adds its number to the name, and a forked process adds its process id, as in `step.rank1.jsonl`
+    model : root of all module paths; without it, each outermost module that is called starts its own path
+    extensions : names of extension modules whose functions are recorded, if the program has loaded them
+    schedule : steps to record; the program calls `step` at the end of each. Between recorded steps it runs at full
+    speed
+    max_calls, max_bytes : stop recording, but not the program, after this number of calls, or of bytes before
+    compression
+    max_memory : stop recording when the data that the capture keeps in memory reaches about this size in bytes
+    max_overhead : share of the program's time that the capture may take. Near the limit it leaves out values of new
+        signatures, then scopes of modules, then whole steps if the program calls `step`
+    stack_depth : source lines kept per scope
+    compiled : `operators` runs regions of torch.compile as their original operators; `opaque` runs the compiled regions
+    and
+        records each run as one call
     write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
-    device_time : `events` times calls on an accelerator from an event before to one after; `kernels` by the kernels,
-        copies and fills that they launch, whose names the trace then has
-    values : `sketch` keeps models of tensors' values; `full` also the values of every signature's first call, which
-        can be private data, in a file beside: `step.values.safetensors`
-    value_share : of the program's time that looks at values of later calls may take; those beyond it wait
-    private : write no names, paths, texts and values of the program, as `opgrip trace redact` would, so that they never
+    device_time : `events` times calls on an accelerator with an event before and one after each; `kernels` times them
+    by
+        the kernels, copies and fills that they launch, and adds the kernels' names to the trace
+    values : `sketch` keeps value models of tensors; `full` also keeps the values of every signature's first call in a
+        separate file, `step.values.safetensors`. They may be private data
+    value_share : share of the program's time that observations of later calls' values may take; observations beyond it
+    wait
+    private : write no names, paths, texts or values of the program, as `opgrip trace redact` does, so that they never
         reach the disk
-    salt_file : has the salt of the names, and is made where there is none; traces of one salt can be compared. None for
-        a salt that nobody knows
-    grip : names of functions whose calls are recorded too, with the operators below them: `module:function`, as shells
-        match file names
-    grip_to : the folder that a sample of each is written into, at the end at the latest; None for no samples
-    last : keep so many calls, those that ended last, and write them when the block or an outermost module raises, a
-        signal ends the program, or it asks by `dump`; else leave no file. Meanwhile they are in a ring file, which does
-        not grow and stays if the process dies
+    salt_file : file with the salt for hashed names, created if missing; traces with the same salt can be compared. None
+        uses a salt that nobody knows
+    grip : names of functions to record with the operators below them, as patterns `module:function` with shell
+    wildcards
+    grip_to : folder for a sample of each gripped function, written at the end at the latest; None for no samples
+    last : keep only this number of calls, those that ended last, and write them when the block or an outermost module
+        raises, a signal ends the program, or the program calls `dump`; otherwise leave no file. Until then the calls
+        are in
+        a ring file of constant size, which remains if the process dies
     details : fields to add to the trace's header
     force : replace an existing file
 
-    Its attributes are those of `CaptureReport`.
+    `CaptureReport` documents the attributes.
 
     Raises
     ------
-    UserError : when entered, where a file exists or cannot be written, or the capture is running already; when made,
-        where `values` or `device_time` is no such choice, `grip` names no functions, or what is asked for besides
-        `private` is not
+    UserError : on entering, if the file exists or cannot be written, or the capture is already running; on
+    construction, if
+        `values` or `device_time` is not a valid choice, `grip` contains no function names, or `private` conflicts with
+        another option
 
-    Whatever goes wrong later is a warning at the end of the block, and never reaches the program.
+    Any later failure becomes a warning at the end of the block and never reaches the program.
     """
 
     def __init__(
@@ -148,7 +155,7 @@ class Capture(CaptureReport):
         self._limits = RecordingLimits(max_calls, max_bytes, max_memory)
         check_flight(last, path, values, device_time, bool(self._limits))
         super().__init__(own_path(path), schedule)
-        # the program may go to another folder
+        # the program may change its working directory
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
         self._details = dict(details or {})
@@ -186,11 +193,11 @@ class Capture(CaptureReport):
         ]
 
     def discard(self, if_empty: bool = False) -> None:
-        """Leave no file at the end of the block; an older one of that name stays.
+        """Leave no file at the end of the block; an older file of that name stays.
 
         Parameters
         ----------
-        if_empty : only where the block calls nothing
+        if_empty : discard the file only if the block makes no call
         """
         if self._flusher is None:
             return
@@ -200,7 +207,7 @@ class Capture(CaptureReport):
             self._flusher.discarded = True
 
     def step(self) -> None:
-        """Tell that a step of the program has ended, for the schedule."""
+        """Report the end of a step of the program, which advances the schedule."""
         if self._flusher is None:
             return
         self._step += 1
@@ -210,29 +217,31 @@ class Capture(CaptureReport):
         self._follow_schedule()
 
     def dump(self, reason: str = "asked") -> Path | None:
-        """Write the last calls to a trace, each once, and go on; None where there are none, or they cannot be written.
+        """Write the last calls to a trace, each call only once, and continue.
 
-        The first trace has the capture's path, others a number in their names.
+        Return the path of the trace, or None if there are no calls or they cannot be written. The first trace has the
+        capture's
+        path; later ones have a number in their names.
 
         Parameters
         ----------
-        reason : what the trace's header says of it
+        reason : reason to record in the trace's header
         """
         if self._flights is None:
             raise UserError("this capture keeps no last calls", "give --last a number of them")
         return self._flights.dump(reason)
 
     def note_error(self, error: BaseException, is_last: bool = True) -> None:
-        """Tell of an error that the program, or a step of it, ended in: with `last`, the last calls are written."""
+        """Report an error that ended the program or one of its steps; with `last`, this writes the last calls."""
         if self._flights is not None:
             self._flights.dump_for_error(error, always=is_last)
 
     def close(self) -> None:
-        """End the recording and write the rest of the trace. Does nothing where it has ended."""
+        """Stop recording and write the rest of the trace. Further calls do nothing."""
         flusher, self._flusher = self._flusher, None
         if flusher is None:
             return
-        # all of these run, whatever interrupts one of them
+        # all callbacks run, even if one of them is interrupted
         with ExitStack() as stages:
             stages.callback(self._report_end, flusher, flusher.discarded)
             stages.callback(flusher.__exit__, None, None, None)
@@ -260,7 +269,7 @@ class Capture(CaptureReport):
         self.close()
 
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        """The function, with its calls recorded."""
+        """Return a wrapper of the function that records its calls."""
 
         @functools.wraps(function)
         def captured(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -294,7 +303,7 @@ class Capture(CaptureReport):
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         load_private()
-        # those that other packages bring are looked for now and not at the first call
+        # load the value models of other packages now and not at the first call
         value_models.names()
         if self._recorder.kernels is not None:
             check_kernels()
@@ -369,7 +378,7 @@ class Capture(CaptureReport):
             flusher.write_now()
 
     def _begin_in_child(self) -> None:
-        """Go on in a forked process, which writes a file of its own once it makes a call."""
+        """Continue in a forked process, which writes its own file once it makes a call."""
         parent = self._flusher
         if parent is None:
             return

@@ -1,4 +1,4 @@
-"""What a capture reports: its results, and in words what went wrong or was asked for and is not in the trace."""
+"""Results of a capture, and messages about failures and about requested data that the trace lacks."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from opgrip.traces.table.accelerators import time_doubts
 
 
 class CaptureReport:
-    """The results of a capture, which is below this class.
+    """Base class of `Capture` with its results.
 
     Attributes
     ----------
-    path : the trace file
-    calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
-        and how many could not be recorded
-    marks : how many marks of `record_function` were recorded besides
-    perturbed : how many calls ran right after the capture's own work, and are marked so
-    doubts : what made the times doubtful, in sentences; empty on a quiet machine
-    stopped : the limit that ended the recording while the program went on, or None
+    path : trace file
+    calls, signatures, dropped : after the block, the number of recorded calls, of distinct calls, and of calls that
+        could not be recorded
+    marks : number of recorded `record_function` marks
+    perturbed : number of calls that ran right after the capture's own work and are marked as perturbed
+    doubts : reasons why the measured times are doubtful, as sentences; empty on a quiet machine
+    stopped : limit that ended the recording before the program ended, or None
     bytes_written : size of the trace before compression
-    failure, problem : what kept the trace from being written, and in words, with what there is of it; None if nothing
-        did
-    full_values : after the block, what became of the whole values; None if they were not asked for
-    child_files : after the block, the traces of processes that the program forked, as far as these have ended;
-        `old_child_files` are those of an earlier program, which `force` removes
+    failure, problem : error that kept the trace from being written, and a message that also says which part was
+        written; None if there was no error
+    full_values : after the block, the result of keeping whole values, or None if they were not requested
+    child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
+        earlier program, which `force` removes
     dumps : with `last`, the traces that were written
-    grips : the gripped functions; its `written` are the samples' folders, its `refused` reasons for functions that
-        were not gripped
+    grips : gripped functions; `written` lists the samples' folders, and `refused` the reasons why functions were not
+    gripped
     """
 
     grips: Grips
@@ -64,21 +64,21 @@ class CaptureReport:
 
     @property
     def dumps(self) -> list[Path]:
-        """The traces that a capture of the last calls has written."""
+        """Traces of the last calls that were written."""
         return [] if self._flights is None else self._flights.dumps
 
     @property
     def keeps_last(self) -> bool:
-        """Whether only the last calls are kept."""
+        """True if only the last calls are kept."""
         return self._flights is not None
 
     @property
     def custom_operators(self) -> list[str]:
-        """Operators of the program whose names a private trace has."""
+        """Names of the program's own operators that a private trace contains."""
         return self._recorder.pending.custom_operators
 
     def notes(self) -> Iterator[str]:
-        """Yield what was asked for and is not in the trace."""
+        """Yield messages about requested data that is not in the trace."""
         for name, reason in self.grips.refused.items():
             yield f"{name} was not gripped: {reason}"
         for name, reason in self.extensions.refused().items():
@@ -99,7 +99,7 @@ class CaptureReport:
             yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
 
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
-        """Take over what was written, and warn of what went wrong."""
+        """Copy the results of the writer, and warn about failures."""
         recorder = self._recorder
         if not was_discarded:
             self.grips.finish()

@@ -1,4 +1,4 @@
-"""Which steps of a long program are recorded, and how what watches the program is switched on and off."""
+"""Schedule of the steps to record, and the switch that turns a capture's watches on and off."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from opgrip.capture.recording.recorder import Recorder
 
 
 class Watching:
-    """Whether a capture's watches, and the mode of the thread that put them on, are on.
+    """Switch for a capture's watches and for the mode of the thread that turns them on.
 
     Parameters
     ----------
-    watches : in the order in which they are put on
-    with_mode : records the thread that puts them on; else threads are recorded by others
+    watches : in the order in which they are entered
+    with_mode : also record the thread that turns them on; otherwise threads are recorded by other means
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Watching:
         self._thread = 0
 
     def resume(self) -> None:
-        """Record calls from now on."""
+        """Start recording calls."""
         self._recorder.set_idle(False)
         if self._is_on:
             return
@@ -48,11 +48,11 @@ class Watching:
         self._recorder.observations.spent_ns += perf_counter_ns() - began
 
     def pause(self) -> None:
-        """Let calls pass."""
+        """Stop recording calls."""
         if self._is_on:
             self._recorder.set_idle(True)
             if not self._with_mode or threading.get_ident() == self._thread:
-                # a mode can be taken off by its own thread alone; elsewhere, all of it is idle from now on
+                # only its own thread can remove a mode; in other threads, everything becomes idle instead
                 self._is_on = False
                 began = perf_counter_ns()
                 self._hooks.close()
@@ -61,16 +61,16 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Record `active` steps after each `wait` and `warmup`, `repeat` times, the first time after `skip` steps more.
+    """Record `active` steps after each `wait` and `warmup`, `repeat` times, after skipping the first `skip` steps.
 
-    As `torch.profiler.schedule` counts: the first step runs from the start of the capture to the first
+    Steps are counted as in `torch.profiler.schedule`: the first step runs from the start of the capture to the first
     `Capture.step()`.
 
     Parameters
     ----------
-    warmup : steps that run under the watch and whose calls are thrown away: in them the capture meets what is new to
-        it, looks at values and prepares, so that the steps after them are timed undisturbed
-    repeat : 0 for as often as the program goes on
+    warmup : steps that are watched but whose calls are discarded. During them the capture adds new signatures, observes
+        values and prepares its tables, so that the times of the following steps are unperturbed
+    repeat : number of cycles, or 0 to repeat until the program ends
     """
 
     active: int = 1
@@ -88,20 +88,20 @@ class Schedule:
             raise ValueError("a schedule has at least 1 active step, and no negative number of others")
 
     def records(self, step: int) -> bool:
-        """Whether a step is recorded.
+        """Return True if a step is recorded.
 
         Parameters
         ----------
-        step : from 0
+        step : number of the step, from 0
         """
         return self._is_within(step) and self._place(step) >= self.wait + self.warmup
 
     def learns(self, step: int) -> bool:
-        """Whether a step runs under the watch, and is not recorded."""
+        """Return True if a step is watched but not recorded."""
         return self._is_within(step) and self.wait <= self._place(step) < self.wait + self.warmup
 
     def is_over(self, step: int) -> bool:
-        """Whether neither this step nor a later one is recorded."""
+        """Return True if neither this step nor any later one is recorded."""
         return bool(self.repeat) and step - self.skip >= self.repeat * self._cycle
 
     def _is_within(self, step: int) -> bool:
@@ -116,4 +116,4 @@ class Schedule:
 
 
 ALWAYS = Schedule()
-"""Every step, from the start on."""
+"""schedule that records every step from the start"""

@@ -1,4 +1,4 @@
-"""What a capture takes of the program's time: its own work, as measured, and its calls, as known and as steps show."""
+"""Time that a capture takes from the program: its measured own work, and the estimated cost of the calls."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.timing.budget import StepTimes
 
 BLOCKS, REPEATS, LEARNT = 20, 9, 4
-"""Of the model that costs are measured on; the first of its steps teach the recorder what comes after what."""
+"""blocks of the model that costs are measured on, number of timed steps, and number of steps before them that let the
+recorder learn the sequence of calls
+"""
 CALLS = 4
-"""Of a block: a linear layer makes two."""
+"""calls per block; a linear layer makes two"""
 INTEGERS = 7
-"""Of a call's row, about, before any were counted."""
+"""approximate integers per call's row, used before any call was counted"""
 STEP_NS = 150_000
-"""What a step that is recorded takes beside its calls, about: a transformer's took 600 us more, with four calls of
-10 us, where recording was switched on for it alone."""
+"""approximate cost of recording a step in addition to its calls. Measured: a transformer's step took 600 us more when
+only that step was recorded, with four calls of 10 us each
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What recording takes where nothing is new, in ns.
+    """Costs of recording in ns, when no signature or scope is new.
 
     Attributes
     ----------
-    call : of an operator, with its part of the modules around it
-    passed : of a module that is called in a thread which is not recorded
+    call : per operator call, including its part of the modules around it
+    passed : per call of a module in a thread that is not recorded
     """
 
     call: float
@@ -41,9 +44,9 @@ class Costs:
 
 
 class Spending:
-    """What a recorder has taken of the program's time since it began.
+    """Time that a recorder has taken from the program since it began.
 
-    What the costs of calls reckon is multiplied by what steps show that calls take in this program.
+    The measured costs of calls are multiplied by a factor from the times of the program's steps.
 
     Attributes
     ----------
@@ -58,14 +61,14 @@ class Spending:
         self._recorded = 0
 
     def ns(self) -> float:
-        """That, in ns."""
+        """Return the time spent so far in ns."""
         reckoned = self._reckoned_ns()
         self._of_calls_ns += self.steps.factor * (reckoned - self._until_ns)
         self._until_ns = reckoned
         return self._recorder.observations.spent_ns + self._recorder.work.writing_ns + self._of_calls_ns
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Tell that a step begins in this thread; with None, that what begins is neither recorded nor left out."""
+        """Report the start of a step in this thread. None means an interval that is neither recorded nor left out."""
         if is_recorded:
             self._recorded += 1
         self.steps.begin(is_recorded, self._recorder.observations.spent_ns, self._reckoned_ns())
@@ -78,7 +81,9 @@ class Spending:
 
 
 def measure_costs() -> Costs:
-    """What recording takes on this machine: in some hundredths of a second, by a model of many small layers."""
+    """Measure the cost of recording on this machine with a model of many small layers; takes a few hundredths of a
+    second.
+    """
     recorder = Recorder(RecordingMode, by_steps=True)
     model, tensor = _small_model(), torch.ones(4, 8, device="cpu")
     modules = sum(1 for _ in model.modules())
@@ -94,17 +99,17 @@ def measure_costs() -> Costs:
 
 
 def _small_model() -> nn.Module:
-    """Many small layers, made without drawing any of the program's random numbers."""
+    """Return a model of many small layers, without drawing any of the program's random numbers."""
     linears = [nn.utils.skip_init(nn.Linear, 8, 8, device="cpu") for _ in range(BLOCKS)]
     model = nn.Sequential(*(nn.Sequential(linear, nn.ReLU(), nn.Tanh()) for linear in linears)).eval()
     for parameter in model.parameters():
-        # what lies in fresh memory may be slow to reckon with
+        # values in newly mapped memory may be slow to compute with
         parameter.data.fill_(0.1)
     return model
 
 
 def _usual_ns(step: Callable[[], object]) -> float:
-    """What a step usually takes once it is known, in ns."""
+    """Return the median time of a step in ns, after steps that let the recorder learn."""
     for _ in range(LEARNT):
         step()
     times = []
