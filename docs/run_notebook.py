@@ -1,6 +1,6 @@
-"""Runs docs/notebook.ipynb anew in a kernel of this environment, in a fresh folder, and keeps what its cells show.
+"""Run docs/notebook.ipynb in a new kernel of this environment, in an empty folder, and keep the outputs.
 
-python docs/run_notebook.py      # writes docs/notebook.ipynb; another file where one is named
+python docs/run_notebook.py      # writes docs/notebook.ipynb, or the file given as argument
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).with_name("notebook.ipynb")
 SECONDS = 600
-"""That a cell may take."""
+"""time limit of a cell"""
 FACTS = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-"""Of the notebook, how it is run; not by which version of Python."""
+"""notebook metadata, without the version of Python"""
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else NOTEBOOK
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with TemporaryDirectory() as folder:
-        # what this user's kernels start with is no part of it
+        # leave out the user's kernel start-up files
         os.environ.update(IPYTHONDIR=f"{folder}/ipython", JUPYTER_CONFIG_DIR=f"{folder}/jupyter", OPGRIP_STORE="")
         work = Path(folder) / "work"
         work.mkdir()
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def clean(notebook: Any, places: set[str]) -> None:
-    """Take out what is of this machine and this hour: folders, versions, times of cells."""
+    """Remove machine-specific and temporary data: folders, versions, cell times."""
     notebook.metadata = nbformat.from_dict(FACTS)
     pattern = re.compile("|".join(re.escape(place) + "/?" for place in sorted(places, key=len, reverse=True)))
     for number, cell in enumerate(notebook.cells):

@@ -1,7 +1,9 @@
-"""Writes options to docs/opreplay.md, columns to docs/results.md and the zoo to docs/zoo.md, as they are declared.
+"""Generate the tables of options, result columns and zoo traces in docs/ from their declarations.
 
-python docs/tables.py            # --check says by its status whether it is as they are declared
-python docs/tables.py --count    # loads the zoo's traces too, and counts what is distinct over them: minutes
+The pages are docs/opreplay.md, docs/results.md and docs/zoo.md.
+
+python docs/tables.py            # with --check, exit with an error if a page is out of date
+python docs/tables.py --count    # also load the zoo's traces and count distinct operators: takes minutes
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from opgrip.zoo.making import Distinct, count_distinct
 
 FOLDER = Path(__file__).parent
 DISTINCT = re.compile(r"^Over all of them .*$", re.MULTILINE)
-"""The line of docs/zoo.md that takes long to count: it stays as it is where nobody asks for that."""
+"""line of docs/zoo.md that takes minutes to compute; kept unless `--count` is given"""
 COLUMNS = "## Columns of results\n"
 TRACES = "## The traces\n"
-"""Where pages go on that a person has begun."""
+"""heading from which on a page is generated"""
 
 
 def pages(is_counted_anew: bool = False) -> dict[Path, str]:
-    """The texts of the pages.
+    """Return the text of each page.
 
     Parameters
     ----------
-    is_counted_anew : whether to load all traces of the zoo, and count what is distinct over them
+    is_counted_anew : True to load all traces of the zoo and count distinct operators
     """
     results, zoo = FOLDER / "results.md", FOLDER / "zoo.md"
     written, about_zoo = (
@@ -79,7 +81,7 @@ def _columns() -> Iterator[str]:
 
 
 def distinct_line(counts: Distinct) -> str:
-    """What is distinct over the traces of the zoo, as its page says it."""
+    """Return the line of docs/zoo.md that counts distinct operators and functions."""
     operators = f"**{counted(counts.operators, 'operator')}**"
     of_extensions = f"{counts.extension_functions} of them functions of extensions (mmcv's)"
     named = f"**{counted(counts.longtail, 'long-tail function')}** that [`opgrip longtail`](longtail.md) names"

@@ -1,6 +1,6 @@
-"""Draws docs/timeline.svg: the last prediction of the trace that ships, by the events of `opgrip trace timeline`.
+"""Draw docs/timeline.svg: the last prediction of a shipped trace, from the events of `opgrip trace timeline`.
 
-python docs/timeline.py          # writes docs/timeline.svg; another file where one is named
+python docs/timeline.py          # writes docs/timeline.svg, or the file given as argument
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 PICTURE = Path(__file__).with_name("timeline.svg")
 FIRST_MODULE = "data_preprocessor"
-"""With which each prediction begins."""
+"""module that starts each prediction"""
 DEPTH = 3
-"""Levels of modules that have a row."""
+"""number of module levels that have a row"""
 LEAST_US = 300.0
-"""Shorter calls would not be seen."""
+"""minimum duration of a visible call"""
 OTHERS = "other families"
 ROW = 0.84
-"""Height of a bar in its row."""
+"""height of a bar in its row"""
 
 Event = dict[str, Any]
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def draw(events: list[Event], start: float) -> Figure:
-    """A row a level of modules, and one of operators, coloured by family."""
+    """Return a figure with one row per module level and one of operators, coloured by family."""
     figure, (axes,) = new_figure("Faster R-CNN, one prediction: modules and operators", size=(9.6, 3.0))
     colors = _colors(events)
     labels = []
@@ -73,7 +73,7 @@ def draw(events: list[Event], start: float) -> Figure:
 
 
 def _colors(events: list[Event]) -> dict[str, str]:
-    """Of the families with most time, and of all others together."""
+    """Return the colours of the families with most time, and one colour for all others."""
     times = Counter[str]()
     for event in events:
         if event["cat"] == CALL:

@@ -1,7 +1,7 @@
-"""Write `traces/schema.json`, the JSON Schema of traces, from the record types.
+"""Generate `traces/schema.json`, the JSON Schema of traces, from the record types.
 
-Fields have the types and the descriptions that the records declare. The header, value models and accelerators, whose
-fields no record declares, have their definitions in the file itself, which are kept.
+Types and descriptions of fields come from the record declarations. The definitions of header, value models and
+accelerators, whose fields no record declares, are kept from the existing file.
 
     python docs/trace_schema.py
 """
@@ -37,19 +37,19 @@ REFERENCES = {
 }
 ANY_INTEGER = ("since_ns", "start_ns", "after_ns", "storages", "streams", "zero_point", "seed", "rank")
 SIGNED: dict[str, int | None] = {**dict.fromkeys(ANY_INTEGER), "device_ns": -1, "newest": -1}
-"""Least values of the integers that can be negative, by field; None for any."""
+"""minimum of the integers that can be negative, by field; None for no minimum"""
 SPECIAL = {
     ("scope", "phase"): {"enum": list(PHASES)},
     ("end", "accelerator"): {"$ref": "#/$defs/accelerator"},
     ("entered", "start_ns"): {"type": "integer", "minimum": 0},
     ("kernels", "device_ns"): {"type": "array", "items": {"type": "integer", "minimum": 0}},
 }
-"""What a type of Python does not declare."""
+"""schema parts that Python types cannot express"""
 TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null", bytes: "string"}
 
 
 def schema_of(hint: Any, least: int | None = 0) -> dict[str, Any]:
-    """Return the schema of a type; its integers are `least` or more."""
+    """Return the schema of a type, with `least` as the minimum of its integers."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         schema = schema_of(arguments[0], least)
@@ -95,7 +95,7 @@ def _constraints(meta: Meta, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def object_of(kind: Any, name: str | None = None) -> dict[str, Any]:
-    """Return the schema of a dataclass; of a record of this name."""
+    """Return the schema of a dataclass, or of a record with this name."""
     summary, described = _documentation(kind)
     properties: dict[str, Any] = {} if name is None else {"type": {"const": name}}
     hints = get_type_hints(kind, include_extras=True)
@@ -134,7 +134,7 @@ def _documentation(kind: type) -> tuple[str, dict[str, str]]:
 
 
 def calls_schema() -> dict[str, Any]:
-    """Return the schema of a block of calls, whose columns are coded in the file."""
+    """Return the schema of a block of calls, whose columns are encoded in the file."""
     described = _documentation(Calls)[1] | _documentation(CallsForm)[1]
     hints = get_type_hints(CallsForm, include_extras=True)
     properties: dict[str, Any] = {"type": {"const": "calls"}}
@@ -148,7 +148,7 @@ def calls_schema() -> dict[str, Any]:
 
 
 def argument_schema() -> dict[str, Any]:
-    """Return the schema of an argument: JSON of its own kind, or an object that names its kind."""
+    """Return the schema of an argument: a plain JSON value, or an object that names its kind."""
     kinds = []
     for name, kind in KINDS.items():
         body = schema_of(TensorSpec if kind.form is None else kind.form, None if name in ("slice", "range") else 0)
@@ -164,7 +164,7 @@ def argument_schema() -> dict[str, Any]:
 
 
 def made_of_schema() -> dict[str, Any]:
-    """Return the schema of what a tensor is made of: an object that names the kind."""
+    """Return the schema of a tensor's components: an object that names the kind."""
     kinds = [
         {"type": "object", "properties": {name: object_of(kind)}, "required": [name], "additionalProperties": False}
         for name, kind in MADE_OF.items()

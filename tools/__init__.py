@@ -1,1 +1,1 @@
-"""Programs around capture and replay."""
+"""Programs built on capture and replay."""

@@ -1,4 +1,4 @@
-"""The command `opgrip`: verbs on traces, and the gripper."""
+"""The command `opgrip`: verbs on traces, results and samples, and the gripper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _VerbParser(OneLineParser):
-    """A parser that knows of a verb in which group it is."""
+    """A parser that suggests the group of a verb given without its group."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -41,7 +41,7 @@ class _VerbParser(OneLineParser):
 
 
 class _OpgripParser(_VerbParser):
-    """Takes the name of a verb beside another one as one word: `corpus distill` is one, and so is `corpus`."""
+    """A parser that joins the two words of a verb such as `corpus distill`, whose first word is a verb too."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
@@ -52,7 +52,7 @@ class _OpgripParser(_VerbParser):
 
 
 def _is_beside(name: str) -> bool:
-    """Whether the first word of a verb's name is a verb too."""
+    """Return True if the name is a verb of two words, and its first word is a verb too."""
     group, _, last = name.partition(" ")
     return bool(last) and group in verbs.names() and name in verbs.names()
 
@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list_verbs() -> str:
-    """A line for each verb, and one for each group with the names in it: together one page of a terminal."""
+    """Return the list of verbs, with one line per group, short enough for a page of a terminal."""
     names = verbs.names()
     groups: dict[str, list[str]] = {name.partition(" ")[0]: [] for name in names if " " in name}
     for name in names:
@@ -87,7 +87,7 @@ def _list_verbs() -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
+    """Return a parser with a branch per verb; `trace info` is the verb `info` of the group `trace`."""
     parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group

@@ -1,8 +1,7 @@
-"""Check that a redacted trace replays as the original: the same sizes, and similar times.
+"""Check that a redacted trace replays like the original, with the same sizes and similar times.
 
-`python -m opgrip.tools.redaction_check TRACE NUMBER ...` prints the output sizes of calls as one line of JSON each; a
-call
-may end that process.
+`python -m opgrip.tools.redaction_check TRACE NUMBER ...` prints the output sizes of each call as one line of JSON. A
+call may crash that process.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.call_table import COUNT
 
 CASES = 10
-"""Number of replayed cases, those that took most time."""
+"""number of replayed cases; the cases with most time are chosen"""
 REPEATS = "3"
 CRASHED = "ended the process that ran it"
 
 Given = dict[int, Any]
-"""By signature, the sizes of its outputs, or why there are none."""
+"""output sizes by signature, or the reason why there are none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,9 @@ class RedactionCheck:
     cases : number of replayed cases
     sized : cases with outputs of the same sizes, or refused for the same reason
     ran : cases that ran before redaction
-    other_sizes : operator, and both results, of cases with other sizes
+    other_sizes : operator and both results of each case whose sizes differ
     broken : operators whose redacted calls no longer run
-    verdicts : of the times, as in `opgrip compare`
+    verdicts : verdicts on the times, as in `opgrip compare`
     """
 
     cases: int
@@ -64,7 +63,7 @@ class RedactionCheck:
 
     @property
     def passed(self) -> bool:
-        """True if the redacted trace replays with the same sizes, as far as anything replays."""
+        """Return True if the replayable cases of the redacted trace have the same sizes."""
         return not self.other_sizes and not self.broken and (self.ran > 0 or not self.cases)
 
     def lines(self) -> Iterator[str]:
@@ -81,7 +80,7 @@ class RedactionCheck:
 
 
 def check_replays(original: Path, redacted: Path, cases: int = CASES) -> RedactionCheck:
-    """Replay the cases with most time of both traces."""
+    """Replay and compare the cases with most time of both traces."""
     trace = load(original, partial=True)
     numbers = _longest(trace, cases)
     both = [_shapes(path, numbers) for path in (original, redacted)]
@@ -106,7 +105,7 @@ def _longest(trace: Trace, cases: int) -> list[int]:
 
 
 def _shapes(path: Path, numbers: Sequence[int]) -> Given:
-    """Return the results of calls, each of which may end the process that runs it."""
+    """Return the results of calls, each of which may crash the process that runs it."""
     given: Given = {}
     remaining = list(numbers)
     while remaining:
@@ -121,10 +120,10 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
 
 
 def _kind(given: Any) -> Any:
-    """Return what is compared of a call: its sizes, or how it failed."""
+    """Return the compared part of a result: the sizes, or the class of the error."""
     if not given or "shapes" in given:
         return given and given["shapes"]
-    # of an error, its class: the text may tell what was redacted
+    # compare only the class of an error, since its text may contain what was redacted
     return [(name, text.partition(":")[0]) for name, text in given.items()]
 
 
@@ -134,7 +133,7 @@ def _told(given: Any, recorded: Shapes | None) -> str:
 
 
 def _with_keys_of(base: Results, new: Results) -> Results:
-    """Return rows with the keys of the original cases, since keys contain numbers, which are coarse now."""
+    """Return rows with the keys of the original cases, since redaction makes the numbers in keys coarse."""
     keys = {row.case: (row.key, row.shapes) for row in base}
     rows = [replace(row, key=keys[row.case][0], shapes=keys[row.case][1]) if row.case in keys else row for row in new]
     return Results(rows, new.header)
@@ -144,7 +143,7 @@ Shapes = list[list[int]]
 
 
 def main(path: str, numbers: Sequence[str]) -> None:
-    """Print the sizes of signatures' outputs."""
+    """Print the output sizes of signatures."""
     trace = load(Path(path), partial=True)
     contexts = contexts_of(trace, trace.own_distinct_calls)
     signatures = {item.number: item for item in trace.signatures}
@@ -156,7 +155,7 @@ def main(path: str, numbers: Sequence[str]) -> None:
 
 
 def recorded_shapes(signature: Signature) -> Shapes:
-    """Return the sizes of the outputs of the signature's first call."""
+    """Return the output sizes of the signature's first call."""
     return [list(spec.shape) for spec in tensors(signature.outputs)]
 
 

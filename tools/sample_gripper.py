@@ -1,15 +1,17 @@
-"""`grip`: keeps a function's calls as a sample that runs on its own.
+"""`grip`, a decorator that records a function's calls as a sample that runs on its own.
 
-from opgrip.tools.sample_gripper import grip
+::
 
-@grip
-def bbox2delta(proposals, gt): ...
+    from opgrip.tools.sample_gripper import grip
 
-@grip(entry="forward", calls=1)
-class Head(nn.Module): ...
+    @grip
+    def bbox2delta(proposals, gt): ...
 
-with grip.this("mmdet.models.task_modules.coders.*:delta2bbox"):
-model(images)
+    @grip(entry="forward", calls=1)
+    class Head(nn.Module): ...
+
+    with grip.this("mmdet.models.task_modules.coders.*:delta2bbox"):
+        model(images)
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Gripping:
-    """Functions that are gripped from now on, until `close`, the end of the block, or that of the program.
+    """Gripped functions, until `close` is called, or the block or the program ends.
 
     Attributes
     ----------
-    written : the folders of the samples
-    refused : by a function's name, why it was not gripped
+    written : folders of the written samples
+    refused : reason by name of each function that could not be gripped
     """
 
     def __init__(self, grips: Grips) -> None:
@@ -50,7 +52,7 @@ class Gripping:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End it, and write the samples. Does nothing where it has ended."""
+        """Stop gripping and write the samples; later calls do nothing."""
         grips, self._grips = self._grips, None
         if grips is None:
             return
@@ -70,7 +72,7 @@ class Gripping:
 
 
 class Gripper:
-    """What `grip` is."""
+    """The type of `grip`."""
 
     @overload
     def __call__(self, function: Function) -> Function: ...
@@ -98,21 +100,21 @@ class Gripper:
         to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Any:
-        """A decorator that keeps a function's calls, and writes them as a sample at the end of the program.
+        """Decorate a function to record its calls, and write them as a sample when the program ends.
 
         Parameters
         ----------
-        entry : of a class, the method
-        calls : how many are kept, each of another signature; as soon as there are as many, the sample is written
-        tags : words of `opgrip.samples.tags.Tag`, besides those that are found
-        name : of the sample; None for the function's own
-        to : the folder of samples
+        entry : for a class, the method to grip
+        calls : number of calls to keep, each of a different signature; the sample is written once they are recorded
+        tags : words of `opgrip.samples.tags.Tag`, in addition to detected ones
+        name : name of the sample; None for the function's name
+        to : folder of samples
         by_reference : keep the function's import path instead of its code
 
         Raises
         ------
-        UserError : where a parameter is wrong, or a class has no such method. A function that cannot be gripped is a
-            warning, and stays as it is.
+        UserError : if a parameter is invalid, or a class has no such method. A function that cannot be gripped causes
+            a warning and stays unchanged.
         """
         if isinstance(function, str):
             raise UserError(f"grip({function!r}) decorates nothing", f"write grip.this({function!r})")
@@ -129,18 +131,17 @@ class Gripper:
         to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Gripping:
-        """Grip functions by their names, wherever they are, in a block or until the program ends.
+        """Grip functions by name in all modules, in a block or until the program ends.
 
         Parameters
         ----------
-        patterns : `module:function` or `module:Class.method`, as shells match file names; of modules that are loaded,
-            or will be
+        patterns : `module:function` or `module:Class.method` with shell wildcards, for modules loaded now or later
 
-        The others are those of `grip`.
+        The other parameters are those of `grip`.
 
         Raises
         ------
-        UserError : for what is no pattern, or a parameter that is wrong
+        UserError : if a pattern or parameter is invalid
         """
         if not patterns:
             raise UserError("grip.this() without a function pattern", "write grip.this('module:function')")
@@ -179,7 +180,7 @@ def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
 
 
 def _with_method(owner: type, entry: str, grips: Grips) -> type:
-    """The class, whose method is gripped, an inherited one for this class alone."""
+    """Return the class after gripping its method; an inherited method is gripped for this class only."""
     holder = next((cls for cls in owner.__mro__ if entry in vars(cls)), None)
     if holder is None:
         raise UserError(f"{owner.__qualname__} has no method {entry}", "name one with entry=")

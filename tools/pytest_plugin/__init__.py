@@ -1,4 +1,4 @@
-"""Plug-in of pytest: replays of traces and samples as tests, against a baseline.
+"""The pytest plug-in: replays of traces and samples as tests, compared with a baseline.
 
 pytest loads it in every project where opgrip is installed, so nothing heavy is imported before a test measures.
 """
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["opgrip_benchmark", "opgrip_replay"]
 
 FIXTURES = ("opgrip_benchmark", "opgrip_replay")
-"""That measure."""
+"""fixtures that measure"""
 CARRIED = "opgrip_results"
-"""Attribute of a report, which pytest-xdist sends to the controller with it."""
+"""report attribute that pytest-xdist sends to the controller"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,20 +59,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Receiver:
-    """Takes what reports carry: of this process, or of the workers that it started."""
+    """Collector of results from the reports of this process, or of the workers that it started."""
 
     def __init__(self, benchmarks: Benchmarks) -> None:
         self._benchmarks = benchmarks
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add what a test measured."""
+        """Add the results of a test."""
         text = getattr(report, CARRIED, None)
         if text is not None:
             self._benchmarks.add(report.nodeid, text)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile | None:
-    """Traces, where the command line asks for them."""
+    """Collect trace files, if the command line asks for it."""
     if not parent.config.getoption("--opgrip-traces"):
         return None
     from opgrip.tools.pytest_plugin.traces import TraceFile, is_trace
@@ -81,7 +81,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests that measure, or all others, where the command line asks for it."""
+    """Skip the tests that measure, or all others, if the command line asks for it."""
     for option, skips_measuring in (("--opgrip-skip", True), ("--opgrip-only", False)):
         if config.getoption(option):
             for item in items:
@@ -90,13 +90,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _measures(item: pytest.Item) -> bool:
-    """Whether it is a test of a trace, or takes one of the fixtures."""
+    """Return True for a test of a trace, or one that uses a measuring fixture."""
     return bool({*FIXTURES} & {*getattr(item, "fixturenames", ())}) or getattr(item, "is_of_trace", False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Hold what a test measured against the baseline; a test that passed fails where it breaks a gate."""
+    """Compare a test's results with the baseline, and fail the test if it breaks a gate."""
     try:
         value = yield
     finally:
@@ -118,7 +118,7 @@ def _judge(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what a test measured in its report."""
+    """Add a test's results to its report."""
     report = yield
     judged = item.stash.get(JUDGED, None)
     if judged is not None and call.when == "call":
@@ -127,7 +127,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep the results as a baseline."""
+    """Save the results as a baseline."""
     benchmarks = session.config.stash[BENCHMARKS]
     path = benchmarks.options.save
     if path is None or hasattr(session.config, "workerinput"):

@@ -1,4 +1,4 @@
-"""Baselines of the plug-in, and the summary below the tests."""
+"""Baselines of the pytest plug-in, and the summary below the tests."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 TESTS = "tests"
-"""In the header: the test of each row."""
+"""header field with the test of each row"""
 
 TestRow = tuple[str, "Result"]
-"""A test's node id, and a row that it measured."""
+"""node id of a test, and a row that it measured"""
 
 
 class Baseline:
-    """A run that others are compared with.
+    """A run to compare others with.
 
     Parameters
     ----------
-    path : of what `save_rows` or opreplay wrote
+    path : file written by `save_rows` or opreplay
 
     Raises
     ------
-    UserError : where it cannot be read
+    UserError : if the file cannot be read
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,11 +45,11 @@ class Baseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """What there is to compare rows with.
+        """Return the baseline rows that correspond to measured rows.
 
         Parameters
         ----------
-        group : node id of the test, or of the file of tests, that measured them
+        group : node id of the test or test file that measured the rows
         """
         if self._tests is not None:
             pairs = zip(self._tests, self._rows, strict=True)
@@ -63,7 +63,7 @@ def _case(row: Result) -> str:
 
 
 def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write what tests measured, in place of what the file held; `UserError` where it cannot be written."""
+    """Write the results of tests to a file, replacing it; raise `UserError` if that fails."""
     from opgrip.cli.output_files import cannot_be_written
     from opgrip.replay.outcome import write_results
 
@@ -76,7 +76,10 @@ def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: 
 
 
 def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is known of all results: of each fact what the first says, but all traces and devices."""
+    """Return a common header of all results.
+
+    The first header that contains a fact provides it; `trace` and `device` list the values of all headers.
+    """
     joined: dict[str, Any] = {}
     for header in reversed(headers):
         joined |= header
@@ -90,7 +93,7 @@ def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def results_of(pairs: Sequence[TestRow], header: dict[str, Any]) -> Results:
-    """The rows alone."""
+    """Return the rows without their tests as results."""
     from opgrip.replay.outcome import Results
 
     return Results([row for _, row in pairs], header)
@@ -101,7 +104,7 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print what was measured, what is not as it was with the baseline, and what became of the results."""
+    """Print the measurements, differences to the baseline's machine, gates and notes."""
     if not benchmarks.lines and not benchmarks.notes:
         return
     compared = benchmarks.options.compare

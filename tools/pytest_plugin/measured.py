@@ -1,4 +1,4 @@
-"""What tests measured, and the fixture that measures it."""
+"""Results of tests, and the fixtures that measure them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ KEY = "opgrip_folder"
 
 
 class Turns:
-    """What the workers of a run of pytest-xdist share.
+    """Lock that the workers of a pytest-xdist run share.
 
     Parameters
     ----------
-    folder : that all of them have; None where tests run in one process
+    folder : folder shared by all workers; None if tests run in one process
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -51,18 +51,18 @@ class Turns:
             try:
                 yield
             finally:
-                # a process that was forked meanwhile has the file open too
+                # closing the file would not release the lock, since a forked process may also have it open
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class SharedFolder:
-    """A plug-in of the process that starts workers: gives each of them the same temporary folder."""
+    """Plug-in of the process that starts workers, to give them the same temporary folder."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="opgrip-pytest-")
 
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker, before it starts."""
+        """Send the folder to a worker before it starts."""
         node.workerinput[KEY] = self._folder.name
 
     def pytest_unconfigure(self) -> None:
@@ -79,9 +79,9 @@ class Line:
 
     Attributes
     ----------
-    base_us, ratio, low, high : against the baseline; None where one has no time
-    verdict : empty without a baseline
-    reason : why times say nothing, such as a busy machine
+    base_us, ratio, low, high : comparison with the baseline; None if either has no time
+    verdict : verdict of the comparison; empty without a baseline
+    reason : why the times are inconclusive, such as a busy machine
     """
 
     op: str
@@ -99,13 +99,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Rows that were measured together, held against the baseline.
+    """Rows that were measured together, compared with the baseline.
 
     Attributes
     ----------
-    rows, base_rows : each with its test
-    comparison : None without a baseline
-    held : what became of the gates
+    rows, base_rows : rows with their tests
+    comparison : comparison with the baseline; None without one
+    held : results of the gates
     """
 
     rows: Sequence[TestRow]
@@ -115,7 +115,7 @@ class Judged:
     held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Return the lines of gates that failed, or are not decided, because of rows of a test, or of all tests."""
+        """Return the lines of gates that failed or are undecided because of rows of a test, or of all tests."""
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line
@@ -124,10 +124,10 @@ class Judged:
         ]
 
     def of_test(self, test: str) -> str:
-        """What a test's report carries, as JSON: workers of pytest-xdist send it to the controller."""
+        """Return the content of a test's report as JSON, which pytest-xdist sends from worker to controller."""
         rows = [row for name, row in self.rows if name == test]
         lines = [asdict(line) for line in self._lines(rows)]
-        # what the baseline does not have differs in everything
+        # without rows in the baseline, all facts would differ
         differs = list(self.comparison.differs) if self.comparison is not None and self.base_rows else []
         cells = [row.to_plain() for row in rows]
         gates = [item.line for item in self.held]
@@ -155,13 +155,14 @@ def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
 
 @dataclass
 class Benchmarks:
-    """What a run of pytest measures.
+    """Results of a pytest run.
 
     Attributes
     ----------
-    rows, headers, lines, differs : of all tests that ended, in a process that runs tests by itself or starts workers
-    notes : what the summary says beside
-    gate_lines : of all gates, each once, in order
+    rows, headers, lines, differs : results of all finished tests, collected in the controller or in a single
+        process
+    notes : additional lines of the summary
+    gate_lines : distinct lines of all gates, in order
     """
 
     options: Options
@@ -174,14 +175,14 @@ class Benchmarks:
     gate_lines: dict[str, None] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise `UserError` where a condition is none, or the baseline cannot be read."""
+        """Raise `UserError` if a condition is invalid, or the baseline cannot be read."""
         if self.options.compare is not None:
             _ = self.gates, self.baseline
 
     @cached_property
     def gates(self) -> list[Gate]:
-        """The conditions; `UserError` for what is none."""
-        # imports pandas
+        """Return the gates; raise `UserError` for an invalid condition."""
+        # the import below loads pandas
         if not self.options.conditions:
             return []
         from opgrip.replay.comparison.gate import parse_gate
@@ -190,11 +191,11 @@ class Benchmarks:
 
     @cached_property
     def baseline(self) -> Baseline | None:
-        """What rows are compared with; `UserError` where it cannot be read."""
+        """Return the baseline to compare with; raise `UserError` if it cannot be read."""
         return None if self.options.compare is None else Baseline(self.options.compare)
 
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
-        """Compare the rows of a group of tests with the baseline's of the same group."""
+        """Compare the rows of a group of tests with the same group of the baseline."""
         if self.baseline is None:
             return Judged(pairs, header)
         from opgrip.replay.comparison import compare
@@ -206,7 +207,7 @@ class Benchmarks:
         return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
 
     def add(self, test: str, text: str) -> None:
-        """Take what a test's report carries."""
+        """Add the content of a test's report."""
         from opgrip.replay.results.results import Result
 
         carried = json.loads(text)
@@ -218,23 +219,23 @@ class Benchmarks:
 
 
 def rows_of_test(test: str, results: Sequence[Results]) -> tuple[list[TestRow], dict[str, Any]]:
-    """The rows of all that a test measured, and where they come from."""
+    """Return the rows of a test with its name, and their common header."""
     return [(test, row) for item in results for row in item.rows], join_headers([item.header for item in results])
 
 
 BENCHMARKS = pytest.StashKey[Benchmarks]()
-"""Of the run."""
+"""results of the run"""
 JUDGED = pytest.StashKey[Judged]()
-"""Of a test that measured something."""
+"""compared rows of a test that measured something"""
 
 
 RESULTS: pytest.StashKey[Sequence[Results]] = pytest.StashKey()
-"""Of a test: what its calls of the fixtures gave."""
+"""results of a test's fixture calls"""
 
 
 @pytest.fixture
 def opgrip_replay(request: pytest.FixtureRequest) -> Callable[..., Results]:
-    """Replays a trace or samples, as `opgrip.replay.replay` does, with the same options.
+    """Return a function that replays a trace or samples, with the options of `opgrip.replay.replay`.
 
     ::
 
@@ -253,7 +254,7 @@ def opgrip_replay(request: pytest.FixtureRequest) -> Callable[..., Results]:
 
 @pytest.fixture
 def opgrip_benchmark(request: pytest.FixtureRequest) -> Callable[..., Results]:
-    """Times a function, or several, on inputs, as `opgrip.replay.benchmark` does, with the same options.
+    """Return a function that times functions on inputs, with the options of `opgrip.replay.benchmark`.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Options of the plug-in."""
+"""Options of the pytest plug-in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 CASE, OPERATOR = "case", "operator"
 STORE = ".opgrip"
-"""Folder of baselines, below pytest's root."""
+"""default folder of baselines in pytest's root"""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -42,12 +42,12 @@ def add_options(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a command line says.
+    """Options of a pytest run.
 
     Attributes
     ----------
-    save, compare : the baseline's file; None where none is asked for
-    conditions : gates, as `opgrip compare` takes them
+    save, compare : baseline files to write and to compare with; None for none
+    conditions : gates in the syntax of `opgrip compare`
     """
 
     save: Path | None
@@ -56,7 +56,7 @@ class Options:
 
 
 def read_options(config: pytest.Config) -> Options:
-    """The options of baselines; `pytest.UsageError` for those that do not go together."""
+    """Return the options; raise `pytest.UsageError` if they contradict each other."""
     save, compare = config.getoption("--opgrip-save"), config.getoption("--opgrip-compare")
     store = config.getoption("--opgrip-store")
     folder = config.rootpath / STORE if store is None else Path(store).absolute()
@@ -79,7 +79,7 @@ def _checked(name: str) -> str:
 
 
 def _find(name: str, folder: Path) -> Path:
-    """The file of a baseline."""
+    """Return the file of a baseline; raise `pytest.UsageError` if it does not exist."""
     if Path(name).is_file():
         return Path(name).absolute()
     path = folder / f"{name}.json"

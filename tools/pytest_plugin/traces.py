@@ -1,4 +1,4 @@
-"""Trace files as tests: one a case, or one an operator."""
+"""Trace files as tests, with one test per case or per operator."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 REFUSED = ("sequence", "list", "output", "resume", "append")
-"""Options of opreplay that give no rows, or a file of its own to each replay."""
+"""options of opreplay that produce no rows, or a separate file per replay"""
 MOST_OF_NAME = 100
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file is one by its name."""
+    """Return True if a file name has the suffix of a trace."""
     return path.name.endswith(SUFFIXES)
 
 
 class TraceTest(pytest.Item):
-    """Cases of a trace, which pass where all their rows are ok."""
+    """Cases of a trace; the test passes if all their rows are ok."""
 
     is_of_trace = True
 
@@ -45,7 +45,7 @@ class TraceTest(pytest.Item):
         self.places, self.numbers = places, numbers
 
     def runtest(self) -> None:
-        """Replay the file, unless another test of it has, and judge the rows of this one."""
+        """Replay the file, unless another of its tests already has, and check the rows of this test."""
         assert isinstance(self.parent, TraceFile)
         judged = self.parent.judged
         self.stash[JUDGED] = judged
@@ -57,18 +57,18 @@ class TraceTest(pytest.Item):
             pytest.skip(_describe(rows[0]) if rows else "it was not replayed")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where it is said to be."""
-        # not the name alone, whose points pytest prints as colons
+        """Return the location that pytest reports."""
+        # include the file name, because pytest shows the dots of a name alone as colons
         return self.path, None, f"{self.path.name}: {self.name}"
 
 
 class TraceFile(pytest.File):
-    """A trace, which is replayed once, all tests of it together."""
+    """A trace, replayed once for all its tests."""
 
     _judged: Judged | UserError | None = None
 
     def collect(self) -> Iterator[TraceTest]:
-        """A test for each case or operator."""
+        """Yield a test for each case or operator."""
         from opgrip.replay.replay_options import request_of
         from opgrip.replay.run.workload import load_workload
 
@@ -85,7 +85,7 @@ class TraceFile(pytest.File):
 
     @property
     def judged(self) -> Judged:
-        """The rows of all tests that are run, against the baseline; `UserError` where they cannot be had."""
+        """Return the rows of all selected tests, compared with the baseline; fail the test if that is not possible."""
         if self._judged is None:
             try:
                 self._judged = self._judge()
@@ -106,7 +106,7 @@ class TraceFile(pytest.File):
         return benchmarks.judge(pairs, results.header, self.nodeid)
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
-        """The results of some cases, which workers of pytest-xdist leave to each other in a folder."""
+        """Return the results of a range of cases, which workers of pytest-xdist share in a folder."""
         from opgrip.replay.command.replay import replay_arguments
         from opgrip.replay.outcome import read_run, write_results
 
@@ -121,7 +121,7 @@ class TraceFile(pytest.File):
         return read_run(path)
 
     def _arguments(self) -> argparse.Namespace:
-        """What opreplay's command line would give for this file."""
+        """Return the arguments that opreplay would parse for this file."""
         from opgrip.replay.replay_options import make_parser
 
         text = self.config.getoption("--opgrip-options")
@@ -138,7 +138,7 @@ class TraceFile(pytest.File):
 
 
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
-    """Of the test of each case; `operator[shapes]`, as pytest names variants of a test."""
+    """Yield the name of each case's test, such as `operator[shapes]`, in the style of parametrized tests."""
     from opgrip.cli.terminal import shorten
     from opgrip.replay.results.results import describe_shapes
 

@@ -1,4 +1,4 @@
-"""One HTML file of results and traces, which opens offline: charts by Plotly, tables by DataTables."""
+"""One offline HTML file for results and traces, with charts by Plotly and tables by DataTables."""
 
 from opgrip.tools.report.page import make_page
 

@@ -1,4 +1,4 @@
-"""The HTML page: its parts, runs and comparisons."""
+"""The HTML page: its assembly, and its views of runs and comparisons."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ from opgrip.traces.table.trace import Trace
 from opgrip.zoo.corpus import Corpus
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "views.js", "launches.js", "corpus.js", "case.js", "main.js")
-"""The page's own, in the order in which they run."""
+"""the page's scripts in execution order"""
 
 GATES = ("slower<=5%", "failed<=0", "changed<=0")
-"""Gates of a page if no others are asked for."""
+"""default gates of a page"""
 
 
 @cache
 def plotly() -> str:
-    """The script of Plotly, which draws."""
+    """Return the script of Plotly."""
     return _file(needed("plotly", "report"), "package_data/plotly.min.js")
 
 
 @cache
 def tables() -> tuple[str, str]:
-    """Module and style sheet of DataTables, as itables brings them."""
+    """Return module and style sheet of DataTables from the package itables."""
     package = needed("itables", "report")
     return _file(package, "html/dt_bundle.js"), _file(package, "html/dt_bundle.css")
 
 
 @cache
 def own(name: str) -> str:
-    """A file of this package."""
+    """Return the text of a static file of this package."""
     return (files(__package__) / "static" / name).read_text(encoding="utf-8")
 
 
 def own_script() -> str:
-    """The page's own scripts as one, whose names nothing else sees."""
+    """Return the page's scripts as one, in a private scope."""
     return '(() => {\n"use strict";\n' + "\n".join(map(own, SCRIPTS)) + "\n})();"
 
 
@@ -82,13 +82,13 @@ def make_page(
     corpus: Corpus | None = None,
     gates: Sequence[str] = GATES,
 ) -> str:
-    """The page of some runs and traces.
+    """Return the HTML page of runs and traces.
 
     Parameters
     ----------
-    runs, traces : by the names that the page has for them
-    corpus : many traces, of which the page shows what they say together
-    gates : conditions that each run has to meet, compared with the first
+    runs, traces : results and traces by their names on the page
+    corpus : several traces to summarize on the page
+    gates : conditions to check for each run, compared with the first run
     """
     data = {
         "title": title,
@@ -114,18 +114,18 @@ def make_page(
 
 
 def _embedded(data: Any) -> str:
-    """JSON that no text in it can end, whatever strangers call their operators."""
+    """Return JSON that is safe within a script element, even with untrusted names."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _inline(script: str) -> str:
-    """A script as it stands in a page: nothing in it ends its element."""
+    """Return a script with all text escaped that would end its element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """What a browser lets the page do: run these scripts and the tables' module, and ask nobody for anything."""
+    """Return a content security policy that allows only these scripts and the tables' module, and no requests."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
     )
@@ -147,18 +147,18 @@ DERIVED = (
     Column("of all its calls in the program, by the replayed median", "us", name="total_us"),
     Column("the calls after which what making it ready cost is won back, against eager", name="break_even", whole=True),
 )
-"""Columns that a page adds."""
+"""columns that the page adds to those of results"""
 MOST_TIMES = 400_000
-"""Single times that a page holds; of more, each row has quantiles."""
+"""maximum number of single times on a page; beyond it, each row has quantiles instead"""
 QUANTILES = np.linspace(0, 1, 21)
 
 Plain = dict[str, Any]
 
 
 def describe_runs(runs: Mapping[str, Results]) -> Plain:
-    """Rows of all runs by column, single times, and facts of each run."""
+    """Return the rows of all runs by column, their single times, and the facts of each run."""
     columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
-    # a run of an older opgrip has ratios of paired runs
+    # results of older versions contain ratios of paired runs
     rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
     timed = [(name, row) for name, row in rows if row.median_us and row.status == OK]
     eager = {(name, _way(row)): row.median_us for name, row in timed if row.mode == "eager"}
@@ -178,7 +178,7 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
 
 
 def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
-    """Each mode of each run, as the terminal sums them up."""
+    """Yield a summary of each mode of each run, as on the terminal."""
     for name in dict.fromkeys(name for name, _ in rows):
         own = [row for run, row in rows if run == name]
         for item in summarize_modes(own, reference_of(own)):
@@ -190,9 +190,9 @@ def _speed_up(found: SpeedUp | None) -> Plain | None:
 
 
 def _sites(rows: Sequence[Result]) -> Plain:
-    """Where the calls of each row were made: a list per row, of groups of calls and the share of the calls in each.
+    """Return, for each row, the modules and lines of its calls and their share of the calls.
 
-    Rows of one case, and groups of the same name, are there once.
+    Equal lists and equal names are stored once.
     """
     names: dict[str, int] = {}
     lists: dict[tuple[object, ...], int] = {}
@@ -212,12 +212,15 @@ def _sites(rows: Sequence[Result]) -> Plain:
 
 
 def _way(row: Result) -> object:
-    """What a row has in common with those of other modes."""
+    """Return a key shared by rows that differ only in mode."""
     return (row.case, *row.identity_without("mode"))
 
 
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
-    """Cells of a page; `ways` has the first way in which each case was run, the only one that counts for its time."""
+    """Return the cells of a row.
+
+    Only the first variant of a case counts for its total time; `ways` collects these variants.
+    """
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}
     if row.median_us is not None and row.status == OK:
@@ -252,7 +255,7 @@ def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
 
 
 def _ceilings(header: Mapping[str, Any]) -> Plain:
-    """The machine's limits, for a roofline."""
+    """Return the machine's limits for a roofline."""
     found = header.get("ceilings")
     if not isinstance(found, Mapping):
         return {}
@@ -268,7 +271,7 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
 
 
 def command_of(header: Mapping[str, Any], row: Result) -> str:
-    """What runs a case again."""
+    """Return the command that replays a case again."""
     words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]
     if row.mode != "eager":
         words += ["--mode", row.mode]
@@ -281,12 +284,12 @@ def _plain(cell: Any) -> Any:
         if math.isinf(cell):
             return "inf"
         return None if math.isnan(cell) else _rounded(cell)
-    # a browser takes no halves of characters in an address
+    # browsers reject lone surrogates in an address
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def _rounded(value: float) -> float:
-    """Six digits, which is more than any time is sure of."""
+    """Return a number with six digits, which exceeds the accuracy of any time."""
     return float(f"{value:.6g}")
 
 
@@ -312,11 +315,11 @@ def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> I
 
 
 MOST_ROWS = 20_000
-"""Rows of a comparison that a page holds, those that got worse first."""
+"""maximum number of rows of a comparison on a page, beginning with regressions"""
 
 
 def _plain_comparison(cell: Any) -> Any:
     if isinstance(cell, float):
         return float(f"{cell:.6g}") if abs(cell) < float("inf") else None
-    # a browser takes no halves of characters
+    # browsers reject lone surrogates
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell

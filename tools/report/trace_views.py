@@ -1,4 +1,4 @@
-"""The parts of the HTML page on a trace, its launches, and a corpus."""
+"""The page's views of a trace, its launches, and a corpus."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from opgrip.zoo.corpus.corpus_table import records
 from opgrip.zoo.corpus.summaries import cover, summarize_coverage
 
 MOST_CALLS = 20_000
-"""That a timeline has: the longest, in their order."""
+"""maximum number of calls in a timeline; the longest are kept, in order"""
 MOST_PLACES = 20
-"""From which a case is called, that a page lists."""
+"""maximum number of call sites listed for a case"""
 BANDWIDTH = 20e9
-"""Bytes a second of a memory, where the saving of fusing is only to be compared."""
+"""memory bandwidth in bytes per second, sufficient to compare the savings of fusing"""
 
 Plain = dict[str, Any]
 Called = tuple[Signature, str]
 
 
 def describe_trace(name: str, trace: Trace) -> Plain:
-    """All views of a trace."""
+    """Return all views of a trace."""
     called = list(_called(trace))
     return {
         "name": name,
@@ -49,7 +49,7 @@ def describe_trace(name: str, trace: Trace) -> Plain:
 
 
 def _stacks(trace: Trace) -> list[tuple[list[str], float]]:
-    """Time by stack of Python functions from the outside, and the operator at its end."""
+    """Return the time in us by stack of Python functions, outermost first, with the operator at the end."""
     by_number = origins(trace)
     stacks: dict[tuple[str, ...], float] = defaultdict(float)
     calls = trace.own_calls
@@ -66,7 +66,7 @@ def _frame(file: str, function: str) -> str:
 
 
 def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
-    """File, line, function, time in us and number of calls."""
+    """Return file, line, function, time in us and number of calls."""
     calls = trace.own_calls
     grouped = calls.dropna(subset=["file"]).groupby(["file", "line", "function"], observed=True)["time_ns"]
     sums = grouped.agg(["sum", "size"])
@@ -77,7 +77,7 @@ def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
 
 
 def _timeline(trace: Trace) -> Plain:
-    """Calls with where they begin and how long they take, and which of them are on the critical path."""
+    """Return calls with start, duration, and a flag for those on the critical path."""
     graph = make_graph(trace)
     critical = set(graph.facts.critical_path)
     steps = sorted(graph.steps.values(), key=lambda step: -step.duration_ns)[:MOST_CALLS]
@@ -121,7 +121,7 @@ def _longtail(trace: Trace) -> list[Plain]:
 
 
 def _called(trace: Trace) -> Iterator[Called]:
-    """The signatures that were called, with the key of their case."""
+    """Yield the called signatures with the keys of their cases."""
     contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
     places = trace.own_calls.groupby(["signature", "scope"]).size().reset_index()
     scopes: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -134,7 +134,7 @@ def _called(trace: Trace) -> Iterator[Called]:
 
 
 def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
-    """By key of the case, its arguments, what is known of their values, and where it is called from."""
+    """Yield each case's key with its arguments, value models and call sites."""
     calls = trace.own_distinct_calls
     sites_by_signature = count_call_sites(calls, calls["signature"])
     for signature, key in called:
@@ -151,7 +151,7 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
 
 
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
-    """Each argument, and of tensors what is known of their values."""
+    """Yield a description of each argument; of tensors with their value model."""
     from opgrip.replay.results.results import describe_shapes
 
     yield "all", describe_shapes(signature)
@@ -181,21 +181,21 @@ def _place(site: CallSite) -> str:
 
 
 SHORT_US = 10.0
-"""What takes less is mostly the launch: to hand an operator or a kernel its work takes 2 to 10 us."""
+"""time below which a launch mostly consists of overhead: passing work to an operator or a kernel takes 2 to 10 us"""
 SUMMED = ["calls", "launches", "time_us", "short", "short_us"]
-"""What is told of a group: calls, launches, time, and the launches that are short and their time."""
+"""summed columns of a group: calls, launches, time, short launches and their time"""
 POINTS_A_DECADE = 10
-"""Of the curve over the time of a launch."""
+"""points per decade of the curve over the launch time"""
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Launches of all calls, of modules, operators and cases, and their shares by the time of a launch.
+    """Return launches of all calls, modules, operators and cases, and their distribution over launch time.
 
-    A launch is a kernel where the trace tells what calls ran on an accelerator, else an operator.
+    A launch is a kernel if the trace contains the kernels of calls on an accelerator, otherwise an operator.
 
     Parameters
     ----------
-    key_by_signature : the key of its case
+    key_by_signature : key of the case of each signature
     """
     launches = _launches(trace)
     shapes = {signature.number: describe_shapes(signature) for signature in trace.signatures}
@@ -213,12 +213,12 @@ def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plai
 
 
 def _launches(trace: Trace) -> pd.DataFrame:
-    """One row a call: how much it launched, how long that took, and how much of it was short."""
+    """Return one row per call: number of launches, their time, and the part in short launches."""
     own = trace.own_calls
     launches = _per_call(trace, own["signature"])
     time_us = own["time_ns"] / 1e3
     of_launch = time_us / launches.where(launches > 0)
-    # of a file without times nothing is short
+    # without times, no launch counts as short
     is_short = (of_launch < SHORT_US) & bool(time_us.any())
     return own[["op", "signature"]].assign(
         module=own["module"].astype(object).fillna(""),
@@ -232,7 +232,7 @@ def _launches(trace: Trace) -> pd.DataFrame:
 
 
 def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
-    """How many kernels each call launched, by the mean of its signature's; one operator where none are known."""
+    """Return the mean number of kernels per call of each call's signature; 1 if the trace has no kernels."""
     if not trace.kernels:
         return pd.Series(1.0, signatures.index)
     kernels: dict[int, float] = {}
@@ -244,14 +244,14 @@ def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
 
 
 def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]:
-    """The groups by these columns, those with most launches first."""
+    """Yield the sums of groups by these columns, beginning with most launches."""
     sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
     for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
         yield (*row[: len(names)], *(float(f"{value:.6g}") for value in row[len(names) :]))
 
 
 def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
-    """Times of a launch in us, each with the shares of launches and of time that are of shorter ones."""
+    """Yield times of a launch in us, each with the shares of launches and of time in shorter launches."""
     timed = launches[launches["of_launch"] > 0].sort_values("of_launch")
     if timed.empty:
         return
@@ -267,9 +267,9 @@ def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
 
 TABLES = ("op", "shape", "dtype", "signature", "model", "family")
 COVERAGE = "coverage"
-"""A table more: which of torch's public operators the corpus has."""
+"""additional table of the coverage of torch's public operators"""
 MOST_ROWS = 5_000
-"""Of a table: those with the largest share of time."""
+"""maximum number of rows of a table; those with the largest share of time are kept"""
 MEANINGS = {
     "source": "traces of ours, or the tool whose files these are",
     "op": "the operator",
@@ -298,7 +298,7 @@ MEANINGS = {
 
 
 def describe_corpus(corpus: Corpus) -> Plain:
-    """All tables of a corpus."""
+    """Return all tables of a corpus."""
     members = [[member.name, member.source, member.model, member.run, member.library] for member in corpus.members]
     tables = {by: _table(_in_percent(summarize(corpus, by).table, "share")) for by in TABLES}
     coverage = summarize_coverage(cover(corpus)).rename(columns={"operators": "of_torch", "share": "part_covered"})
@@ -325,6 +325,6 @@ def _table(table: pd.DataFrame) -> Plain:
 
 def _plain(cell: Any) -> Any:
     if isinstance(cell, str):
-        # a browser takes no halves of characters
+        # browsers reject lone surrogates
         return cell.encode("utf-8", "backslashreplace").decode()
     return float(f"{cell:.6g}") if isinstance(cell, float) else cell
