@@ -137,7 +137,7 @@ class Gripper:
         ----------
         patterns : `module:function` or `module:Class.method` with shell wildcards, for modules loaded now or later
 
-        The other parameters are those of `grip`.
+        The other parameters are the same as in `grip`.
 
         Raises
         ------

@@ -58,7 +58,7 @@ class TraceTest(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return the location that pytest reports."""
-        # include the file name, because pytest shows the dots of a name alone as colons
+        # include the file name, because pytest shows dots as colons in a bare test name
         return self.path, None, f"{self.path.name}: {self.name}"
 
 

@@ -1,4 +1,4 @@
-"""The verbs of `opgrip`. A verb is a file here, or an entry point `opgrip.verbs` of another package."""
+"""The verbs of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of another package."""
 
 from opgrip.tools.verbs.verb import Verb, verbs
 

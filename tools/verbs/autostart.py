@@ -1,4 +1,4 @@
-"""`opgrip autostart on`, `off`, `status`: the start-up file that lets any program of this environment be recorded."""
+"""`opgrip autostart on`, `off`, `status`: the start-up file that lets programs of this environment be recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ examples:
 
 
 def run_on(args: argparse.Namespace) -> int:
-    """Put the file there."""
+    """Write the start-up file."""
     path = startup_file()
     if _is_ours(path):
         print(f"opgrip autostart: {path} is there already")
@@ -38,7 +38,7 @@ def run_on(args: argparse.Namespace) -> int:
 
 
 def run_off(args: argparse.Namespace) -> int:
-    """Take it away."""
+    """Remove the start-up file."""
     path = startup_file()
     if not path.exists():
         print(f"opgrip autostart: it is off: there is no {path}")
@@ -52,7 +52,7 @@ def run_off(args: argparse.Namespace) -> int:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Say whether it is there, and where."""
+    """Print whether the start-up file exists, and its path."""
     path = startup_file()
     if not path.exists():
         print(f"off: there is no {path}")

@@ -1,4 +1,4 @@
-"""`opgrip compare`: which cases became faster or slower, and how sure that is."""
+"""`opgrip compare`: the cases that became faster or slower, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ gates: slower (each row), total, op, module, family, mode (each group) <=PERCENT
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument(
         "base",
         metavar="BASE",
@@ -59,7 +59,7 @@ GATE_HELP = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, and hold the gates."""
+    """Compare runs, print the comparisons, and check the gates."""
     from opgrip.cli.output_files import check_writable
     from opgrip.replay.comparison import compare
     from opgrip.replay.comparison.comparison_files import form_for, write_comparisons

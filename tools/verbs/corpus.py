@@ -1,4 +1,4 @@
-"""`opgrip corpus`: what several traces say together."""
+"""`opgrip corpus`: tables over several traces."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_NOTES, MOST_NOTE = 10, 200
 
 
 def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
-    """Say the first of them.
+    """Report the first notes.
 
     Parameters
     ----------
-    more : what has all of them
+    more : text after the number of further notes, such as where to find them
     """
     for note in notes[:MOST_NOTES]:
         reporter.say(shortened(printable(note), MOST_NOTE))
@@ -48,7 +48,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument(
         "inputs", nargs="+", metavar="TRACE", help="files and folders of traces and of other tools, zoo, zoo:PATTERN"
     )
@@ -123,7 +123,7 @@ def _write(table: object, corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """How many models: `2`, `2:`, `:3`, `2:5`, or all of a source."""
+    """Parse a range of numbers of models: `2`, `2:`, `:3`, `2:5`, or `all`."""
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")

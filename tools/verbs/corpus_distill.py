@@ -1,4 +1,4 @@
-"""`opgrip corpus distill`: the few cases that stand for many models, as a trace."""
+"""`opgrip corpus distill`: a trace of the few cases that represent many models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CASES = 500
 BASELINE = "baseline"
-"""The name of the times that ship, where a run can be."""
+"""name that means the shipped baseline, used in place of a run"""
 EXAMPLES = """\
 examples:
   opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
@@ -34,7 +34,7 @@ another, and prints what the distilled cases predict of each model and trace bes
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("inputs", nargs="+", metavar="TRACE", help="files and folders of traces, zoo, zoo:PATTERN")
     parser.add_argument(
         "--cases", type=positive, default=CASES, metavar="N", help="number of cases to choose (default: %(default)s)"
@@ -59,7 +59,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose, write, and hold against another replay."""
+    """Choose cases, write their trace, and check predictions against another replay."""
     from opgrip.traces.zoo.manifest import FIELD
     from opgrip.zoo.corpus import read_corpus
     from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
@@ -84,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[str, Times]:
-    """Whose times they are, and these: of the last of several results, where they have the same case.
+    """Return a description of the machine, and the times of several results; later results replace earlier ones.
 
     Parameters
     ----------
-    chosen_by : times that are refused; the cases predict them by construction
+    chosen_by : times to reject, because the cases were chosen by them and predict them by construction
     """
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run

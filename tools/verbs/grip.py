@@ -1,4 +1,4 @@
-"""`opgrip grip`: runs a script, and makes samples of some of its functions."""
+"""`opgrip grip`: run a script, and write samples of some of its functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("script", metavar="SCRIPT", help="the program to run; after --, its own arguments")
     parser.add_argument(
         "--function",

@@ -1,4 +1,4 @@
-"""`opgrip longtail`: the Python functions that break into many small operators."""
+"""`opgrip longtail`: the Python functions that break down into many small operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument(
@@ -42,7 +42,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the functions, those first that one kernel would save most of."""
+    """Print the functions in order of the time that each would save as one kernel, most first."""
     from opgrip.capture.command.own_cost import own_cost
     from opgrip.traces.analysis.longtail import check_form, find_longtail, print_longtail, write_rows
 
@@ -76,7 +76,7 @@ def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
 
 
 def gigabytes(text: str) -> float:
-    """GB a second, as bytes a second."""
+    """Parse a number of GB per second, and return bytes per second."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`opgrip machine`: what this machine gives at most."""
+"""`opgrip machine`: the limits of this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("--device", default="cpu", help="device to measure, such as cuda:0 (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="measure again even if results are cached")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write it, as JSON")
@@ -37,7 +37,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is not known yet, and print it."""
+    """Measure the limits unless they are cached, and print them."""
     from opgrip.replay.analyses.roofline.measuring import measure
     from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings, write
 

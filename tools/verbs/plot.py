@@ -23,7 +23,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     kinds = "; ".join(f"{name}: {plot.summary}" for name, plot in plots.items())
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="files of opreplay, or runs of the store")
     add_store(parser)
@@ -39,7 +39,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw, and write the picture."""
+    """Draw the plot, and write it to a file."""
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.display.figures import check_plottable, write_figure
     from opgrip.replay.comparison.results_store import Store

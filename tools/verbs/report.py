@@ -30,13 +30,13 @@ examples:
   opgrip report results -o history.html                           the 20 newest runs of a store
 """
 SUFFIXES = (".json", ".parquet", ".csv")
-"""Of files of results; all else is a trace, or a run of the store."""
+"""suffixes of results files; any other input is a trace, or a run of the store"""
 MOST_RUNS = 20
-"""Newest runs of a store that a page shows."""
+"""maximum number of runs of a store on a page; the newest are shown"""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument(
         "inputs",
         nargs="+",
@@ -105,7 +105,7 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
 
 
 def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
-    """Return the newest runs of a store with their names, the oldest first; none if the folder is not a store."""
+    """Return the newest runs of a store with their names, oldest first; none if the folder is not a store."""
     from opgrip.replay.comparison.results_store import Store
 
     newest: list[tuple[str, Results]] = []

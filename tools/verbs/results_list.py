@@ -1,4 +1,4 @@
-"""`opgrip results list`: the runs that opreplay kept."""
+"""`opgrip results list`: the runs that opreplay has stored."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from opgrip.tools.verbs.verb import Verb, verbs
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """Give a verb the store that it looks into."""
+    """Add the option for the folder of the store."""
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="folder of the results store (default: $OPGRIP_STORE, or results)"
     )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Give a verb the run that it works on, `which`, and its store."""
+    """Add the argument `which` for a run, and the option for its store."""
     names = "a file of opreplay, a run of the store (or the start or end of its name), or latest"
     parser.add_argument("which", metavar="RUN", help=names)
     add_store(parser)
 
 
 MOST_OF_NAME = 60
-"""Characters of a cell: with --operator, what stands for the trace holds all inputs."""
+"""maximum number of characters of a cell; with --operator, the trace column contains all inputs"""
 
 EXAMPLES = """\
 examples:
@@ -38,7 +38,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     add_store(parser)
     parser.add_argument("--trace", metavar="GLOB", help="only runs of traces that match")
     parser.add_argument("--machine", metavar="GLOB", help="only runs on machines that match")
@@ -47,7 +47,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line a run, the newest last."""
+    """Print one line per run, newest last."""
     from opgrip.display.tables import TableColumn, print_table
     from opgrip.replay.comparison.results_store import Store
 

@@ -1,4 +1,4 @@
-"""`opgrip results merge`: one file of the rows of several."""
+"""`opgrip results merge`: one file with the rows of several."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ examples:
 """
 
 MOST_NAMED = 20
-"""Shards."""
+"""maximum number of missing shards to list"""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="files of opreplay, or runs of the store")
     add_store(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
@@ -31,7 +31,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge: cases of one run alone stand beside each other, those of several become repeats."""
+    """Merge runs: equal cases of several runs become repeats, other cases are kept as they are."""
     from opgrip.cli.command import counted
     from opgrip.cli.output_files import check_writable
     from opgrip.replay.comparison.results_store import Store, merge_runs, missing_shards

@@ -1,4 +1,4 @@
-"""`opgrip results score`: how fast a device or a compiler runs what models run, of results that opreplay kept."""
+"""`opgrip results score`: the score of a device or compiler from stored results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ docs/benchmark.md says how the number comes about.
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     add_run(parser)
     parser.add_argument(
         "--baseline",
@@ -36,7 +36,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line a model and the total, as opreplay does after its last trace."""
+    """Print one line per model and the total, as opreplay does after its last trace."""
     from opgrip.errors import UserError
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run

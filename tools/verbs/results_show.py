@@ -1,4 +1,4 @@
-"""`opgrip results show`: where a run comes from, and its rows."""
+"""`opgrip results show`: the origin of a run, and its rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     add_run(parser)
     parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the header says, then the table as opreplay prints it."""
+    """Print the header, then the table as opreplay prints it."""
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.reports.results_table import print_results

@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("names", nargs="*", metavar="GLOB", help="only samples whose names match")
     parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="only with this tag; can be repeated")
     parser.add_argument("--source", metavar="TEXT", help="only from projects with this in their name or address")
@@ -35,7 +35,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line a sample; in a pipe, columns with tabs between them."""
+    """Print one line per sample, with tab-separated columns in a pipe."""
     from opgrip.replay.cases.sources.samples import find_samples
 
     samples = find_samples(patterns=args.names, tags=args.tag)

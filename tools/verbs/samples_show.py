@@ -1,4 +1,4 @@
-"""`opgrip samples show`: what a sample computes and takes, and its source."""
+"""`opgrip samples show`: description, inputs and source of a sample."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("name", metavar="NAME", help="name of the sample")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the sample."""
     from opgrip.replay.cases.sources.samples import PREFIX, find_samples
 
     (sample,) = find_samples(args.name)
@@ -53,7 +53,7 @@ def _outline(sample: Sample, configuration: str) -> str:
 
 
 class _Plain(str):
-    """A text that stands without quotation marks among other values."""
+    """Text that is shown without quotation marks among other values."""
 
     __slots__ = ()
 

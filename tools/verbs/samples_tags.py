@@ -1,4 +1,4 @@
-"""`opgrip samples tags`: what the tags say, and how many samples have each."""
+"""`opgrip samples tags`: the meaning of each tag, and its number of samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line a tag."""
+    """Print one line per tag."""
     from opgrip.samples import Tag, samples
 
     for tag in Tag:

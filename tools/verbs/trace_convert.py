@@ -1,4 +1,4 @@
-"""`opgrip trace convert`: files of other tools as traces, and traces as files of other tools."""
+"""`opgrip trace convert`: conversion of other tools' files to traces, and of traces to their formats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("input", type=Path, metavar="IN", help="a trace, or a file of another tool")
     parser.add_argument("output", type=Path, metavar="OUT", help="the file to write; for flashinfer a folder")
     parser.add_argument("--formats", action=_ListFormats, nargs=0, help="list the formats that are read and written")
@@ -48,7 +48,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert."""
+    """Convert the file."""
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces.io.reader import TraceReader
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
-    """Record by record."""
+    """Write an opgrip trace, record by record."""
     from opgrip.traces.io.writer import TraceWriter
     from opgrip.traces.schema.records import Header
 
@@ -132,7 +132,7 @@ def _written() -> list[str]:
 
 
 def _format_named(word: str) -> str:
-    """A format's name as it may be typed: `PARAM`, `execution-trace`."""
+    """Return the name of a format for other spellings, such as `PARAM` or `execution-trace`."""
     from opgrip.traces.io.foreign_files import formats
 
     name = word.lower().replace("-", "_")
@@ -164,7 +164,7 @@ def _format_of_name(path: Path) -> str:
 
 
 class _ListFormats(argparse.Action):
-    """`--formats`."""
+    """The action of `--formats`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from opgrip.display.tables import TableColumn, print_table
@@ -181,7 +181,7 @@ class _ListFormats(argparse.Action):
 
 
 def _tell(args: argparse.Namespace, losses: Losses) -> None:
-    """What was written, and what of it was not."""
+    """Print what was written and what could not be converted."""
     print(f"{args.prog}: to {args.output}", file=sys.stderr)
     for default in losses.defaults:
         print(f"{args.prog}: {default}", file=sys.stderr)

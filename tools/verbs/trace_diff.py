@@ -1,4 +1,4 @@
-"""`opgrip trace diff`: what differs between two traces."""
+"""`opgrip trace diff`: the differences between two traces."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 KINDS = ("came", "went", "counts", "shares", "values")
 OPERATORS = "operators"
-"""Shares of operators, whatever their shapes."""
+"""choice to compare the shares of operators, ignoring shapes"""
 CHOICES = (*KINDS, OPERATORS)
 ANY = "any"
 SEVERAL_COUNTS, SEVERAL_LEAST = 0.1, 0.001
-"""Differences between sets of recordings that are noise: each met other inputs."""
+"""default tolerances between sets of recordings, which differ by noise because their inputs differ"""
 EXAMPLES = """\
 examples:
   opgrip trace diff main.jsonl branch.jsonl
@@ -40,7 +40,7 @@ tell their steps, and by all calls where there are several a side. exit status: 
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument(
         "before",
         type=Path,

@@ -1,4 +1,4 @@
-"""`opgrip trace export-case`: one call of a trace as a Python file that needs torch alone."""
+"""`opgrip trace export-case`: one call of a trace as a Python file that needs only torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("number", type=not_negative, metavar="N", help="number of the signature, as opreplay shows it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .py to write")
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def export_case(trace: Trace, number: int) -> str:
-    """The source of the file.
+    """Return the source of the file.
 
     Raises
     ------
-    UserError : where the trace has no such signature that was called, and where torch alone cannot run it
+    UserError : if no call of the trace has the signature, or if running it needs more than torch
     """
     from opgrip.replay.cases.cases import make_cases
 
@@ -69,7 +69,7 @@ def export_case(trace: Trace, number: int) -> str:
 
 
 def source_of(trace: Trace, case: Case) -> str:
-    """The source of a case's file, as `export_case` has it."""
+    """Return the source of a case's file; see `export_case`."""
     from opgrip.replay.inputs.input_options import with_defaults
     from opgrip.replay.operators.lookup import Unsupported, find_operator
     from opgrip.traces.scripts import script_of

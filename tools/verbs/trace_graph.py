@@ -1,4 +1,4 @@
-"""`opgrip trace graph`: what depends on what in a trace."""
+"""`opgrip trace graph`: the dependencies between calls of a trace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the graph as .json or .dot")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
@@ -38,7 +38,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the critical path's share and the peak of live memory; write the graph."""
+    """Print the critical path's share and the peak of live memory, and write the graph."""
     from opgrip.traces import load
     from opgrip.traces.analysis.dataflow import Dataflow
     from opgrip.traces.analysis.graph import graph_facts
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """The graph as one JSON object, a call or storage a line."""
+    """Yield the graph as one JSON object, with one line per call or storage."""
     path = ", ".join(map(str, facts.critical_path))
     memory = {"peak_bytes": facts.peak_bytes, "peak_at": facts.peak_at, "outside_bytes": facts.outside_bytes}
     yield f'{{"critical_path": {{"time_ns": {facts.critical_ns}, "duration_ns": {facts.critical_host_ns},'
@@ -87,7 +87,7 @@ def _items(items: Iterable[DataflowStep | Storage]) -> Iterator[str]:
 
 
 def as_dot(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """The graph for Graphviz, the critical path in red."""
+    """Yield the graph for Graphviz, with the critical path in red."""
     critical = set(facts.critical_path)
     yield "digraph trace {"
     yield "node [shape=box, fontname=sans]"

@@ -1,4 +1,4 @@
-"""`opgrip trace info`: what is in a trace."""
+"""`opgrip trace info`: the contents of a trace."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ examples:
 
 
 LABELS = 8
-"""Of record_function, as many as are shown."""
+"""maximum number of record_function labels shown"""
 MOST_UNFINISHED = 20
-"""Calls that were entered and not left which are shown: as many as calls stand inside of each other."""
+"""maximum number of unfinished calls shown; they can be nested deeply"""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote, or one of another tool")
     parser.add_argument(
         "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
@@ -62,7 +62,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where the trace comes from, and its time by operator and module."""
+    """Print the origin of the trace, and tables of its times."""
     from opgrip.traces import TraceReader, load
 
     tables = args.by or ["op", "module"]
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{DEVICE_TIME}; host us is the host's time beside it", sys.stdout)
     if KERNEL in tables and not trace.kernels:
         raise UserError(f"{args.trace} names no kernels", "capture it on a GPU with --device-time kernels")
-    # shares are by the number of calls where a file of another tool has no times
+    # without times, as in some files of other tools, shares are by number of calls
     is_timed = trace.header.get("timed") is not False
     summaries = {by: _summary(trace, by) for by in tables}
     for by, table in summaries.items():
@@ -102,7 +102,7 @@ def _check_output(path: Path, force: bool, tables: Sequence[str]) -> None:
 
 
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
-    """All rows of the tables: one object of tables in JSON, one table as CSV."""
+    """Write all rows of the tables: one JSON object of tables, or one table as CSV."""
     plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     with whole_file(path, force) as file:
         if path.suffix == ".csv":
@@ -114,7 +114,7 @@ def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> No
 
 
 def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    """A table whose names UTF-8 can hold."""
+    """Return a table whose names can be encoded as UTF-8."""
     names = [name for name in TABLES[by].columns if name not in NUMBERED]
     return table.assign(
         **{
@@ -129,7 +129,7 @@ def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one table has a row of."""
+    """The kind of row of a table."""
 
     title: str
     columns: tuple[str, ...]
@@ -143,12 +143,12 @@ GROUPS = {
     "stream": Group("streams", ("device", "stream")),
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
-"""The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
+"""tables by their name on the command line; a call in a backward pass counts for the forward code that caused it"""
 KERNEL = "kernel"
 TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}
-"""And those of what calls ran on an accelerator."""
+"""the tables above, and the kernels that calls ran on an accelerator"""
 NUMBERED = ("line", "stream")
-"""Columns that places are told apart by, and are numbers."""
+"""columns that identify a row and are numbers"""
 NUMBERS = {
     "share": TableColumn("share", "share", ".1%"),
     "time_us": TableColumn("time us", "time_us", ",.0f"),
@@ -158,7 +158,7 @@ NUMBERS = {
     "signatures": TableColumn("signatures", "signatures", ",.0f", rank=2),
     "launches": TableColumn("launches", "launches", ",.0f", rank=1),
 }
-"""Columns of the tables, as far as they have them."""
+"""columns of numbers; a table has some of them"""
 TIMES = ("time_us", "total_us", "host_us")
 LEAST = {
     "op": 20,
@@ -171,11 +171,11 @@ LEAST = {
     "phase": 8,
     KERNEL: 24,
 }
-"""Characters that names fold to."""
+"""number of characters that names may be folded to"""
 
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
-    """What is told of a trace above its tables, by name."""
+    """Yield names and texts of the facts shown above the tables."""
     from opgrip.traces.analysis.redaction.redaction import REDACTED
     from opgrip.traces.schema.records import FUNCTION
     from opgrip.traces.table.accelerators import facts_in_words, time_doubts
@@ -260,7 +260,7 @@ def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """What a trace stands for that was distilled of others."""
+    """Yield what a distilled trace represents."""
     from opgrip.traces.zoo.manifest import FIELD, chosen_numbers
 
     cases = chosen_numbers(header)
@@ -272,7 +272,7 @@ def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _redacted(form: Mapping[str, Any]) -> str:
-    """What a redaction says that it did."""
+    """Return a description of a redaction."""
     kept = form.get("kept")
     names = f", but for {', '.join(map(str, kept))}" if isinstance(kept, list) and kept else ""
     hidden = "; custom operators have other names, and do not replay" if form.get("operators_hidden") else ""
@@ -280,7 +280,7 @@ def _redacted(form: Mapping[str, Any]) -> str:
 
 
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
-    """How many calls were perturbed, and for how many of these the times of others stand."""
+    """Return the number of perturbed calls, and how many of them use the times of other calls."""
     from opgrip.traces.table.call_table import COUNT
 
     perturbed = calls[calls["perturbed"]]
@@ -295,7 +295,7 @@ def _perturbed(calls: pd.DataFrame, contended: float) -> str:
 
 
 def _run(name: object, steps: object, warmup: object) -> str:
-    """How a model ran, as far as the header says so in numbers that can be."""
+    """Return a description of the run, with its steps if the header contains plausible numbers."""
     if not _is_count(steps):
         return str(name)
     return f"{name}, {counted(steps, 'step')}{f' after {warmup:,} to warm up' if _is_count(warmup) else ''}"
@@ -336,7 +336,7 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
-    """A call that was entered and not left, with what it was called on."""
+    """Return an unfinished call with its arguments and source line."""
     from opgrip.traces.schema.arguments import leaves
 
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""

@@ -1,4 +1,4 @@
-"""`opgrip trace merge`: one trace of several processes'."""
+"""`opgrip trace merge`: one trace from the traces of several processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that opcapture wrote")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
@@ -26,7 +26,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge."""
+    """Merge the traces."""
     from opgrip.traces.analysis.merge import merge
 
     end = merge(args.traces, args.output, args.force, args.partial, args.unbounded)

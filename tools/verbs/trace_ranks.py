@@ -1,4 +1,4 @@
-"""`opgrip trace ranks`: which ranks of a merged trace wait for which."""
+"""`opgrip trace ranks`: waiting times between the ranks of a merged trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUFFIXES = (".json", ".csv")
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace that opgrip trace merge wrote")
     parser.add_argument(
         "--top",
@@ -51,7 +51,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each rank did, who waited for whom, and in which collectives."""
+    """Print the activity of each rank, and which ranks waited for which in which collectives."""
     from opgrip.traces.analysis.ranks.waits import find_waits
 
     if args.output is not None:

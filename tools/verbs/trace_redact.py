@@ -1,4 +1,4 @@
-"""`opgrip trace redact`: a trace without what tells whose it is."""
+"""`opgrip trace redact`: a trace without data that identifies its owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ exit status: 1 where --check finds a call that no longer runs, or gives other si
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument(
@@ -61,7 +61,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the redacted trace, and say what is left in it."""
+    """Write the redacted trace, and report what is left in it."""
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces.analysis.redaction.redaction import redact
     from opgrip.traces.io.shipped_traces import trace_file
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_apart(paths: Mapping[str, Path | None]) -> None:
-    """Raise `UserError` where one file has two roles: the trace and the salt must stay."""
+    """Raise `UserError` if two arguments name the same file, since trace and salt must not be overwritten."""
     from opgrip.errors import UserError
 
     roles: dict[Path, str] = {}

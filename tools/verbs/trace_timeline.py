@@ -21,7 +21,7 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a .json or .json.gz (default: standard output)"

@@ -1,4 +1,4 @@
-"""`opgrip trace trim`: a part of a trace as a trace of its own."""
+"""`opgrip trace trim`: a part of a trace as a separate trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NS_OF = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "": 10**9}
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument(
@@ -55,7 +55,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the part, and say what is in it."""
+    """Write the part, and report its contents."""
     from opgrip.cli.output_files import check_writable
     from opgrip.traces.analysis.trimming import TracePart, trim
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """`1`, `0:2`, `2:` or `:2`."""
+    """Parse a range of steps: `1`, `0:2`, `2:` or `:2`."""
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no step and no range of steps such as 0:2")
@@ -88,7 +88,7 @@ def steps(text: str) -> tuple[int, int | None]:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """`START:END` in s, or with a unit."""
+    """Parse a time span `START:END`, in seconds or with units."""
     first, colon, end = text.partition(":")
     if not colon:
         raise argparse.ArgumentTypeError(f"{text!r} is no span of time such as 1.5s:2s")

@@ -1,4 +1,4 @@
-"""`opgrip trace validate`: what is wrong in traces."""
+"""`opgrip trace validate`: errors in traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ exit status: 1 where something is wrong
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
         "--top", type=positive, default=50, metavar="N", help="findings to show per trace (default: %(default)s)"
@@ -38,7 +38,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is wrong, a finding a line."""
+    """Print one line per error."""
     from opgrip.traces.analysis.validation import validate
 
     if args.output is not None:

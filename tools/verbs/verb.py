@@ -1,4 +1,4 @@
-"""What a verb is."""
+"""The type and the registry of verbs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Verb:
 
     Attributes
     ----------
-    summary, examples : for its help
+    summary, examples : texts of its help
     prepare : adds its options to a parser
-    run : does it, and gives the exit status
-    runs_program : what follows `--` on the command line is a program's own, and `args.program`
-    needs_torch : its loading takes seconds, which a verb that only tells what there is does without
+    run : runs the verb and returns the exit status
+    runs_program : True if the arguments after `--` belong to a program and are stored in `args.program`
+    needs_torch : False for a verb that works without torch, which takes seconds to load
     """
 
     summary: str
@@ -31,4 +31,4 @@ class Verb:
 
 
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
-"""Verbs by group and name: `trace info`; `grip` has no group."""
+"""verbs by group and name, such as `trace info`; `grip` has no group"""

@@ -1,4 +1,4 @@
-"""`opgrip zoo baseline`: makes what scores are held against of the results of a replay."""
+"""`opgrip zoo baseline`: a baseline for scores from the results of a replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ The rows that count are those under eager, with the values, threads, batch and c
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     add_run(parser)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="a .json, .json.gz or .json.zst to write"
@@ -37,7 +37,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the baseline, and say what is in it."""
+    """Write the baseline, and report its contents."""
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring import added, baseline_of, read_baselines, write_baseline

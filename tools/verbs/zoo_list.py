@@ -21,7 +21,7 @@ examples:
 """
 NAMES = "a name, model, library or family, with wildcards"
 NUMBERS = ("calls", "signatures", "operators", "longtail", "size_bytes")
-"""Fields of a recording, in the order of the columns."""
+"""fields of a recording, in the order of the columns"""
 
 
 def _number(name: str, heading: str = "", rank: int = 0, unit: int = 1) -> TableColumn:
@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only those of {NAMES}")
     parser.add_argument(
         "--distinct",
@@ -55,7 +55,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line a trace; in a pipe, columns with tabs between them."""
+    """Print one line per trace, with tab-separated columns in a pipe."""
     traces = select(args.names, read_manifest())
     if args.distinct:
         print(_distinct(traces))
@@ -84,7 +84,7 @@ def _numbers(trace: ZooTrace) -> list[object]:
 
 
 def summary(traces: Sequence[ZooTrace]) -> str:
-    """What traces are together, in a line."""
+    """Return a one-line summary of traces."""
     made = [trace.recording for trace in traces if trace.recording is not None]
     size = sum(recording.size_bytes for recording in made) / 1e6
     models = counted(len({trace.model for trace in traces}), "model")

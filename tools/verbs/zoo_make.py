@@ -1,4 +1,4 @@
-"""`opgrip zoo make`: makes traces of the zoo again."""
+"""`opgrip zoo make`: making traces of the zoo again."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ examples:
 exit status: 1 where one could not be made, or differs
 """
 DIFFERENCES = 10
-"""Lines that are told of a trace."""
+"""maximum number of differing signatures reported per trace"""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
     parser.add_argument("-f", "--force", action="store_true", help="also make traces that exist and are up to date")
     parser.add_argument(
@@ -45,7 +45,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make them one after the other, each in processes of its own; the manifest is written after each."""
+    """Make traces one after the other in separate processes, and write the manifest after each."""
     from opgrip.zoo.making import is_current
 
     reporter = Reporter(args.prog)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Make a trace and tell of it; whether that worked."""
+    """Make a trace and report its figures; return True on success."""
     from opgrip.zoo.making import make_trace
 
     start = monotonic()
@@ -87,7 +87,10 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 
 
 def _write_down(made: ZooTrace) -> None:
-    """Give a trace its recording in the manifest as it is by now: making takes hours, in which people edit recipes."""
+    """Write a trace's recording to the current manifest.
+
+    The manifest is read again, because making takes hours in which recipes may be edited.
+    """
     traces: Sequence[ZooTrace] = read_manifest()
     write_manifest(
         replace(trace, recording=made.recording)
@@ -98,7 +101,7 @@ def _write_down(made: ZooTrace) -> None:
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Whether a trace that is made anew is another, or cannot be made."""
+    """Return True if a trace that is made again differs from the shipped one, or cannot be made."""
     from opgrip.zoo.making import differences_anew
 
     try:

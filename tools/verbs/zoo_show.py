@@ -1,4 +1,4 @@
-"""`opgrip zoo show`: what a trace of the zoo is of, what it holds, and how it is made."""
+"""`opgrip zoo show`: the model, contents and recipe of a trace of the zoo."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of the verb."""
     parser.add_argument("names", nargs="+", metavar="NAME", help=NAMES)
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them."""
+    """Print facts about the trace."""
     for number, trace in enumerate(select(args.names, read_manifest())):
         if number:
             print()
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts(trace: ZooTrace) -> list[tuple[str, str]]:
-    """What is told of a trace, by name."""
+    """Return names and texts of the facts about a trace."""
     lines = [
         ("name", trace.name),
         ("model", f"{trace.model} of {trace.library}, {trace.family}"),
