@@ -12,23 +12,30 @@ Outcome = dict[str, Any]
 COLUMNS = ("library", "run", "tried", "run natively", "captured whole", "98 % of cases ok", "cases", "ok")
 
 HEADER = """\
-# Which models it is right for
+# Model coverage
 
-Written by `python benchmarks/coverage.py --write docs/coverage.md`, which says how. Models of one config of each folder
-that mmdet and mmseg carry, the first of four that runs natively here, and of the architectures of transformers in a
-small size; random weights, one step, one image of 160x160 where a model takes it, else of 320x320, two of them, or
-those of its config. Beside what `make openmmlab` installs there were lap, motmetrics, scikit-learn and fairscale, which
-some of them ask for. *Whole* is a capture that has each operator that an independent mode counts as often as that, and
-whose results and model are bit for bit those of a step that nobody watched, where two such steps have the same bits
-(*why not* says so where they have not). *Replayed* is the share of its cases that are ok; *why not* has what the others
-ended with, or what a model fails with by itself, before anything is captured; *audit*, what torch's record functions
-count differently: T5Gemma2's six are calls under `vmap` ([capture.md](capture.md#audit)). Where no config of a folder
-runs natively, the row is of the first that can be built, with its own images; what each attempt failed with stands in
-benchmarks/covering/outcomes.jsonl. Models that do not stand here have not been tried yet.
+Models on which capture and replay were checked. Written by `python benchmarks/coverage.py --write docs/coverage.md`,
+whose docstring describes the procedure: one config of each folder of mmdet and mmseg, the first of four that runs
+natively here, and the architectures of transformers in a small size; random weights, one step, one image of 160x160
+if a model accepts it, otherwise of 320x320, two of them, or the size in its config. In addition to `make openmmlab`,
+lap, motmetrics, scikit-learn and fairscale were installed, which some models need.
+
+- *whole*: the capture has each operator as often as an independent mode counts it, and results and model are bit for
+  bit the same as without a capture, if two steps without a capture have the same bits (otherwise *why not* reports
+  it).
+- *replayed*: the share of its cases that are ok.
+- *why not*: the status of other cases, or the error with which a model fails without a capture; *audit* lists
+  operators that torch's record functions count differently: six operators of T5Gemma2 are calls under `vmap`
+  ([capture.md](capture.md#audit)).
+
+If no config of a folder runs natively, the row shows the first that can be built, with its own images;
+benchmarks/covering/outcomes.jsonl has the error of each attempt. Models that are not listed have not been tried yet.
 """
 OLDER = """\
-Rows with *first attempt* are of an earlier version of the script, which told what failed first: that may not be what
-keeps a folder from running. Those of 320x320 were tried with one config alone, perhaps without the four packages.
+
+Rows with *first attempt* come from an earlier version of the script, which reported the first error: it may not be
+the one that prevents a folder from running. Rows with 320x320 were tried with a single config, perhaps without the
+four packages.
 """
 
 
@@ -83,7 +90,7 @@ def page(outcomes: Sequence[Outcome], available: Mapping[str, Mapping[str, Any]]
     lines = [HEADER]
     if any(map(is_of_first_attempt, outcomes)):
         lines += [OLDER]
-    lines += [f"\n*Tried* says of how many: folders or architectures of {versions}.\n\n"]
+    lines += [f"\n*tried* counts folders or architectures of {versions}.\n\n"]
     models = {library: about["models"] for library, about in available.items()}
     lines += _markdown(COLUMNS, summary(outcomes, models))
     for library in dict.fromkeys(item["library"] for item in outcomes):
