@@ -4,7 +4,7 @@
 
     @dataclass(frozen=True, slots=True)
     class Effort:
-        warmup: int = option(2, "runs before those that are timed", parse=not_negative, metavar="N")
+        warmup: int = option(2, "untimed runs before the timed ones", parse=not_negative, metavar="N")
 
 Such a class defines the flags of a command line, the keywords of a Python call, the table in the docs, and the object
 with plain values that the code receives.

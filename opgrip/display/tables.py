@@ -31,7 +31,7 @@ class TableColumn:
 
     Attributes
     ----------
-    value : attribute of a row, or function of a row; None is shown as `-`
+    value : attribute of a row, or function of a row; `-` is shown for None
     form : format specification of numbers, which are aligned right (`>` aligns text right); empty for text
     rank : order of leaving out columns on a narrow terminal, highest first; columns of rank 0 are never left out
     least : number of characters that text may be folded to before columns are left out

@@ -64,7 +64,7 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the cases of a distilled trace represent, from its header.
+    """Times that the cases of a distilled trace represent, from its header.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Standing:
 
 
 def standing_of(header: Mapping[str, Any]) -> Standing | None:
-    """Return what a trace's cases represent, or None if it was not distilled.
+    """Return the times that a trace's cases represent, or None if it was not distilled.
 
     Raises
     ------

@@ -90,7 +90,7 @@ class TraceScore:
     def score(self) -> float | None:
         """Return the ratio of the baseline's time to the time here, charging for cases that are not ok.
 
-        The result is None if no case of the baseline was run, or if there is no pace to charge by.
+        The result is None if no case of the baseline was run, or without a pace to charge by.
         """
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
@@ -339,8 +339,8 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
         return TraceScore(
             origin, statuses, slowed, time_us, whole_us=0.0 if base is None else base.total_us, problem=why
         )
-    # leave out cases that say nothing about this machine: those that fail in the program too, that the baseline could
-    # not run, or that were contended
+    # leave out cases that say nothing about this machine: they fail in the program too, have no time in the baseline,
+    # or were contended
     run = [row for row in rows if row.status not in (SKIPPED, CONTENDED)]
     joined = [(row, base.cases[key]) for key, row in keyed(run) if key in base.cases]
     pairs = [(row, case) for row, case in joined if case.median_us is not None]
