@@ -1,1 +1,1 @@
-"""Times of calls: the host, devices, page faults, and what a capture itself costs."""
+"""Times of calls: host time, device time, page faults, and the capture's own cost."""

@@ -1,4 +1,4 @@
-"""Keeps what a capture takes of a program's time below a share of it, by recording less."""
+"""Limit on the share of a program's time that a capture takes; near it, the capture records less."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from typing import Protocol
 from opgrip.traces.schema.records import THINNED
 
 BURST_S = 20.0
-"""The credit of so much time can be spent at once, as at the begin."""
+"""time whose credit can be spent at once; a capture also starts with this credit"""
 WITH_VALUES, WITH_SCOPES = 1 / 2, 1 / 4
-"""Parts of that credit below which no values are looked at, and no scopes are followed."""
+"""parts of the maximum credit below which values are not observed and scopes are not tracked"""
 MARGIN = 0.65
-"""Part of the share that is spent: up to a third of what steps took longer in all was in none of what is measured."""
+"""part of the share that is spent. Up to a third of the extra time of recorded steps appeared in no measurement"""
 PASSED_NS, LOOK_NS = 3000, 25_000
-"""What the begin of a step takes, about, where it is passed and where it is looked at what there is, as measured in a
-program that fills the caches meanwhile."""
+"""approximate time at the start of a step if the step is skipped, and if the credit is checked; measured in a program
+that fills the caches between steps
+"""
 OF_SHORT = 0.01
-"""Part of a short step that passing it takes at most, about, as caches stay warm: 0.6 us of one that does nothing."""
+"""approximate upper limit of the skip time as a part of a short step: caches stay warm, and skipping an empty step
+takes
+0.6 us
+"""
 OF_LOOKS, MOST_PASSED = 0.1, 64
-"""Part of the share that looks may take, and how many steps are passed at most where that allows more looks."""
+"""part of the share that credit checks may take, and maximum number of steps skipped between checks if that part allows
+more checks
+"""
 
 
 class Thinning(IntEnum):
-    """What is left out, each with what comes before it."""
+    """Kinds of data to leave out; each level includes the ones before it."""
 
     NOTHING = 0
     VALUES = 1
@@ -38,13 +44,13 @@ class Thinning(IntEnum):
 
 @dataclass(slots=True)
 class WorkDone:
-    """What a recording did that takes time of the program.
+    """Amounts of work of a recording that take time from the program.
 
     Attributes
     ----------
-    calls, integers : calls that were taken from the threads, and integers in their rows
+    calls, integers : calls taken from the threads, and integers in their rows
     modules_passed : calls of modules in threads that are not recorded
-    writing_ns : processor time of the thread that writes
+    writing_ns : processor time of the writing thread
     """
 
     calls: int = 0
@@ -54,31 +60,30 @@ class WorkDone:
 
 
 class Spends(Protocol):
-    """Knows what a capture takes."""
+    """Protocol of an object that knows how much time a capture takes."""
 
     @property
     def steps(self) -> StepTimes:
         """Times of the program's steps."""
 
     def ns(self) -> float:
-        """What it has taken of the program's time, in ns."""
+        """Return the time taken from the program so far, in ns."""
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Tell that a step begins in this thread; with None, that what begins is neither recorded nor left out."""
+        """Report the start of a step in this thread. None means an interval that is neither recorded nor left out."""
 
 
 class Budget:
-    """A credit that grows by a share of the time that passes, of which the capture's own work is paid.
+    """A credit that grows by a share of the elapsed time and pays for the capture's own work.
 
     Parameters
     ----------
-    share : of the program's time that the capture may take
-    spending : what it has taken since it began
+    share : share of the program's time that the capture may take
+    spending : time that the capture has taken since it began
 
     Attributes
     ----------
-    spending : as above
-    left_out : how often what was left out
+    left_out : number of omissions by kind of data
     """
 
     def __init__(self, share: float, spending: Spends, now_ns: Callable[[], int] = perf_counter_ns) -> None:
@@ -88,9 +93,9 @@ class Budget:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with a whole credit."""
+        """Start with the maximum credit."""
         self.left_out = [0] * len(Thinning)
-        # in a forked process, another thread of the parent may have held it
+        # in a forked process, another thread of the parent may have held the lock
         self._lock = threading.Lock()
         self._credit_ns, self._passing_ns = self._most_ns, 0.0
         self._last_ns, self._last_spent_ns = self._now_ns(), self._spent_ns()
@@ -98,7 +103,7 @@ class Budget:
         self._looked_at = self._to_pass = 0
 
     def thinning(self) -> Thinning:
-        """What is to be left out now."""
+        """Update the credit and return what to leave out now."""
         with self._lock:
             now, spent = self._now_ns(), self._spent_ns()
             earned = self._earned * (now - self._last_ns)
@@ -113,20 +118,20 @@ class Budget:
         return Thinning.VALUES if self._credit_ns < WITH_VALUES * self._most_ns else Thinning.NOTHING
 
     def begin_step(self, is_left_out: bool) -> None:
-        """Tell that a step begins in this thread, and whether `thinning` has left it out."""
+        """Report the start of a step in this thread, and whether it is left out because of `thinning`."""
         self.spending.begin_step(not is_left_out)
         now, passed = self._now_ns(), self.left_out[Thinning.STEPS]
         mean_ns = max(1.0, (now - self._looked_ns) / max(1, passed - self._looked_at))
         self._passing_ns += (passed - self._looked_at) * min(PASSED_NS, OF_SHORT * mean_ns)
-        # half of those that are expected, as others may take longer
+        # half the expected number, because later steps may take longer
         due = min(MOST_PASSED, (self._poor_until_ns - now) / (2 * mean_ns))
         least = LOOK_NS / (OF_LOOKS * self.share * mean_ns)
         self._looked_ns, self._looked_at, self._to_pass = now, passed, int(max(due, least)) if is_left_out else 0
 
     def passes_step(self) -> bool:
-        """Whether the step that begins in this thread cannot be paid for, so that nothing is done; it is counted.
+        """Return True, and count the step, if the credit cannot pay for the step that begins in this thread.
 
-        Most steps are such ones, and a program's steps can be as short as what is done for one.
+        This is the common case and must be fast: a program's steps can be as short as the work done here.
         """
         if self._to_pass <= 0 or self.spending.steps.is_timing:
             return False
@@ -136,15 +141,15 @@ class Budget:
 
     @property
     def is_overdrawn(self) -> bool:
-        """Whether much more was spent than there was: nothing more could be left out."""
+        """True if the capture took much more time than its share although everything possible was left out."""
         return self._credit_ns < -self._most_ns
 
     def leave_out(self, what: Thinning) -> None:
-        """Count what was left out."""
+        """Count an omission of this kind of data."""
         self.left_out[what] += 1
 
     def counts(self) -> dict[str, int]:
-        """How often what was left out, as a trace's last record holds it."""
+        """Return the nonzero numbers of omissions by name, for the trace's last record."""
         return {name: count for name, count in zip(THINNED, self.left_out[1:], strict=True) if count}
 
     def _spent_ns(self) -> float:
@@ -152,26 +157,28 @@ class Budget:
 
 
 PRIOR, SPREAD = 3.0, 2.0
-"""What recording takes of a program to what it takes of a model whose calls are all alike, whose code and tables are in
-the caches, about, and how far programs differ in that."""
+"""approximate ratio of the cost of recording a program to the cost of recording a model whose calls are all alike and
+whose code and tables are in the caches, and how much that ratio differs between programs
+"""
 LEAST, MOST = 1.0, 30.0
-"""Bounds of that."""
+"""limits of that ratio"""
 MEMORY = 64
-"""Steps that a mean is over, about."""
+"""approximate number of steps that a mean covers"""
 ENOUGH = 8
-"""Steps of each kind before they tell anything."""
+"""steps of each kind required before their mean is used"""
 AFTER = 2
-"""Steps after a recorded one that feel it: a transformer's of 0.55 ms by 0.11 and 0.03 ms, and the third by 0.02."""
+"""steps that a recorded step before them slows down. Measured with a transformer's steps of 0.55 ms: the first two took
+0.11 and 0.03 ms longer, the third 0.02 ms
+"""
 
 
 class RunningMean:
-    """The mean of the last values, the older the less, and how much it may be wrong by."""
+    """Exponentially weighted mean of a series of values, and its uncertainty."""
 
     def __init__(self) -> None:
         self.count, self.mean, self._variance = 0, 0.0, 0.0
 
     def add(self, value: float) -> None:
-        """Take a value in."""
         self.count += 1
         weight = 1 / min(self.count, MEMORY)
         difference = value - self.mean
@@ -180,19 +187,19 @@ class RunningMean:
 
     @property
     def error_squared(self) -> float:
-        """Variance of the mean; infinite where there are few values."""
+        """Variance of the mean; infinite if there are too few values."""
         return inf if self.count < ENOUGH else self._variance / (min(self.count, MEMORY) - 1)
 
 
 class _Here(threading.local):
-    """What a thread is in.
+    """State of a thread: the step that is being timed.
 
     Attributes
     ----------
-    since_ns : when the step began that is timed; None where none is
-    measured_ns : what was measured of the capture's own work by then
-    steps : takes it in when it ends
-    left_out : steps that were left out since the last one that was recorded, or the thread's first
+    since_ns : start of the timed step, or None if no step is timed
+    measured_ns : measured time of the capture's own work up to that start
+    steps : mean that receives the step's time
+    left_out : number of steps left out since the thread's last recorded step
     """
 
     since_ns: int | None = None
@@ -202,10 +209,10 @@ class _Here(threading.local):
 
 
 class StepTimes:
-    """Compares steps that are recorded with those that are left out, each in the thread it runs in.
+    """Comparison of recorded steps with steps that are left out, per thread.
 
-    A step is all that its thread does until the next one begins. What the first ones after a recorded step take longer
-    than the next is taken for what that one costs too, as they find colder caches.
+    A step is everything its thread does until the next step begins. The first steps after a recorded one find colder
+    caches; their additional time counts as a cost of the recorded step.
     """
 
     def __init__(self, processor_ns: Callable[[], int] = thread_time_ns) -> None:
@@ -216,16 +223,16 @@ class StepTimes:
 
     @property
     def is_timing(self) -> bool:
-        """Whether this thread is in a step that is timed, and so has to tell of the next one."""
+        """True if this thread is in a timed step, whose end must be reported."""
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float, reckoned_ns: float) -> None:
-        """Tell that a step begins in this thread; with None, that what begins is neither recorded nor left out.
+        """Report the start of a step in this thread. None means an interval that is neither recorded nor left out.
 
         Parameters
         ----------
-        measured_ns : what the capture's own work in the program's threads has taken so far
-        reckoned_ns : what its calls are reckoned to have taken so far, in all threads
+        measured_ns : measured time of the capture's own work in the program's threads so far
+        reckoned_ns : estimated time of recording calls so far, in all threads
         """
         here, now = self._here, self._processor_ns()
         if here.since_ns is not None:
@@ -247,7 +254,10 @@ class StepTimes:
 
     @property
     def factor(self) -> float:
-        """How many times what was reckoned its calls truly take; the mean of prior and steps by what each is worth."""
+        """Ratio of the actual to the estimated time of recording calls.
+
+        It is the mean of the prior and of the measured steps, weighted by their uncertainty.
+        """
         reckoned, left_out = self._reckoned.mean, self._left_out
         if reckoned <= 0:
             return PRIOR

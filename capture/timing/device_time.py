@@ -1,11 +1,11 @@
-"""How long calls keep an accelerator busy, in one of two ways.
+"""Device time of calls, measured in one of two ways.
 
-`DeviceTimer` puts an event before and one after each call. Nothing waits for the device in the program's threads; the
-events are read when the calls are written.
+`DeviceTimer` records an event before and after each call. Nothing in the program's threads waits for the device,
+because the events are read when the calls are written.
 
-`KernelTimes` uses the accelerator's own records of kernels, copies and fills. torch's profiler keeps them while calls
-are recorded, and nothing is done for a call. When a recorded step ends, each record goes to the calls whose interval on
-the host, in the same thread, holds its launch.
+`KernelTimes` uses the accelerator's own records of kernels, copies and fills. torch's profiler collects them while
+calls are recorded, with no work per call. At the end of a recorded step, each record is assigned to the calls of the
+same thread whose interval on the host contains its launch.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
 
 NOT_TIMED = -1
-"""Device time of a call that ran on the host alone."""
+"""device time of a call that ran only on the host"""
 
 
 def make_event(device: torch.device) -> Any:
-    """Return an event that measures times."""
+    """Return an event that measures time on a device."""
     return torch.Event(device=device, enable_timing=True)
 
 
 class DeviceTimer:
-    """The events of one thread's calls. They are used again once they were read, each on its first device.
+    """Events around the calls of one thread, reused after they were read, each on its first device.
 
-    What goes wrong with an event costs its call's time, and never reaches the program.
+    An error of an event loses the device time of its call and never reaches the program.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class DeviceTimer:
     def timed(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
     ) -> Callable[..., Any]:
-        """An operator between two events.
+        """Return a wrapper of an operator that records an event before and after it.
 
         Parameters
         ----------
-        device : which it gives work to; one without an index stands for the thread's current one at each call
-        started : the host's start of the call that runs, in ns, by which its time is asked for
+        device : device that the operator uses; without an index, the thread's current device at each call
+        started : returns the host's start of the running call in ns, the key of its device time
         """
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -81,18 +81,18 @@ class DeviceTimer:
         return run
 
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
-        """The device times of the calls that started then, to be asked for once; empty where none has any.
+        """Return the device times of the calls with these starts, once; empty if no call was timed.
 
         Parameters
         ----------
-        may_ask : whether the device may be asked; else these calls have none
+        may_ask : True if the device may be queried; otherwise the calls have no device time
         """
         if not self._open:
             return []
         return [self._read(start, may_ask) for start in starts]
 
     def forget(self, starts: Sequence[int]) -> None:
-        """Let the events of the calls that started then be used again, unread."""
+        """Make the events of the calls with these starts available again without reading them."""
         if not self._open:
             return
         for start in starts:
@@ -101,13 +101,13 @@ class DeviceTimer:
                 self._free.setdefault(events[0], []).extend(events[1:])
 
     def streams(self, starts: Sequence[int]) -> list[int]:
-        """The numbers of the streams of the calls that started then; empty where all are the default one."""
+        """Return the stream numbers of the calls with these starts; empty if all calls used the default stream."""
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
     def _mark(self, device: torch.device) -> tuple[torch.device, Any] | None:
-        """A device and an event in the stream that the thread gives it work in; None where there can be none."""
+        """Record an event in the thread's current stream of a device; return both, or None if that is impossible."""
         try:
-            # a graph has no times of its own while it is made, and its events cannot be read
+            # events in a graph cannot be read, and recording the graph has no device times
             if is_capturing(device.type):
                 return None
             device = with_index(device)
@@ -140,17 +140,17 @@ class DeviceTimer:
 
 CLOCK_READINGS = 20
 ID_BITS = (1 << 32) - 1
-"""Of the number of a thread, as many as the records have."""
+"""bits of a thread number that the accelerator's records contain"""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWork:
-    """What a launch had an accelerator do.
+    """Work that one launch started on an accelerator.
 
     Attributes
     ----------
-    thread : number of the thread that launched it: the system's or the lower bits of Python's
-    at_ns : when that was, by `perf_counter_ns`
+    thread : number of the launching thread: the system's number, or the lower bits of Python's
+    at_ns : time of the launch by `perf_counter_ns`
     """
 
     name: str
@@ -165,11 +165,11 @@ class WrittenCalls:
 
     Attributes
     ----------
-    thread : number in the trace
-    idents : by which the records may name it
-    first : place of the first call among those of the thread
-    starts, ends : by `perf_counter_ns`
-    device_ns : in their kernels so far
+    thread : thread number in the trace
+    idents : numbers by which the records may identify the thread
+    first : index of the first call among all calls of the thread
+    starts, ends : times by `perf_counter_ns`
+    device_ns : device time of each call so far
     """
 
     thread: int
@@ -183,23 +183,23 @@ class WrittenCalls:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was launched between two moments, by `perf_counter_ns`."""
+    """Work launched between two times by `perf_counter_ns`."""
 
     launched: list[LaunchedWork]
     started_ns: int
     ended_ns: int
 
     def holds(self, time_ns: int) -> bool:
-        """Whether a moment is between them."""
+        """Return True if a time is within the window."""
         return self.started_ns <= time_ns <= self.ended_ns
 
 
 class KernelTimes:
-    """Keeps an accelerator's records while it is entered, and gives them to the calls that were written.
+    """Collector of an accelerator's records, which it assigns to the written calls.
 
     Attributes
     ----------
-    failure : why there are no records, None where there are
+    failure : reason for the lack of records, or None
     """
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class KernelTimes:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with no calls and no records, as a forked process does, which may not use the accelerator."""
+        """Remove all calls and records, also in a forked process, which may not use the accelerator."""
         self._profile: ActivityProfile | None = None
         self._signatures: set[int] = set()
         self._devices: set[torch.device] = set()
@@ -235,7 +235,10 @@ class KernelTimes:
         self._stop()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What starts a profile of the program: torch has one at a time, and would refuse it."""
+        """Return a wrapper of a function that prepares a profile, which first stops the capture's own profile.
+
+        torch allows one profile at a time and would refuse the program's profile.
+        """
 
         @functools.wraps(original)
         def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -247,7 +250,7 @@ class KernelTimes:
         return prepare
 
     def _note_idle(self, block: WrittenCalls, windows: Sequence[Window]) -> None:
-        """Give calls that work on an accelerator, and launched nothing in the windows, no time there."""
+        """Set a device time of 0 for calls in the windows that use an accelerator but launched nothing."""
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             if signature in self._signatures and any(window.holds(start) for window in windows):
                 block.device_ns[place] = max(0, block.device_ns[place])
@@ -257,7 +260,8 @@ class KernelTimes:
         if profile is None:
             return
         try:
-            # the profile waits for the thread's current device, and what others still do is in no record
+            # the profile waits only for the thread's current device; work still running on other devices would be
+            # missing
             for device in self._devices:
                 synchronize(device)
             events = profile.stop()
@@ -268,7 +272,7 @@ class KernelTimes:
             self.failure = one_line(error)
 
     def expect(self, signature: int, device: torch.device) -> None:
-        """Take note that calls of a signature give a device work."""
+        """Note that calls of a signature use a device."""
         self._signatures.add(signature)
         self._devices.add(with_index(device))
 
@@ -280,19 +284,19 @@ class KernelTimes:
         starts: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        """Take note of calls that are written now, after all others of their thread that were."""
+        """Note calls that are written now, in order per thread."""
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
         self._blocks.append(WrittenCalls(thread, idents, first, signatures, starts, ends, [-1] * len(starts)))
 
     def take_windows(self) -> list[Window]:
-        """What has ended; its calls are all there to be written."""
+        """Remove and return the windows that have ended; all of their calls can be taken already."""
         windows = self._windows[:]
         del self._windows[: len(windows)]
         return windows
 
     def records(self, windows: Sequence[Window]) -> Iterator[Record]:
-        """What windows tell of the calls that were written."""
+        """Yield the device times and kernels of the written calls in these windows."""
         if not windows:
             return
         kernels: dict[int, dict[str, list[int]]] = {}
@@ -313,7 +317,8 @@ class KernelTimes:
             self._note_idle(block, windows)
             if max(block.device_ns) >= 0:
                 yield DeviceTimes(block.thread, block.first, list(block.device_ns))
-        # others may have calls of the next window too: what is told of them then stands for all
+        # A block of another thread may also contain calls of the next window. It is kept, and its next record replaces
+        # this one.
         self._blocks = [block for block in self._blocks if block.ends[-1] > windows[-1].ended_ns]
         for signature, names in sorted(kernels.items()):
             launches, times = zip(*names.values(), strict=True)
@@ -321,7 +326,7 @@ class KernelTimes:
 
 
 def check_kernels(device: str | None = None) -> None:
-    """Raise `UserError` where no accelerator here, or not this device, keeps records of its kernels."""
+    """Raise `UserError` if no device here, or not the given one, keeps records of its kernels."""
     kinds = recorded_activities()
     if device is None and kinds:
         return
@@ -331,12 +336,12 @@ def check_kernels(device: str | None = None) -> None:
 
 
 def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
-    """What an accelerator did and who launched it, of a profile's events.
+    """Return an accelerator's work and the threads that launched it, from a profile's events.
 
     Parameters
     ----------
-    events : of torch's profiler, which has a launch and what it led to under the same correlation
-    distance_ns : how far the profile's clock is ahead of `perf_counter_ns`
+    events : events of torch's profiler, in which a launch and its work share a correlation number
+    distance_ns : offset of the profile's clock from `perf_counter_ns`
     """
     launches = {event.correlation_id(): event for event in events if is_launch(event)}
     launched: list[LaunchedWork] = []
@@ -351,7 +356,10 @@ def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """For what one thread launched inside calls: the innermost one's block and place. All of them get the time."""
+    """Yield block and index of the innermost call around each launch of one thread.
+
+    Add the duration of the work to all calls around the launch.
+    """
     blocks = list(blocks)
     calls = sorted(
         (start, -end, number, place)
@@ -379,7 +387,7 @@ def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> 
 
 
 def clock_distance_ns() -> int:
-    """How far the system's clock, which profiles have, is ahead of `perf_counter_ns`."""
+    """Return the offset of the system's clock, which profiles use, from `perf_counter_ns`."""
     readings = []
     for _ in range(CLOCK_READINGS):
         before, now, after = perf_counter_ns(), time_ns(), perf_counter_ns()
@@ -388,5 +396,5 @@ def clock_distance_ns() -> int:
 
 
 def identities_here() -> tuple[int, int]:
-    """Return the numbers by which an accelerator's records may name this thread."""
+    """Return the numbers by which an accelerator's records may identify this thread."""
     return threading.get_native_id(), threading.get_ident() & ID_BITS

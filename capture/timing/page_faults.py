@@ -1,15 +1,16 @@
-"""Page faults that happened during a call, and calls whose page faults took much longer than usual.
+"""Page faults during a call, and calls whose page faults took much longer than usual.
 
-A result in memory that the process holds already costs what the operator writes; one in fresh memory costs a page fault
-for every 4 kB besides, several times as much for operators that do little else. Which of the two a call met depends
-on what the program freed before it, so the trace keeps it and a replay can give the call the same.
+If a result is in memory that the process already holds, the call costs what the operator writes. In new pages, it costs
+an additional page fault per 4 kB, which is several times as much for operators that do little else. Which case applies
+depends on the memory that the program freed before, so the trace keeps the number of faults and a replay can reproduce
+it.
 
-A virtual machine may return memory that its system has freed to the host. The first use of each such page then waits
-for the host, which can take a hundred times as long as a page fault does otherwise. The time that calls spend in the
-kernel for each of their page faults shows it; calls are marked where this is at least twice the usual.
+A virtual machine may have returned free memory to its host. The first use of each such page then waits for the host,
+which can take a hundred times as long as a usual page fault. The kernel time per page fault reveals this, and calls in
+which it is at least twice the usual time are marked.
 
-Most kernels count that part in ticks, much longer than many calls. So it is looked at for all calls of a block
-together, then for those of each signature, where few ticks count less.
+Most kernels count this time in ticks, which are much longer than many calls. Therefore it is first evaluated for all
+calls of a block together, and then per signature with little weight for few ticks.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from numpy.typing import NDArray
 from opgrip.platform.page_fault_cost import TICK_NS, is_slow
 
 LARGE = 1 << 16
-"""Bytes of a tensor from which on its call is counted: smaller ones seldom get fresh memory."""
+"""minimum tensor size in bytes to count a call's page faults; smaller tensors are rarely in new pages"""
 FEWEST = 8
-"""Page faults of a call that are kept."""
+"""minimum number of page faults of a call to keep"""
 
 
 def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> bool:
-    """Whether a call on the CPU may ask for so much memory that it is worth counting its page faults.
+    """Return True if a call on the CPU may allocate enough memory to count its page faults.
 
     Parameters
     ----------
     tensors : the call's tensors
-    outputs : bytes of its results, as far as they are known
+    outputs : size of its results in bytes, as far as known
     """
     if not _gives_memory(func):
         return False
@@ -47,7 +48,7 @@ def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _gives_memory(func: Any) -> bool:
-    """Whether an operator gives anything but its arguments or views of them."""
+    """Return True if an operator returns anything other than its arguments or views of them."""
     schema = getattr(func, "_schema", None)
     return schema is None or any(value.alias_info is None for value in schema.returns)
 
@@ -57,13 +58,13 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 class CountedCall(NamedTuple):
-    """What was counted of a call.
+    """Resource usage of one call.
 
     Attributes
     ----------
-    faults : page faults of all threads: an operator's own threads touch its result first
-    start_ns, duration_ns : without the counting, which lies within the call's recorded time
-    system_ns, processor_ns : time of all threads in the kernel, and in all, which most kernels count in ticks
+    faults : page faults of all threads, because an operator's own threads touch its result first
+    start_ns, duration_ns : without the counting, which is part of the call's recorded time
+    system_ns, processor_ns : kernel time and total processor time of all threads, which most kernels count in ticks
     """
 
     faults: int
@@ -74,18 +75,18 @@ class CountedCall(NamedTuple):
 
 
 class FaultCounter:
-    """Counts the page faults of one thread's calls."""
+    """Counter of the page faults of one thread's calls."""
 
     def __init__(self) -> None:
-        # by start: resource usage before and after, start and duration; what is made of it is made by the flusher
+        # by start: resource usage before and after, start and duration; the flusher converts them to `CountedCall`
         self._counted: dict[int, tuple[resource.struct_rusage, resource.struct_rusage, int, int]] = {}
 
     def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
-        """An operator whose page faults are counted.
+        """Return a wrapper of an operator that counts its page faults.
 
         Parameters
         ----------
-        started : the start of the call that runs, in ns, by which its count is asked for
+        started : returns the start of the running call in ns, the key of its counts
         """
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -99,11 +100,11 @@ class FaultCounter:
         return run
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
-        """What was counted of calls, by their place, to be asked for once.
+        """Remove and return the counts of these calls by their index.
 
         Parameters
         ----------
-        starts : of the calls, with the counting
+        starts : starts of the calls, including the counting
         """
         if not self._counted:
             return {}
@@ -124,25 +125,25 @@ def _usage() -> resource.struct_rusage:
 
 
 SLOW = 2.0
-"""Times the usual cost of a page fault from which on memory is slow."""
+"""minimum ratio of page fault time to the usual time for memory to be slow"""
 SLOWEST = 200.0
-"""Times the usual cost that a fault takes at most: what the kernel took beyond that was for something else."""
+"""maximum ratio of page fault time to the usual time; the kernel spent any time beyond that on other work"""
 PRIOR_TICKS = 2
-"""Ticks at the cost of the whole block that a signature's calls begin with."""
+"""weight of the whole block's time per fault in the estimate for one signature, in ticks"""
 LEAST_PART = 0.1
-"""Of a call's time that slow faults took, from which on it is marked."""
+"""minimum part of a call's time spent on slow faults for the call to be marked"""
 
 
 class SlowMemory:
-    """Finds the calls of a capture whose page faults were slow.
+    """Detector of calls whose page faults were slow.
 
     Parameters
     ----------
-    usual_ns : time of a page fault when memory is at hand; None where that is not known, and no call is slow
+    usual_ns : time of a page fault if memory is available at once, or None if unknown; then no call is slow
 
     Attributes
     ----------
-    excess_ns : how much longer slow calls took so far
+    excess_ns : additional time of slow calls so far
     """
 
     def __init__(self, usual_ns: float | None) -> None:
@@ -150,12 +151,12 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the places of slow calls in a block, and an estimate of how much longer each took, in ns.
+        """Return the index of each slow call in a block and an estimate of its additional time in ns.
 
         Parameters
         ----------
-        counted : what was counted of calls, by their place
-        signatures : number of the signature of each call
+        counted : counts of the calls by their index
+        signatures : signature number of each call
         """
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
@@ -171,7 +172,7 @@ class SlowMemory:
         processor = np.array([call.processor_ns for call in calls])
         _, group = np.unique([signatures[place] for place in places], return_inverse=True)
         prior_ns = PRIOR_TICKS * TICK_NS
-        # of each signature, with what the whole block tells of it
+        # per signature, with the ratio of the whole block as a prior
         cost = _means(group, system, faults, prior_ns / (system.sum() / faults.sum()))
         threads = _means(group, processor, durations, prior_ns).clip(1.0, torch.get_num_threads())
         quickest = faults * self.usual_ns / torch.get_num_threads()
@@ -184,11 +185,11 @@ class SlowMemory:
 def _means(
     group: NDArray[np.intp], values: NDArray[np.float64], weights: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
-    """Return for each call the sum of values over the sum of weights in its group, drawn to that of all calls.
+    """Return for each call the ratio of summed values to summed weights in its group, shrunk towards the overall ratio.
 
     Parameters
     ----------
-    prior : weight that the ratio over all calls has in each group
+    prior : weight of the overall ratio in each group
     """
     overall = values.sum() / weights.sum()
     sums, totals = (np.bincount(group, weights=column) for column in (values, weights))
@@ -197,42 +198,42 @@ def _means(
 
 
 LEAST_NS = 2_000
-"""Own work that is noted."""
+"""minimum duration of own work to note"""
 PERTURBING_NS = 20_000
-"""Own work before a call, or within it, from which on its time is said to be perturbed."""
+"""minimum own work before or within a call for the call to count as perturbed"""
 PERTURBING_PART = 20
-"""Own work within a call perturbs it where it is more than one part in so many."""
+"""own work within a call perturbs it if it is more than 1 / PERTURBING_PART of the call's time"""
 NONE_OPEN = 1 << 62
-"""Later than any call starts."""
+"""a time after the start of any call"""
 
 Times = NDArray[np.int64]
 Runs = list[tuple[int, int]]
-"""Places that stand side by side: the first, and how many."""
+"""runs of consecutive indices, as first index and length"""
 
 
 class OwnWork:
-    """Own work in one thread, by when it began and ended."""
+    """Intervals of the capture's own work in one thread."""
 
     def __init__(self) -> None:
         self._intervals: list[tuple[int, int]] = []
         self._within: list[tuple[int, int]] = []
 
     def add(self, began_ns: int) -> int:
-        """Take note of work that ends now; how long it took in ns."""
+        """Add work that ends now; return its duration in ns."""
         now = perf_counter_ns()
         if now - began_ns >= LEAST_NS:
             self._intervals.append((began_ns, now))
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
-        """Which of a thread's calls own work perturbed, those of earlier blocks left out.
+        """Return the runs of a thread's calls that own work perturbed, without the calls of earlier blocks.
 
         Parameters
         ----------
-        starts, ends : in ns, of calls in the order in which they ended
-        open_since_ns : the start of the first call that has not ended by then
+        starts, ends : times in ns of calls in the order in which they ended
+        open_since_ns : start of the first call that has not ended
         """
-        # what began after these calls perturbs those that are to come
+        # work that begins after these calls perturbs later ones
         last = int(ends.max())
         used = [item for item in self._intervals if item[0] < last]
         del self._intervals[: len(used)]
@@ -244,7 +245,7 @@ class OwnWork:
         following = np.searchsorted(starts[order], ended)
         there = following < len(starts)
         np.add.at(before, order[following[there]], (ended - began)[there])
-        # that of calls within a function is in the function's time
+        # a function's time includes own work for the calls inside it
         self._within += used
         within = self._time_within(starts, ends)
         self._within = [item for item in self._within if item[0] >= open_since_ns]
@@ -252,7 +253,7 @@ class OwnWork:
         return runs_of(np.flatnonzero(is_perturbed))
 
     def _time_within(self, starts: Times, ends: Times) -> Times:
-        """Own work in ns between the start and end of each call."""
+        """Return the own work in ns between the start and end of each call."""
         began, ended = np.array(self._within, dtype=np.int64).T
         total = np.concatenate([[0], np.cumsum(ended - began)])
         within: Times = total[np.searchsorted(began, ends)] - total[np.searchsorted(began, starts)]
@@ -260,7 +261,7 @@ class OwnWork:
 
 
 def runs_of(places: NDArray[np.intp]) -> Runs:
-    """Ascending places in runs."""
+    """Return ascending indices as runs."""
     if not len(places):
         return []
     breaks = np.flatnonzero(np.diff(places) > 1) + 1

@@ -1,8 +1,9 @@
-"""How long a signature's calls take from place to place: where they differ, the values of one place are not enough.
+"""Times of a signature's calls per call site. If they differ, the values of one call site do not represent the others.
 
-The square root of an optimizer's state takes five times as long for a parameter of which most gradients are zero: one
-signature, one line of the program, other memory. So a place is a scope and the memory of the first tensor, where that
-comes again, as parameters and states do; else the scope alone.
+The square root of an optimizer's state takes five times as long for a parameter with mostly zero gradients, although
+signature and source line are the same and only the memory differs. Therefore a call site is identified here by its
+scope and, if it recurs, by the memory of the first tensor, as for parameters and optimizer states; otherwise by the
+scope only.
 """
 
 from __future__ import annotations
@@ -14,26 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 DIFFERENT, LEAST_NS = 1.5, 20_000
-"""Places behave differently where one's time is so many times another's, and so much longer."""
+"""minimum ratio and minimum difference in ns of two call sites' times for the call sites to differ"""
 MOST_PLACES = 48
-"""Of a signature: so many scopes, and so many memories of first tensors."""
+"""maximum number of scopes, and of first-tensor memories, kept per signature"""
 FASTEST, SLOWEST, SLOWEST_ONCE = 4, 6, 12
-"""Places that are kept where there are more: of those where calls came again, and of those with a single call, more of
-the slow ones, as some of them were but interrupted."""
+"""numbers of the fastest and the slowest call sites to keep if there are too many: slowest ones with several calls, and
+slowest ones with a single call. More of the latter are kept, because some were only interrupted
+"""
 MOST_CALLS_BETWEEN = 2048
-"""Calls of a signature after which a place with one call is not expected again."""
+"""calls of a signature after which a call site with one call is not expected to recur"""
 MOST_SIGNATURES = 10_000
 MOST_LOOKS = 4
-"""Places of a signature that are looked at."""
+"""maximum number of call sites to observe per signature"""
 
 PlaceKey = tuple[int, int]
-"""Scope, and the memory of the first tensor; `ANY` for all that comes once."""
+"""scope and memory of the first tensor, or `ANY` for memory that does not recur"""
 ANY = -1
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Calls in one place: how many, the shortest of them, which is the least disturbed, and the number of the first."""
+    """Calls at one call site: their number, the shortest duration, which is the least perturbed, and the first call's
+    number.
+    """
 
     count: int
     least_ns: int
@@ -41,10 +45,11 @@ class _Seen:
 
 
 class _Table:
-    """Some places of a signature, of many those with the shortest and the longest calls.
+    """Some call sites of a signature; if there are too many, those with the shortest and the longest calls.
 
-    Each step's activations live in other memory, and a model has many parameters of one shape, of which the last ones
-    may be those that differ: neither the first places nor the last are the ones to keep.
+    Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
+    ones
+    may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
     """
 
     __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "seen")
@@ -54,7 +59,7 @@ class _Table:
         self._forget_dull()
 
     def add(self, place: PlaceKey, duration_ns: int, call: int) -> None:
-        """Take note of a call; calls are numbered."""
+        """Add a call with a running number."""
         seen = self.seen.get(place)
         if seen is None:
             if self._dull_from_ns <= duration_ns <= self._dull_to_ns and call < self._dull_until:
@@ -64,21 +69,22 @@ class _Table:
             self.seen[place] = _Seen(1, duration_ns, call)
             return
         if seen.count == 1:
-            # makes room among those with a single call
+            # a call site that recurs makes space for others with a single call
             self._forget_dull()
         seen.count += 1
         if duration_ns < seen.least_ns:
             seen.least_ns = duration_ns
 
     def _thin_out(self, call: int) -> None:
-        """Keep the extremes of what came again, and of what still may."""
+        """Keep only the extremes among recurring call sites, and among those that may still recur."""
         oldest = call - MOST_CALLS_BETWEEN
         ranked = sorted(self.seen.items(), key=lambda item: item[1].least_ns)
         again = [item for item in ranked if item[1].count > 1]
         once = [item for item in ranked if item[1].count == 1 and item[1].first > oldest]
         self.seen = dict(_extremes(again, SLOWEST) + _extremes(once, SLOWEST_ONCE))
         if len(once) > FASTEST + SLOWEST_ONCE:
-            # the next time they would go: sorting for each of them costs more than all else
+            # Until then, ignore durations between the extremes. They would be removed the next time, and sorting for
+            # each of them costs more than everything else here.
             self._dull_from_ns, self._dull_to_ns = once[FASTEST - 1][1].least_ns, once[-SLOWEST_ONCE][1].least_ns
             self._dull_until = call + MOST_CALLS_BETWEEN
 
@@ -87,16 +93,16 @@ class _Table:
 
 
 def _extremes(ranked: list[tuple[PlaceKey, _Seen]], slowest: int) -> list[tuple[PlaceKey, _Seen]]:
-    """The first and the last of many."""
+    """Return the first `FASTEST` and the last `slowest` entries."""
     return ranked if len(ranked) <= FASTEST + slowest else [*ranked[:FASTEST], *ranked[-slowest:]]
 
 
 class _Places:
-    """The places of a signature.
+    """The call sites of a signature.
 
     Attributes
     ----------
-    looked_at : those that were
+    looked_at : call sites whose observation was requested
     """
 
     __slots__ = ("_by_memory", "_by_scope", "_calls", "looked_at")
@@ -110,22 +116,22 @@ class _Places:
         return len(self._by_scope.seen) + len(self._by_memory.seen)
 
     def add(self, place: PlaceKey, duration_ns: int) -> None:
-        """Take note of a call."""
+        """Add a call."""
         self._calls += 1
         self._by_scope.add((place[0], ANY), duration_ns, self._calls)
         self._by_memory.add(place, duration_ns, self._calls)
 
     def times_by_place(self) -> list[tuple[int, PlaceKey]]:
-        """The shortest time in each place where calls came again, ascending."""
+        """Return the shortest time at each recurring call site, in ascending order."""
         with_memory = {place[0] for place, seen in self._by_memory.seen.items() if seen.count > 1}
-        # a scope whose memory comes again is looked at by that
+        # a scope whose memory recurs is represented by its memory
         scopes = (item for item in self._by_scope.seen.items() if item[0][0] not in with_memory)
         places = (*scopes, *self._by_memory.seen.items())
         return sorted((seen.least_ns, place) for place, seen in places if seen.count > 1)
 
 
 class PlaceTimes:
-    """Times of calls by signature and place."""
+    """Durations of calls by signature and call site."""
 
     def __init__(self) -> None:
         self._by_signature: dict[int, _Places] = {}
@@ -137,14 +143,14 @@ class PlaceTimes:
         memory: Sequence[int],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, PlaceKey]]:
-        """Take note of calls; gives the signatures and places whose values are to be looked at.
+        """Add calls; yield signatures and call sites whose values should be observed.
 
         Parameters
         ----------
         memory : number of the memory of each call's first tensor
         """
         numbers = np.asarray(signatures, dtype=np.int64)
-        # most operators of a program are so short that nothing of it matters
+        # most operators of a program are too short for differences to matter
         long = np.unique(numbers[durations_ns >= LEAST_NS])
         if not len(long):
             return
@@ -157,14 +163,14 @@ class PlaceTimes:
                 yield number, place
 
     def _places_of(self, number: int) -> _Places | None:
-        """Those of a signature; None where there are too many signatures."""
+        """Return the call sites of a signature, or None if there are too many signatures."""
         places = self._by_signature.get(number)
         if places is None and len(self._by_signature) < MOST_SIGNATURES:
             places = self._by_signature[number] = _Places()
         return places
 
     def _different(self, number: int) -> Iterator[PlaceKey]:
-        """Places of a signature that differ, one of each behaviour, as far as they were not looked at."""
+        """Yield one call site per timing cluster of a signature, except for those requested before."""
         places = self._by_signature.get(number)
         if places is None or len(places.looked_at) >= MOST_LOOKS:
             return
