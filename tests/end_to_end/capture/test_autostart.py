@@ -1,4 +1,4 @@
-"""The start-up file that lets programs be recorded whose command line is not ours."""
+"""Start-up file that records programs whose command line the user does not control."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(sorted(set(sys.modules) - before), sorted(a for a, b in rounds)[100] < 20 
 
 @pytest.fixture
 def site_folder(tmp_path: Path) -> Path:
-    """A folder with the start-up file, of which Python is told as of its own."""
+    """Create a folder with the start-up file, which Python uses as a site folder."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "opgrip_autostart.pth").write_text(LINE, encoding="utf-8")
@@ -90,7 +90,7 @@ def test_variables_say_what_a_recording_is() -> None:
 
 @pytest.mark.slow
 def test_it_is_put_there_and_taken_away(tmp_path: Path) -> None:
-    # in an environment of its own, without what is installed in this one
+    # in a separate environment, without the packages of this one
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     code = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[1:]))"
     packages = next(path for path in map(Path, sys.path) if path.name == "site-packages")

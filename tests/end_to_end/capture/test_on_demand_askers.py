@@ -1,4 +1,4 @@
-"""Who asks for a recording may go away before it has its steps."""
+"""Clients that disconnect before a requested recording is complete."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder() -> Iterator[Path]:
 
 
 def asking(folder: Path, name: str) -> subprocess.Popen[str]:
-    """A client that asks for more steps than there will be, and sees that these begin."""
+    """Start a client that requests more steps than the program runs, and wait until they begin."""
     process = subprocess.Popen(
         [program_path("opcapture"), "trigger", "server", "--steps", "1000000", "-o", name],
         stderr=subprocess.PIPE,

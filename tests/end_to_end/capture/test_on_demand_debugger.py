@@ -1,4 +1,4 @@
-"""Agents in programs that were started without one."""
+"""Agents loaded into programs that started without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Threads that end while they are recorded, in processes of their own: a mode that nobody takes off stays counted."""
+"""Threads that end while they are recorded.
+
+Programs run in separate processes, since a mode that is never removed stays counted.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ print(len(marks.listeners), recordings())
 @pytest.mark.parametrize("warmup", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_steps_that_end_with_their_threads_are_cut_and_counted(tmp_path: Path, warmup: int) -> None:
     done = run_python("-c", PROGRAM + ENDS_IN_STEP, warmup, cwd=tmp_path, env=environment(tmp_path))
-    # where a mode is counted as on, torch compiles nothing any more
+    # torch compiles nothing while a mode is counted as active
     assert done.stdout == "None 0 2 () 0 0\n", done.stderr
     assert (load(tmp_path / "t.jsonl", partial=False).calls["op"] == "aten.sin.default").sum() == 2
 

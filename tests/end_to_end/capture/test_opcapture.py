@@ -200,7 +200,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: lis
 
 
 def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
-    # a mmengine that cannot be imported stands for a machine without it
+    # simulate a machine without mmengine by one that cannot be imported
     (folder / "mmengine.py").write_text("raise ImportError('no mmengine here', name='mmengine')", encoding="utf-8")
     (folder / "config.py").write_text("model = {}", encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": str(folder)}
@@ -302,7 +302,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
 from opgrip.capture.start import main
 sys.exit(main(sys.argv[1:]))
 """
-"""A command whose files may have few bytes, which stands for a disk that is full."""
+"""Command with a small limit of file size, which simulates a full disk."""
 
 
 @pytest.mark.parametrize("words", [["--", "script.py"], ["--model", "nets.py:good", "--steps", "300"]])

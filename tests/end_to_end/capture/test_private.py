@@ -1,4 +1,4 @@
-"""A private capture writes no names, paths, texts and values of the program, at no time."""
+"""Private captures: they never write names, paths, texts or values of the program."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_custom_operators_whose_names_stay_are_told(tmp_path: Path) -> None:
     assert "names of custom operators stay, for replays: acme.fused.default;" in done.stderr
     done = run_command("opcapture", "-o", "u.jsonl", "--", "program.py", cwd=tmp_path)
     assert "custom operators" not in done.stderr
-    # redacting twice hides what the first time left
+    # redacting again hides the operator names that the first redaction kept
     run_command("opgrip", "trace", "redact", "t.jsonl", "-o", "h.jsonl", "--hide-operators", cwd=tmp_path)
     assert "acme" in (tmp_path / "t.jsonl").read_text()
     assert "acme" not in (tmp_path / "h.jsonl").read_text()
@@ -114,7 +114,7 @@ def test_nothing_else_reaches_the_disk_meanwhile(tmp_path: Path) -> None:
 
     with Capture(tmp_path / "t.jsonl", private=True, write_ahead=True) as capture:
         SecretNet()(torch.arange(2))
-        # each call was written before it ran
+        # each call is written before it runs
         assert "aten.add.Tensor" in written()
         assert "Secret" not in written()
         assert str(CARD) not in written()

@@ -1,4 +1,4 @@
-"""Programs of several threads and processes, that fork, are launched as ranks, crash and hang."""
+"""Programs with several threads and processes, which fork, are launched as ranks, crash or hang."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ assert total == 3 * 140
     assert len(whole.calls) == sum(len(part.calls) for part in parts)
     squares = whole.calls[whole.calls["op"] == "aten.pow.Tensor_Scalar"]
     assert squares.groupby("process", observed=True).size().to_dict() == {1: 4, 2: 4}
-    # what the workers have alike stands there once
+    # records that the workers share are stored once
     assert len(whole.signatures) < sum(len(part.signatures) for part in parts)
     assert len(set(whole.storages)) == sum(len(set(part.storages)) for part in parts)
 
@@ -248,7 +248,7 @@ with Capture("t.jsonl", extensions=["time"]):
 
 
 def test_a_whole_trace_has_no_unfinished_calls(tmp_path: Path) -> None:
-    # the time of calls with large results begins after their pages were counted
+    # the duration of calls with large results begins after their pages are counted
     small, large = torch.ones(3), torch.ones(1 << 20)
     with Capture(tmp_path / "t.jsonl", write_ahead=True):
         for _ in range(5):
@@ -288,5 +288,5 @@ def test_after_a_thread_that_outlived_the_capture_torch_knows_of_no_mode(tmp_pat
         assert is_in_torch_dispatch_mode()
     go.set()
     thread.join()
-    # else torch.compile would leave all that follows to eager
+    # otherwise torch.compile would run all following code eagerly
     assert not is_in_torch_dispatch_mode()

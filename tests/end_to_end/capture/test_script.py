@@ -1,4 +1,4 @@
-"""`opcapture -- script`: any program, unchanged."""
+"""`opcapture -- script` with unchanged programs of all kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`opcapture -- script` where the script cannot start, calls nothing, is interrupted, or forks."""
+"""`opcapture -- script` with scripts that cannot start, call nothing, are interrupted, or fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that a program reports, or that its optimizer shows, and what takes a part of a trace by them."""
+"""Steps that a program reports or that its optimizer shows, and their use in selecting a part of a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ops_of(trace: Trace) -> list[str]:
 
 
 def steps_of(path: Path) -> list[list[str]]:
-    """The operators of each step, as both ways to take a part of a trace have them."""
+    """Return the operators of each step, after checking that both ways to select a step agree."""
     whole = load(path)
     assert whole.end is not None
     steps = []
@@ -42,7 +42,7 @@ def steps_of(path: Path) -> list[list[str]]:
 
 def run(step: int) -> None:
     x = torch.ones(3)
-    # nothing that each step does once
+    # no call occurs exactly once per step
     for _ in range(step + 1):
         x.sin()
 

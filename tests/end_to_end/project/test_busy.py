@@ -1,4 +1,4 @@
-"""Tests that compare times tell a busy machine from a fault."""
+"""Comparisons of times in tests, which are skipped on a busy machine and fail on an idle one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
         assert most_s == 1e9
     after = usage_now()
     used_s = float((tmp_path / "used").read_text().splitlines()[-1])
-    # had nothing but the fork run on this machine
+    # as if only the fork had run on this machine
     assert share_of_others(before, replace(after, busy_s=before.busy_s + used_s)) == 0
 
 

@@ -1,4 +1,4 @@
-"""What docs/coming-from.md tells users of other tools to type works, line by line."""
+"""Commands in docs/coming-from.md for users of other tools, run line by line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPAN = re.compile(r"`([^`]+)`")
 
 
 def _commands() -> list[Pasted]:
-    """What the last column of each table tells to type."""
+    """Return the commands in the last column of each table."""
     commands = []
     for number, line in enumerate(DOCUMENT.read_text(encoding="utf-8").splitlines(), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
@@ -33,7 +33,7 @@ def _commands() -> list[Pasted]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the lines speak of, each of its kind."""
+    """Create one file of each kind that the commands use."""
     path = tmp_path_factory.mktemp("coming-from")
 
     def run(*words: str) -> None:

@@ -1,4 +1,4 @@
-"""What the docs say is what is declared."""
+"""Documentation compared with the declarations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from programs import ROOT, run_python
 
 
 def test_options_and_columns_are_documented_as_they_are_declared() -> None:
-    # in an interpreter where no test has added parts
+    # in an interpreter without parts that other tests add
     done = run_python(ROOT / "docs" / "tables.py", "--check", fresh=True)
     assert done.returncode == 0, done.stderr

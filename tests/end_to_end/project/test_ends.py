@@ -1,4 +1,4 @@
-"""How the commands end where their readers go, devices are full, and users press Ctrl-C."""
+"""Exit of the commands when their readers close pipes, devices are full, or users press Ctrl-C."""
 
 from __future__ import annotations
 

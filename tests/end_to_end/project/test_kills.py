@@ -1,4 +1,4 @@
-"""Commands that are killed at random moments lose nothing that was measured: a few times here, more where asked.
+"""Commands killed at random moments, a few times by default; they must not lose measurements.
 
 `OPGRIP_KILLS=30 make test ARGS=tests/end_to_end/project/test_kills.py` kills each thirty times.
 """
@@ -23,7 +23,7 @@ from opgrip.traces import load
 
 KILLS = int(os.environ.get("OPGRIP_KILLS", "3"))
 LAST_S = 2.0
-"""Of a capture that is killed, what may be missing: a second, and another for a machine that is busy."""
+"""Duration of calls that a killed capture may lack: one second, and another for a busy machine."""
 
 pytestmark = pytest.mark.slow
 
@@ -41,14 +41,14 @@ with open(sys.argv[1], "w") as log:
 
 @pytest.fixture
 def randomness(request: pytest.FixtureRequest) -> random.Random:
-    """Other moments in each run; a failure names the seed."""
+    """Return random numbers that differ in each run; the output of a failed test names the seed."""
     seed = int(os.environ.get("OPGRIP_SEED", time.time_ns() % 10**6))
     print(f"OPGRIP_SEED={seed}")
     return random.Random(f"{seed} {request.node.name}")
 
 
 def killed(command: list[Any], folder: Path, after_s: float) -> bool:
-    """Run a command and kill it after some time; whether it had not ended before."""
+    """Run a command and kill it after some time; return True if it was still running."""
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
             _, errors = process.communicate(timeout=after_s)
@@ -60,7 +60,7 @@ def killed(command: list[Any], folder: Path, after_s: float) -> bool:
 
 
 def seconds_of(command: list[Any], folder: Path) -> float:
-    """What a command takes that is left alone."""
+    """Return the duration of an undisturbed command."""
     start = time.monotonic()
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return time.monotonic() - start
@@ -88,7 +88,7 @@ def test_a_killed_capture_lacks_its_last_second_at_most(tmp_path: Path, randomne
 
 
 def rows_kept(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """The rows of each case that a replay has put on disk so far."""
+    """Return the rows of each case that a replay has written to disk so far."""
     journal = folder / "r.json.journal"
     if (folder / "r.json").exists():
         frame: pd.DataFrame = load_results(folder / "r.json")
@@ -140,7 +140,7 @@ def test_a_verb_that_is_killed_leaves_its_files_whole(
     (tmp_path / output).unlink()
     kills = 0
     while kills < KILLS:
-        # most of the time it imports, and writes at the end
+        # most of the time it imports, and it writes at the end
         kills += killed(command, tmp_path, whole_s * (1 - randomness.random() ** 2 / 2))
         assert {name: (tmp_path / name).read_bytes() for name in sources} == before
         if (tmp_path / output).exists():

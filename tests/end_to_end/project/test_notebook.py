@@ -1,4 +1,4 @@
-"""The notebook that ships: it runs, what it shows is there, and nothing in it tells of the machine that it ran on."""
+"""The shipped notebook: it runs, has its output, and contains no details of the machine that it ran on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?:tmp|home|root|work|usr|opt|var|Users
 
 
 def outputs_of(notebook: dict[str, Any]) -> list[tuple[str, str, dict[str, str]]]:
-    """Of each output, its cell, its type and what it holds by kind."""
+    """Return the cell, type and contents by kind of each output."""
     return [
         (cell["id"], output["output_type"], {kind: "".join(data) for kind, data in output.get("data", {}).items()})
         for cell in notebook["cells"]
@@ -27,7 +27,7 @@ def outputs_of(notebook: dict[str, Any]) -> list[tuple[str, str, dict[str, str]]
 
 
 def pictures_in(notebook: dict[str, Any]) -> list[str]:
-    """The cells that show a picture, by itself or on a page."""
+    """Return the cells that show a plot, as an image or in HTML."""
     return [
         cell
         for cell, _, data in outputs_of(notebook)

@@ -1,4 +1,4 @@
-"""A package of its own adds an option, a column, an analysis, a source of cases, a form and a mode, each in a place."""
+"""Separate package that registers an option, a column, an analysis, a source of cases, a result format and a mode."""
 
 from __future__ import annotations
 

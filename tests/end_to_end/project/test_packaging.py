@@ -1,4 +1,4 @@
-"""The project's own files agree with each other."""
+"""Consistency of the project's own files."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_the_oldest_environment_has_the_lower_bounds() -> None:
     lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert bounds.keys() == pins.keys()
-    # a bound of 1.11 is that of any 1.11.x
+    # a bound of 1.11 allows any 1.11.x
     assert [name for name, bound in bounds.items() if not f"{pins[name]}.".startswith(f"{bound}.")] == []

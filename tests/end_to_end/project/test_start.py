@@ -1,4 +1,4 @@
-"""How the commands start: at once, where they have nothing to run."""
+"""Start of the commands, which is fast if they have nothing to run."""
 
 from __future__ import annotations
 

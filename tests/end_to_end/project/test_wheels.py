@@ -1,4 +1,4 @@
-"""The two wheels, built and installed beside each other: the tool with a few traces, and all traces of the zoo."""
+"""The two wheels, built and installed together: the tool with a few traces, and all traces of the zoo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_THE_TOOL = [
     if name.startswith("models/")
 ]
 DISTILLED, BASELINE = "traces/zoo_500.jsonl.gz", "traces/zoo/baseline.json.zst"
-"""What the README's first command replays, and the times of the zoo's score."""
+"""Trace of the README's first command, and the baseline times of the zoo's score."""
 INSTALLED = """
 from opgrip.traces import load
 from opgrip.errors import MissingFileError
@@ -36,7 +36,7 @@ assert len(load("zoo:built-in_faster-rcnn.predict").calls)
 
 
 def install(source: Path, folder: Path) -> None:
-    """Build a wheel and install it into a folder, from what is here alone."""
+    """Build a wheel and install it into a folder without network access."""
     words = (
         "-m",
         "pip",
@@ -54,7 +54,7 @@ def install(source: Path, folder: Path) -> None:
 
 
 def traces_in(folder: Path) -> dict[str, str]:
-    """The traces of the zoo that what is installed in a folder has, with the folder that each is in."""
+    """Return the zoo traces that packages installed in a folder contain, each with its folder."""
     env = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", INSTALLED], cwd=folder, env=env, capture_output=True, text=True, check=False
@@ -69,7 +69,7 @@ def test_the_tool_has_a_few_traces_and_the_other_wheel_all(tmp_path: Path) -> No
     unwanted = shutil.ignore_patterns(
         ".*", "build", "demo", "dist", "results", "*.egg-info", "__pycache__", "tests", "docs"
     )
-    # built in a copy: setuptools leaves what it copied in the folder
+    # build in a copy: setuptools leaves its copies in the folder
     shutil.copytree(ROOT, sources, ignore=unwanted)
     install(sources, folder)
     assert sorted(traces_in(folder)) == sorted(OF_THE_TOOL)

@@ -1,4 +1,4 @@
-"""Cases that crash, hang, exit or want too much memory, for real: each costs its row, and the others have theirs."""
+"""Real cases that crash, hang, exit or use too much memory: each fails in its own row, and the others are measured."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def journal_lines(path: Path) -> list[str]:
 
 
 def interrupted(folder: Path, how: signal.Signals) -> Path:
-    """A replay that was ended when it hung, after the first part of its cases."""
+    """End a replay when it hangs, after the first part of its cases, and return its journal."""
     trace = bad_trace(folder / "t.jsonl", goods=60)
     command = [program_path("opreplay"), trace, *TRUSTED, *FAST, "--timeout", "600", "-o", folder / "results.json"]
     with subprocess.Popen(
@@ -113,12 +113,12 @@ def test_an_interrupted_replay_goes_on_where_it_stopped_and_gives_the_same_table
 ) -> None:
     (tmp_path / "cut").mkdir()
     journal = interrupted(tmp_path / "cut", how)
-    # half a record is what a kill can leave
+    # a kill can leave half a record
     with journal.open("a", encoding="utf-8") as file:
         file.write('[{"case": 17, "op": "at')
     before = {line["case"] for text in journal_lines(journal)[1:-1] for line in json.loads(text)}
     options = [*TRUSTED, *FAST, "--timeout", "600", "-o", "results.json"]
-    # the hang is not one any more: its process is ended by the test where it sleeps
+    # the test ends the hanging process while it sleeps
     with subprocess.Popen(
         [program_path("opreplay"), "t.jsonl", *options, "--resume"], cwd=tmp_path / "cut", stderr=subprocess.PIPE
     ) as process:
@@ -134,7 +134,7 @@ def test_an_interrupted_replay_goes_on_where_it_stopped_and_gives_the_same_table
 
 
 def ended_what_sleeps(process: subprocess.Popen[bytes]) -> bool:
-    """Kill the worker of a replay where it hangs."""
+    """Kill the worker of a replay when it hangs, and return True then."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for child in children:
         if "nanosleep" in Path(f"/proc/{child}/wchan").read_text():

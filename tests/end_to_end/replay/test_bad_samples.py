@@ -1,4 +1,6 @@
-"""Gripped samples that crash, hang, exit or want too much memory: each costs its row, and the others have theirs."""
+"""Gripped samples that crash, hang, exit or use too much memory: each fails in its own row, and the others are
+measured.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with samples that are fine, some with odd habits, and one for each thing that goes wrong."""
+    """Create a folder with good samples, some with side effects, and one for each kind of failure."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "uses.py").write_text(SCRIPT)
     done = run_python("uses.py", cwd=folder)
@@ -105,7 +107,7 @@ def test_a_bad_sample_costs_its_row(rows: pd.DataFrame, name: str) -> None:
 def test_the_other_samples_are_measured(rows: pd.DataFrame) -> None:
     assert rows.index.is_unique
     assert set(rows.index) == {*BAD, "changes_folder", "fine", "forks", "hangs_at_exit"}
-    # whose copies use the processors too
+    # its forks use the processors too
     assert rows.loc["forks", "status"] in {"ok", "contended"}
     fine = rows.drop(index=[*BAD, "forks"])
     assert set(fine["status"]) == {"ok"}

@@ -1,4 +1,4 @@
-"""Sequences of calls that crash, hang, exit or want too much memory, for real: each costs its calls, and no others."""
+"""Step replays with calls that crash, hang, exit or use too much memory: only these calls are lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAST = ["--sequence", "--iterations", "1"]
 
 
 def run_bad(trace: Path, output: Path, *options: str, status: int = 0) -> tuple[dict[str, str], dict[str, str]]:
-    """By the names of operators, why they did not run on what flows, and the status of their rows."""
+    """Return, by operator, the reasons why calls did not run on flowing values, and the status of their rows."""
     done = run_command("opreplay", trace, *FAST, *options, "-o", output)
     assert done.returncode == status, done.stderr
     result: dict[str, Any] = json.loads(output.read_text())

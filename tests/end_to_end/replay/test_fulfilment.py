@@ -1,4 +1,4 @@
-"""A request that no row fulfilled is said in one line, and the exit status is 1."""
+"""Requests that no row fulfilled: one line reports them, and the exit status is 1."""
 
 from __future__ import annotations
 

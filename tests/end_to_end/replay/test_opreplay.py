@@ -83,7 +83,7 @@ def test_the_number_of_runs_is_the_one_asked_for(detector_trace: Path, tmp_path:
     output = tmp_path / "results.json"
     assert run_command("opreplay", detector_trace, "--top", "3", "--iterations", "7", "-o", output).returncode == 0
     rows = load_results(output)
-    # it gives up where other processes use the cores in too many runs
+    # it stops early if other processes use the cores in too many runs
     assert set(rows["samples"][rows["stopped"] != "contended"]) <= {7}
     assert set(rows["stopped"]) <= {"iterations", "contended"}
 
@@ -95,7 +95,7 @@ def test_a_run_or_two_of_everything_are_results_without_a_spread(tiny_trace: Pat
     assert done.returncode == 0, done.stderr
     rows = load_results(output)
     rows = rows[rows["status"] == "ok"]
-    # a call whose recorded values vary, or whose memory does, has one run of each kind
+    # a call with varying values or memory state has one run of each kind
     assert rows["spread"].isna().any()
     assert (rows["spread"].isna() == rows["noisy"].isna()).all()
 
@@ -216,10 +216,10 @@ def test_a_strangers_trace_costs_a_row_or_a_line_and_never_a_traceback(
 
 
 LARGE = ("mmcv.*", "aten.addmm.*", "aten.index_put*")
-"""Operators of the shipped traces that have no small calls."""
+"""operators of the shipped traces that have no small calls"""
 
 
-# the largest of the operators that have small ones too take most of the time: they are run as scripts alone
+# the largest calls of the other operators take most of the time: only the exported scripts run them
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ LARGE = ("mmcv.*", "aten.addmm.*", "aten.index_put*")
 )
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
 def test_shipped_traces_run_where_no_extension_is_installed(path: Path, part: tuple[str, ...], tmp_path: Path) -> None:
-    # a mmcv that cannot be imported stands for a machine without it
+    # simulate a machine without mmcv by one that cannot be imported
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").write_text("raise ImportError('no mmcv here')", encoding="utf-8")
     output = tmp_path / "results.json"
 
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    # with warm caches, no calls of the program are run before each
+    # with warm caches, no preceding calls are run
     done = run_command("opreplay", path, *FAST, "--cache", "warm", *part, "-o", output, cwd=ROOT, env=env)
     # nothing ran with --op 'mmcv.*'
     assert done.returncode == ("--op" in part), done.stderr
@@ -278,5 +278,5 @@ def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
     except OSError:
-        # how Linux says that the other end has gone
+        # Linux reports in this way that the other end was closed
         return b""

@@ -1,4 +1,4 @@
-"""Fresh and used memory for results, as it is had from glibc."""
+"""New and reused memory for results, as glibc provides it."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ def test_what_a_benchmark_asks_of_the_allocator_and_the_system_ends_with_it(tmp_
     meanwhile, after, of_child, was_disabled = (
         tuple(map(int, line.split())) for line in done.stdout.split("\n") if line
     )
-    # 160 MB were kept, and then given back above 64 MB
+    # 160 MB were kept, and the part above 64 MB was then released
     assert meanwhile[0] == 1
     assert meanwhile[1] < 20
     assert after[0] == 0
     assert after[1] > 60
     assert of_child == (0,)
-    # as the program had it before
+    # restored to the program's setting
     assert was_disabled == (1,)
 
 
@@ -191,7 +191,9 @@ OPERATORS = {
 
 
 def trace_of(path: Path, *calls: tuple[str, int, int, int, bool], page: int | None = PAGE) -> Trace:
-    """A trace of calls: operator, memory that it takes, memory that it gives, page faults, whether it was perturbed."""
+    """Return a trace of calls: operator, memory of the argument and of the result, page faults, and the
+    perturbed flag.
+    """
     count = len(calls)
     block = Calls(
         *(0, [OPERATORS[call[0]].number for call in calls], [0] * count, [10 * place for place in range(count)]),
@@ -206,7 +208,7 @@ def trace_of(path: Path, *calls: tuple[str, int, int, int, bool], page: int | No
 
 
 def made_in(trace: Trace) -> dict[int, int]:
-    """By the places of calls, the fresh bytes of large memory that they made."""
+    """Return the number of new pages of large memory that each call made, by its place."""
     made = new_memory(trace, make_flow(trace))
     assert {memory.sizes for memory in made.values()} <= {(1 << 20,)}
     return {place: memory.fresh_bytes // PAGE for place, memory in made.items()}

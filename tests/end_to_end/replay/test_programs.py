@@ -1,4 +1,4 @@
-"""What is kept of a compiled call, and for whom."""
+"""Cache of compiled programs, and the requests that share an entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far commands are, as a terminal shows it and a pipe does not."""
+"""Progress of commands, which is shown on a terminal and not in a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.cli.progress import LARGE_BYTES, Reporter
 
 
 def on_terminal(*words: object, **variables: str) -> str:
-    """What a command writes to stderr where that is a terminal."""
+    """Return the output of a command to stderr if that is a terminal."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "160", **variables}
     command = [program_path(str(words[0])), *map(str, words[1:])]

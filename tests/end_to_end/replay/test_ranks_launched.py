@@ -128,7 +128,7 @@ def capture(folder: Path, count: int, *names: str) -> None:
 
 
 def replay_all(folder: Path, count: int, *replays: tuple[str, object, dict[str, Any]]) -> dict[str, Any]:
-    """By name, what rank 0 has of the replay of a trace with some options."""
+    """Return, by name, rank 0's results of replaying each trace with its options."""
     (folder / "replay.py").write_text(REPLAY, encoding="utf-8")
     done = launch(folder, count, "replay.py", json.dumps(replays))
     assert done.returncode == 0, done.stderr
@@ -151,7 +151,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exchanges_of(path: Path, process: int = 0) -> int:
-    """How often a process of a merged trace called a collective."""
+    """Return the number of collectives that a process of a merged trace called."""
     trace = load(path, partial=False)
     numbers = [signature.number for signature in trace.signatures if is_exchange(signature)]
     calls = trace.calls[trace.calls["process"] == process]
@@ -175,14 +175,14 @@ def test_steps_of_data_and_tensor_parallel_models_replay_with_all_their_collecti
         assert all(item["left_out"] == {} and item["unsupported"] == 0 for item in ranks["ranks"])
         assert all(item["substituted"] == 0 for item in ranks["ranks"])
         assert {row["status"] for row in rows} <= {"ok", "contended"}
-        # a signature that both ranks called counts in each with the calls of that rank
+        # a signature that both ranks called is counted for each rank by its own calls
         counts = [sum(row["count"] for row in rows if row["rank"] == rank) for rank in (0, 1)]
         assert counts == [item["calls"] for item in ranks["ranks"]]
         exchanged = [row for row in rows if row["group_ranks"] == "0,1"]
         assert sum(row["count"] for row in exchanged) == 2 * count
         assert all(row["exchange_us"] > 0 and row["wait_us"] >= 0 for row in exchanged)
     (reduced,) = (item for item in outcomes["ddp"]["ranks"]["collectives"] if item["kind"] == "all_reduce")
-    # all gradients in one bucket, once a step
+    # all gradients are in one bucket, once per step
     assert (reduced["bytes"], reduced["calls"], reduced["ranks"]) == (4 * (16 * 32 + 32 + 32 * 16 + 16), 2, [0, 1])
     assert reduced["bus_gb_per_s"] == pytest.approx(reduced["algorithm_gb_per_s"])
     assert reduced["algorithm_gb_per_s"] == pytest.approx(reduced["bytes"] / reduced["median_us"] / 1e3)
@@ -198,7 +198,7 @@ def test_a_step_of_four_ranks_in_two_kinds_of_groups_replays_with_four_and_with_
     done = launch(four_ranks, 4, "-m", "opgrip.replay", "grid.jsonl", "--sequence", "--iterations", 2, "-o", "out.json")
     assert done.returncode == 0, done.stderr
     assert "4 of 4 recorded ranks" in done.stdout
-    # one rank tells
+    # only one rank prints
     assert done.stdout.count("recorded ranks") == 1
     assert done.stderr.count("opreplay: replaying") == 1
     whole = json.loads((four_ranks / "out.json").read_text(encoding="utf-8"))["ranks"]
@@ -239,7 +239,7 @@ def test_a_group_of_which_two_ranks_are_there_runs_among_them_where_it_is_scaled
         for item in scaled["ranks"]:
             assert (item["collectives"], item["left_out"], item["unsupported"]) == (count, {}, 0)
         assert {tuple(item["ranks"]) for item in scaled["collectives"]} == {(0, 1)}
-        # a reduction has its size, and of what has parts of members, those of two out of four are there
+        # a reduction keeps its size; collectives with one part per member have the parts of two out of four
         share_of = {"_allgather_base_": 0.5, "_reduce_scatter_base_": 0.5}
         expected = {
             int(largest_bytes(signature) * share_of.get(signature.op.split(".")[1], 1))
@@ -252,7 +252,7 @@ def test_a_group_of_which_two_ranks_are_there_runs_among_them_where_it_is_scaled
 
 
 def largest_bytes(signature: Signature) -> int:
-    """Of the tensors of a call, the bytes of the largest."""
+    """Return the size in bytes of a call's largest tensor."""
     return max(prod(spec.shape) * spec.dtype.itemsize for spec in tensors(signature.args))
 
 
@@ -268,7 +268,7 @@ def test_a_reduction_that_is_not_there_is_left_out_and_one_without_its_factor_is
     for item in outcomes["PREMUL_SUM"]["ranks"]["ranks"]:
         assert (item["collectives"], item["left_out"]) == (count, {})
     for item in outcomes["NEWEST"]["ranks"]["ranks"]:
-        # once a step; what else the group has, goes on
+        # once per step; the group's other collectives still run
         ((reason, times),) = item["left_out"].items()
         assert reason.endswith("has no reduction NEWEST")
         assert (times, item["collectives"]) == (2, count - 2)
@@ -285,7 +285,7 @@ def test_steps_of_each_kind_of_parallel_model_replay_with_four_ranks(four_ranks:
         assert [item["collectives"] for item in ranks["ranks"]] == [count] * 4, name
         assert all(item["left_out"] == {} and item["unsupported"] == 0 for item in ranks["ranks"]), name
         assert {row["status"] for row in outcome["rows"]} <= {"ok", "contended"}, name
-        # each exchange among all has the factor of four ranks
+        # collectives of the whole group use the factor of four ranks
         factor_of = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
         for item in ranks["collectives"]:
             if item["kind"] in factor_of and len(item["ranks"]) == 4:
@@ -350,7 +350,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_one_line(two_ranks: Path, kills
                     victim = rank_of(process.pid, 1)
                     os.kill(victim, signal.SIGKILL if kills else signal.SIGSTOP)
                 if line.startswith("opreplay: error: ") and not kills:
-                    # torchrun gives it half a minute to end
+                    # torchrun allows it half a minute to exit
                     with suppress(ProcessLookupError):
                         os.kill(victim, signal.SIGKILL)
             assert process.wait() != 0
@@ -362,7 +362,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_one_line(two_ranks: Path, kills
 
 
 def rank_of(launcher: int, rank: int) -> int:
-    """The process of a rank that a launcher has started."""
+    """Return the process of a rank that a launcher started."""
     for task in Path(f"/proc/{launcher}/task").iterdir():
         for child in (task / "children").read_text(encoding="ascii").split():
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster: the same rows as a plain replay's, whatever is lost meanwhile."""
+"""Workers of a Ray cluster: their rows equal a plain replay's, even if workers or nodes are lost."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_node_that_is_killed_costs_a_retry_and_machines_of_two_kinds_do_not_mi
         done = run_command("opreplay", *command, cwd=tmp_path, env=environment, fresh=True)
         assert done.returncode == 2, done.stderr
         assert "the cluster has machines of 2 kinds that fit (big; small): name one by" in done.stderr
-        # one worker, which is replaced on the other node; it lives on for some seconds without its own
+        # one worker, which is replaced on the other node; it survives its own node for some seconds
         words = ["--address", address, "--machine-kind", "big", "--workers", "1", "--iterations", "8000"]
         replay = start(folder, output, *words)
         wait_for(lambda: rows_in_journal(output) > 2, replay)
@@ -167,7 +167,7 @@ def start(pool, usual=ray_pool.Pool.start):
 ray_pool.Pool.start = start
 sys.exit(main())
 """
-"""The command, which waits for seconds alone where the workers that it had are lost."""
+"""The command, with a wait of only seconds for new workers after its workers are lost."""
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_several_traces_whose_only_node_is_killed_keep_their_rows(folder: Path, 
         replay = subprocess.Popen(list(map(str, words)), env=environment, stderr=subprocess.PIPE, text=True)
         part = tmp_path / "r.json.parts" / "001-long.json"
         wait_for(lambda: rows_in_journal(part) > 2, replay)
-        # a worker would live on for some seconds without its node
+        # a worker would survive its node for some seconds
         for pid in (pids[0], *workers_below(pids[0])):
             os.kill(pid, signal.SIGKILL)
         _, errors = replay.communicate(timeout=200)
@@ -218,7 +218,7 @@ def allowed_processors(pid: int) -> str:
 
 
 def allow_files_below(pid: int, most: int) -> None:
-    """Let a node's processes, and those that it starts, write no larger file: to its workers a disk seems full."""
+    """Limit the file size of a node's processes, now and later, which simulates a full disk for its workers."""
     for process in {pid, *processes_below(pid)}:
         with suppress(ProcessLookupError):
             resource.prlimit(process, resource.RLIMIT_FSIZE, (most, most))
@@ -267,7 +267,7 @@ def test_options_of_a_cluster_are_refused_without_one() -> None:
     ],
 )
 def test_what_is_of_this_machine_alone_is_refused_before_a_cluster_starts(words: Sequence[str], told: str) -> None:
-    # nobody is at the port
+    # nothing listens at the port
     done = run_command("opreplay", "trace:faster_rcnn", "--engine", "ray", "--address", "127.0.0.1:9", *words)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 

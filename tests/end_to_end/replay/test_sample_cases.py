@@ -74,7 +74,7 @@ def test_an_interrupted_replay_of_samples_can_be_taken_up(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where somebody gripped a function that is called as a sample that ships."""
+    """Create a folder with a gripped function of the same name as a shipped sample."""
     folder = tmp_path_factory.mktemp("gripped")
     text = (
         "import torch\nfrom opgrip import grip\n\n\n@grip(to='samples')\ndef nms(boxes):\n    return boxes.sin()\n\n\n"

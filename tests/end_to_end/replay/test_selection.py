@@ -1,4 +1,4 @@
-"""Which cases a replay would run."""
+"""Selection of the cases of a replay."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_resume_goes_on_with_the_traces_that_are_missing(folder: Path, tmp_path:
     first = [str(folder / "net.predict.jsonl"), str(folder / "net.train.jsonl")]
     assert run_command("opreplay", *first, *FAST, "-o", output, cwd=tmp_path).returncode == 0
     before = load_results(output)
-    # as an interrupted run leaves it: the first trace whole, of the second nothing, and no output
+    # state after an interrupted run: the first trace complete, nothing of the second, and no output
     output.unlink()
     parts.mkdir()
     replayed = replay(first[0], iterations=3, warmup=0, cache="warm")
@@ -178,7 +178,7 @@ def test_several_are_listed(folder: Path) -> None:
 
 
 def own_folder(path: Path, *sizes: int) -> Path:
-    """A folder with one trace, of its name."""
+    """Create a folder with one trace that has the folder's name."""
     path.mkdir(exist_ok=True)
     small_trace(path / f"{path.name}.jsonl", sizes)
     return path
@@ -189,7 +189,7 @@ QUICK: dict[str, Any] = {"iterations": 1, "warmup": 0, "cache": "warm"}
 
 @pytest.fixture(scope="module")
 def mixed_folder(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
-    """A folder of four traces, one of which has a function that the others lack."""
+    """Create a folder of four traces, one of which has a function that the others lack."""
     mixed = tmp_path_factory.mktemp("mixed")
     for name in ("a", "b", "c"):
         shutil.copy(folder / "net.predict.jsonl", mixed / f"{name}.jsonl")

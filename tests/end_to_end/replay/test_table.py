@@ -1,4 +1,4 @@
-"""What opreplay and opgrip show on terminals, and what the table's shares mean."""
+"""Tables of opreplay and opgrip on terminals, and the meaning of their shares."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ ROW = Result(
 
 
 def numbers_in(text: str) -> set[str]:
-    """All numbers of a table's cells, but for those of times, which differ from run to run."""
+    """Return all numbers in a table's cells except times, which differ from run to run."""
     return set(re.findall(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?%?(?![\w.])", text))
 
 
 def trace_of(path: Path, durations: dict[str, list[int]]) -> Path:
-    """A trace of operators on one tensor, each with the durations of its calls."""
+    """Write a trace of operators on one tensor, each with the durations of its calls."""
     records: list[Record] = [Scope(0, "m", "M", "forward"), Thread(0, "MainThread")]
     start = 0
     for number, (op, times) in enumerate(durations.items()):
@@ -63,11 +63,11 @@ def trace_of(path: Path, durations: dict[str, list[int]]) -> Path:
 def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) -> None:
     shown = show(width, "opreplay", detector_trace, *FAST, "--top", "4", "--cache", "warm", "--mode", "eager,jit")
     assert max(map(len, shown.lines)) <= width
-    # a note below the table, of calls that behave in two ways, begins with what it is of in short
+    # a note below the table about calls with two timing clusters begins with a shortened name
     assert "…" not in shown.text.replace("…:", ":")
     cases = make_cases(load(detector_trace), Selection(top=4))
     for case in cases:
-        # the least that any table shows, and what it is of
+        # every table shows at least the sizes of the arguments
         sizes = {str(size) for spec in case.signature.args if isinstance(spec, TensorSpec) for size in spec.shape}
         assert sizes <= set(re.findall(r"\d+", shown.text))
         if width >= 80:
@@ -92,7 +92,7 @@ def test_other_tables_hold_the_same_numbers_at_any_width(command: tuple[str, ...
     for width, shown in zip((120, 80, 60, 40), others, strict=True):
         assert max(map(len, shown.lines)) <= width
         assert numbers_in(shown.text) <= numbers_in(wide.text) | {"1"}
-    # a list leaves nothing out
+    # the list form leaves nothing out
     assert numbers_in(wide.text) <= numbers_in(others[-1].text)
 
 
@@ -120,7 +120,7 @@ def test_one_hiccup_is_not_the_first_row(tmp_path: Path) -> None:
     trace = load(trace_of(tmp_path / "t.jsonl", times))
     first, second = make_cases(trace)
     assert (first.op, first.share) == ("aten.neg.default", pytest.approx(18 / 22))
-    # what the calls really took is there too
+    # the real duration of the calls is available too
     assert (second.captured_us, second.captured_total_us) == (1.0, 53.0)
     assert make_cases(trace, Selection(top=1)) == [first] or make_cases(trace, Selection(top=1))[0].op == first.op
     summary = trace.summary()
@@ -230,12 +230,12 @@ def test_a_comparison_tells_the_ratio_with_its_spread() -> None:
     text = io.StringIO()
     print_points(rows, "eager", text)
     row = next(line for line in text.getvalue().splitlines() if line.startswith("zeros"))
-    # percentiles of 2, 1 and 1/2 on the scale on which twice and half are as far from 1
+    # percentiles of 2, 1 and 1/2 on a logarithmic scale, on which twice and half are equally far from 1
     assert row.split() == ["zeros", "3", "1.00", "0.57", "1.74", "1.00", "1", "1"]
     text = io.StringIO()
     print_points([rows[0], rows[3]], "eager", text)
     row = next(line for line in text.getvalue().splitlines() if line.startswith("zeros"))
-    # of one case, what its runs say
+    # for one case, the percentiles of its runs
     assert row.split()[2:5] == ["2.00", "1.67", "2.50"]
 
 

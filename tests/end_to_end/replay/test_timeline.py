@@ -1,4 +1,4 @@
-"""What torch's profiler and NVTX are told of a replay."""
+"""Ranges that a replay reports to torch's profiler and NVTX."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    # what marks a range itself is no operator to torch's profiler, and is among the top where the machine was busy
+    # torch's profiler does not count range markers as operators; on a busy machine the marker is among the top
     done = run_command("opreplay", tiny_trace, *FAST, "--op", "aten.*", "--mode", "jit", "--profile", "-o", output)
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/out.timeline.json.gz" in done.stderr
@@ -38,7 +38,7 @@ def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace
     assert set(rows["mode"]) == {"eager", "jit"}
     for row in rows.itertuples():
         runs = [event for event in events if event["name"] == f"case {row.case} {row.op} {row.mode}"]
-        # those that the slowed-down processor made worthless were run again
+        # runs invalidated by a slowed-down processor were repeated
         assert len(runs) >= 2, (row, done.stderr)
         for run in runs:
             inside = [

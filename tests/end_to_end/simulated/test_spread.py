@@ -1,4 +1,4 @@
-"""`--device sim:0,sim:1`: cases spread over two devices, with a process for each."""
+"""`--device sim:0,sim:1`: cases distributed over two devices, with one process per device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = ("--iterations", "2", "--warmup", "0", "--cache", "warm", "--clock-warmup"
 
 
 def capture_calls(path: Path, count: int = 7) -> Path:
-    """As many cases of sin on the CPU, and a last one of cos."""
+    """Capture `count` cases of sin on the CPU, and a last one of cos."""
     with Capture(path):
         for size in range(1, count + 1):
             torch.ones(size).sin()
@@ -32,9 +32,9 @@ def capture_calls(path: Path, count: int = 7) -> Path:
 
 
 def replay(trace: Path, *options: str) -> Any:
-    """The results of a quick replay on both devices."""
+    """Return the results of a quick replay on both devices."""
     output = trace.with_suffix(".rows.json")
-    # makes contexts, so that no further process is started to ask what the devices are
+    # create contexts, so that no further process starts to query the devices
     for device in ("sim:0", "sim:1"):
         torch.ones(1, device=device)
     assert opreplay([str(trace), *FEW, *BOTH, "--op", "aten.[sc][io]*", "-o", str(output), *options]) == 0

@@ -1,4 +1,4 @@
-"""Verbs that look into files which stand for more cases than can be read."""
+"""Verbs on files that describe more cases than can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of mmdet and mmseg that are gripped by pattern run, and give what was recorded, where neither is there."""
+"""Functions of mmdet and mmseg gripped by pattern: they run and return the recorded results without these packages."""
 
 from __future__ import annotations
 

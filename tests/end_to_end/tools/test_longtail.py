@@ -15,7 +15,10 @@ from opgrip.traces import load
 from opgrip.traces.analysis.longtail import find_longtail
 
 FIRST = 25
-"""Rows of a training step of Faster R-CNN that hold the parts that take most time; all are among `ALL`, of some 45."""
+"""Leading rows of a training step of Faster R-CNN, of about 45, that contain the slowest parts; the first `ALL` have
+all
+parts.
+"""
 ALL = 40
 LONG_TAIL = {
     "box coder": {"delta2bbox", "bbox2delta"},
@@ -155,7 +158,7 @@ def test_the_long_tail_of_a_training_step_of_faster_rcnn_is_found(tmp_path: Path
     calls = {item["name"]: item["calls"] for item in functions}
     assert calls["MaxIoUAssigner.assign_wrt_overlaps"] == calls["bbox2delta"] == 2 * 3
     assert calls["AnchorGenerator.single_level_grid_priors"] == 2 * 5 * 3
-    # what spends its time in one kernel is not among them
+    # functions that spend their time in one kernel are excluded
     assert not {"Bottleneck.forward.<locals>._inner_forward", "RoIAlignFunction.forward"} & set(calls)
 
 

@@ -70,7 +70,7 @@ def test_info_says_how_a_model_ran_where_that_can_be(fields: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("perturbed", "words"),
     [
-        # of operators with the signatures 0, 0, 1, between marks, and of a function that was gripped
+        # calls of operators with the signatures 0, 0, 1 between marks, and of a gripped function
         ([0, 1, 0, 0, 0, 0], "1 call right after the capture's own work, timed by others like them"),
         ([1, 1, 0, 0, 1, 1], "1 call right after the capture's own work, timed by others like them"),
         ([1, 1, 1, 1, 1, 1], "3 calls right after the capture's own work"),

@@ -1,4 +1,4 @@
-"""`grip`, as users write it: their program does not notice, and what it leaves runs on its own."""
+"""`grip` as users write it: their program behaves the same, and the sample runs without the project."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HEADER = "import torch\nfrom opgrip.tools.sample_gripper import grip\n"
 
 
 def run_program(text: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process and folder of its own."""
+    """Run a script in a separate process and folder."""
     (folder / "program.py").write_text(text)
     return run_python("program.py", *arguments, cwd=folder)
 
 
 def run_samples(folder: Path) -> int:
-    """Run all tests of a folder of samples in a process of their own; how many passed."""
-    # those of the project's own options are not the user's
+    """Run all tests of a folder of samples in a separate process, and return the number of passed tests."""
+    # do not use the project's own pytest options
     options = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder)
     done = run_python("-m", "pytest", *options, folder, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,7 +113,7 @@ def test_decorated_functions_leave_samples_that_run_unedited(tmp_path: Path) -> 
     assert {path.name for path in samples.iterdir()} == {"bare", "Head_forward", "Coder_halved", "shrunk"}
     assert about(samples / "bare")["calls"][0]["operators"] > 0
     assert about(tmp_path / "elsewhere" / "sums")["tags"] == ["BuiltInDataStructure", "Customized", "Reduce"]
-    # of the recursion, calls inside the first are calls of their own
+    # in a recursion, inner calls are separate calls
     assert run_samples(samples) >= 7
     assert run_samples(tmp_path / "elsewhere") == 1
     before = {path: path.read_bytes() for path in samples.rglob("*.*")}

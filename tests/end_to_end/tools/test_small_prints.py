@@ -1,4 +1,4 @@
-"""Small things that commands print: names, columns, counts and addresses as a reader expects them."""
+"""Details of printed output: names, columns, counts and addresses in the form that a reader expects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opgrip.zoo.corpus.summaries import print_coverage
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a run of an operator was kept, with several inputs."""
+    """Create a folder with a stored run of an operator with several inputs."""
     folder = tmp_path_factory.mktemp("kept")
     inputs = json.dumps([{"self": [size, size], "other": [size, size], "alpha": 2} for size in range(1, 7)])
     words = ["--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--warmup", "0"]

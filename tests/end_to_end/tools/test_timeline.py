@@ -1,4 +1,4 @@
-"""`opgrip trace timeline`, run as a user runs it, and read as Perfetto does."""
+"""`opgrip trace timeline`, run as a user runs it, with output that Perfetto can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that validate and trim traces, and the listing of all."""
+"""The verbs that validate and trim traces, and the list of all verbs."""
 
 from __future__ import annotations
 

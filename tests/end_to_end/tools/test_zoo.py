@@ -42,13 +42,13 @@ def other():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[ZooTrace, Path]:
-    """A trace that was made, and its folder."""
+    """Make a trace of the zoo, and return it with its folder."""
     folder = tmp_path_factory.mktemp("models")
     return zoo.make_trace(DETECTOR, folder), folder
 
 
 def bad(tmp_path: Path, name: str) -> ZooTrace:
-    """A trace whose model does not come to an end as it should."""
+    """Return a zoo trace whose model fails or does not end."""
     (tmp_path / "ends.py").write_text(ENDS)
     return ZooTrace(name, "predict", "opgrip", "none", ["--model", f"{tmp_path / 'ends.py'}:{name}", "--steps", "1"])
 
@@ -93,7 +93,7 @@ def test_a_trace_is_made_with_its_figures(made: tuple[ZooTrace, Path]) -> None:
     assert held.step_ms > 0
     assert held.longtail > 0
     assert {"torch", "opgrip"} <= held.versions.keys()
-    # what ships does not say where it was made
+    # shipped traces do not contain the machine's paths
     assert content.header["command"] == ["opcapture", *SMALL]
 
 
@@ -163,7 +163,7 @@ def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
     assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns > before
 
 
-# what CI promises of the zoo is held for each commit, whichever part of the slow tests it runs
+# CI checks the zoo for each commit, whichever part of the slow tests it runs
 @pytest.mark.slow
 @pytest.mark.every_part
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What differs between two traces is told by signatures, whatever their numbers are."""
+"""Differences between two traces by signature, independent of the signatures' numbers."""
 
 from __future__ import annotations
 

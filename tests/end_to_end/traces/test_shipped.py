@@ -1,4 +1,4 @@
-"""Traces that ship, by their names."""
+"""Shipped traces by name."""
 
 from __future__ import annotations
 

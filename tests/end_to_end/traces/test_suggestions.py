@@ -1,4 +1,4 @@
-"""Names that come near to what a user typed."""
+"""Suggestions of names similar to what a user typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What of another tool's file became no calls: said wherever the file is replayed or shown."""
+"""Parts of another tool's file that could not be converted to calls: reported whenever the file is replayed or
+shown.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from opgrip.traces.schema.records import Dropped
 from opgrip.traces.table.unconverted import no_calls, unconverted
 
 GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
-"""Of DLOP-Bench, as the table of `abs`."""
+"""A file of DLOP-Bench, the table of `abs`, with a valid and an invalid row."""
 
 
 def test_a_replay_says_which_calls_of_a_file_it_leaves_out(tmp_path: Path) -> None:

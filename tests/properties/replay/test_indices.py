@@ -1,4 +1,4 @@
-"""Drawn indices become valid ones, and valid ones stay."""
+"""Properties of generated indices: random ones become valid, and valid ones stay unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ anything = st.integers(-(2**40), 2**40)
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
-    """Any lengths, how long each may be, and what they are to sum up to."""
+    """Draw lengths of any value, their upper limit and their required sum."""
     batch, count, most = draw(st.integers(1, 3)), draw(st.integers(1, 8)), draw(st.integers(0, 9))
     drawn = draw(st.lists(anything | st.integers(0, most), min_size=batch * count, max_size=batch * count))
     return torch.tensor(drawn).reshape(batch, count), most, draw(st.integers(0, count * most))

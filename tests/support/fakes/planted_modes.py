@@ -71,7 +71,7 @@ def refuses(task: Task) -> Program:
 
 @mode("planted-crowded")
 def crowded(task: Task) -> Program:
-    """Return a program that first runs out of memory, as beside concurrent compilations, and wraps the error as
+    """Return a program that first runs out of memory, as with concurrent compilations, and wraps the error as
     compilers do.
     """
     tried = Path(os.environ["OPGRIP_CACHE"]) / "crowded"

@@ -1,4 +1,4 @@
-"""The built-in models of other kinds than detectors."""
+"""Built-in models other than detectors."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def small_sac() -> tuple[nn.Module, Any]:
     ("factory", "resting"),
     [
         *((factory, ()) for factory in (small_dlrm, small_unet, lambda: gan(2, "train"), small_speech, small_unet3d)),
-        # labels of nodes tell nothing of graphs
+        # graph indices do not depend on the nodes' labels
         (small_gat, ("graphs.",)),
-        # at first they are what they follow
+        # initially they equal the networks that they follow
         (small_sac, ("followers.",)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Methods and classes bring what is used of them."""
+"""Extraction of methods and classes together with the members that they use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gripped function becomes a folder that stands alone, and nothing is overwritten."""
+"""Sample folders of gripped functions: they run without the project, and existing files are not overwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a function names comes along and nothing else: helpers, constants, imports."""
+"""Names that an extracted function needs: exactly its helpers, constants and imports are copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be extracted is refused with the reason."""
+"""Errors for functions that cannot be extracted, with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgrip.errors import UserError
 
 def test_a_function_without_source_is_refused() -> None:
     scope: dict[str, Any] = {}
-    # a name of its own: Python 3.13 has the text of `python -c` under <string>
+    # use another file name: Python 3.13 has the text of `python -c` under <string>
     exec(compile("def made(x):\n    return x\n", "<made>", "exec"), scope)
     with pytest.raises(UserError, match="no source was found for made"):
         taken(scope["made"])

@@ -1,4 +1,4 @@
-"""Functions of all kinds, taken out of projects made for it, compute what they computed there."""
+"""Functions of all kinds, extracted from generated projects, return the same results."""
 
 from __future__ import annotations
 

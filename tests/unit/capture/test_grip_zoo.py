@@ -1,4 +1,4 @@
-"""Long-tail functions of mmdet and mmseg run without them, and give what they gave."""
+"""Long-tail functions of mmdet and mmseg, extracted from them, return the same results."""
 
 from __future__ import annotations
 

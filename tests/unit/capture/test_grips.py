@@ -1,4 +1,6 @@
-"""Gripped functions: which are found, what is kept of their calls, and that their program does not notice."""
+"""Gripped functions: which are found, what is recorded of their calls, and that the program's behaviour is
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from opgrip.traces import UserError
 
 @pytest.fixture(autouse=True)
 def unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test grips is as it was afterwards, and samples go to a folder of its own."""
+    """Check that a test leaves all gripped functions unchanged, and write samples to a temporary folder."""
     monkeypatch.chdir(tmp_path)
     before = dict(vars(gripping))
     yield
@@ -127,7 +129,7 @@ def test_objects_come_apart_and_together() -> None:
     assert copy.optional is None
     assert copy.coder.calls == 5
     assert copy.coder.me is copy.coder
-    # a lock is nothing that a trace holds
+    # a trace cannot hold a lock
     assert not hasattr(copy.coder, "lock")
     assert torch.equal(gripping.Head.forward(*call.args), call.results)
 
@@ -272,7 +274,7 @@ def test_recursive_and_nested_calls_are_calls_of_their_own() -> None:
     with gripped("halved", calls=9) as grips:
         gripping.halved(torch.ones(2), 2)
     calls = calls_of(grips, "halved")
-    # the innermost ended first
+    # the innermost call ended first
     assert [call.args[1] for call in calls] == [0, 1, 2]
     assert [call.operators for call in calls] == [0, 1, 2]
 
@@ -332,7 +334,7 @@ def test_functions_inside_functions_are_gripped_when_they_are_made(name: str) ->
 
 
 def other_names() -> ModuleType:
-    """A module that has imported functions under other names."""
+    """Return a module that imports functions under other names."""
     module = ModuleType("other_names")
     module.alias = gripping.scaled  # type: ignore[attr-defined]
 
@@ -408,7 +410,7 @@ def test_compiled_and_traced_functions_are_passed_through() -> None:
     with gripped("scaled", "Coder.area") as grips:
         compiled = torch.compile(lambda boxes: gripping.scaled(boxes) + 1, backend="eager", fullgraph=True)
         assert compiled(torch.ones(1)).tolist() == [3]
-        # to check it, torch would run the function as it is
+        # to check it, torch would run the original function
         traced = torch.jit.trace(gripping.scaled, torch.ones(1), check_trace=False)
         assert traced(torch.ones(1)).tolist() == [2]
         scripted = torch.jit.script(gripping.scaled)

@@ -1,4 +1,4 @@
-"""Calls on tensors of unusual layouts share a signature just where they are alike."""
+"""Signatures of calls on tensors of unusual layouts, shared only by equal layouts."""
 
 from __future__ import annotations
 

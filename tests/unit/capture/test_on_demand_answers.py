@@ -1,4 +1,4 @@
-"""What listens at a socket is not believed more than it can know."""
+"""Checks of answers from untrusted processes that listen at a socket."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def answering(folder: Path, *answers: object, pid: int = 0) -> Iterator[RecordableProcess]:
-    """A process that answers the same to whatever it is asked; nothing, where that is nothing."""
+    """Yield a process that sends `answers` to every request; without answers it stays silent."""
     path = folder / f"{pid or os.getpid()}-ab.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
 
         def serve() -> None:
-            # until it is closed
+            # accept until the socket is closed
             with suppress(OSError):
                 while True:
                     link, _ = listener.accept()
@@ -59,7 +59,7 @@ def answering(folder: Path, *answers: object, pid: int = 0) -> Iterator[Recordab
 
 
 def names(folder: Path) -> list[str]:
-    # those of another folder are other tests'
+    # processes of another folder belong to other tests
     return [item.name for item in processes() if item.socket.parent == folder]
 
 

@@ -1,4 +1,4 @@
-"""Ways into a process that runs, and what becomes of it where they fail."""
+"""Ways to attach to a running process, and their failures."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ HANGS = "time.sleep(600)\n"
 
 @pytest.fixture
 def debugger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a program in the place of gdb."""
+    """Return a function that replaces gdb by a program."""
     monkeypatch.setattr(attach_module, "DEBUGGER_S", 1.0)
     monkeypatch.setattr(attach_module, "LEAVE_S", 1.0)
-    # no agent until gdb, or what stands for it, has been there
+    # no agent exists until gdb, or its replacement, has run
     answers = iter([False])
     monkeypatch.setattr(attach_module, "_has_agent", lambda pid: next(answers, True))
 

@@ -1,4 +1,4 @@
-"""Which processes record together, and what comes of their answers."""
+"""Processes that record together, and the handling of their answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_ranks_have_started_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -
 def test_ranks_that_one_of_them_has_started_stay_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     listed(monkeypatch, rank(11, LAUNCHER, 0), rank(12, 11, 1))
     assert pids_asked("train") == [11, 12]
-    # those of another job, whoever started them
+    # processes of another job, regardless of who started them
     listed(monkeypatch, process(11, 1), rank(12, 11, 0), rank(13, 11, 1))
     with pytest.raises(UserError, match="3 processes are called train"):
         pids_asked("train")
@@ -81,7 +81,7 @@ def test_a_rank_that_notices_steps_after_the_others_were_stopped_leaves_no_file(
             stopped[item.pid].set()
             return
         if item is other:
-            # it was loading what records while it was told to stop, and knew of no recording
+            # it was still loading the recorder when it was asked to stop, and had no recording
             assert stopped[other.pid].wait(30)
             stopped[other.pid].clear()
         yield {"answer": ARMED, "position": 12 if item is late else 8}

@@ -1,4 +1,4 @@
-"""Functions are named as Python names them, on versions too whose code objects do not tell."""
+"""Qualified names of functions, including Python versions whose code objects lack them."""
 
 from __future__ import annotations
 

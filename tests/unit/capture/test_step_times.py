@@ -1,4 +1,4 @@
-"""What recorded steps take beside others: what a recorded call truly costs the program."""
+"""Durations of recorded steps compared with others, which show the true cost of a recorded call."""
 
 from __future__ import annotations
 

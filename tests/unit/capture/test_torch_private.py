@@ -1,4 +1,4 @@
-"""What capture takes from torch's private interfaces, and how it goes on without."""
+"""Private torch APIs that capture uses, and its behaviour without them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_torch_without_private_places_is_told_by_the_fall_backs(
     bare = load_without_places(module, monkeypatch)
     places = bare.private_places()
     assert set(places) == set(module.private_places())
-    # this one is not found by its name
+    # this API is not found by its name
     assert {name for name, state in places.items() if state == FOUND} <= {"torch.classes.c10d.ReduceOp.op"}
 
 

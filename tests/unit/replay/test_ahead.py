@@ -1,4 +1,4 @@
-"""How much is compiled at once, before anything is timed."""
+"""Amount of work that is compiled concurrently before anything is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indices that operators do not check, and traces that would have memory read and written by them."""
+"""Indices that operators do not check, and traces that would access memory out of bounds."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def spec(dtype: torch.dtype, *shape: int, **others: Any) -> TensorSpec:
 
 
 def trace_of(path: Path, calls: list[tuple[str, tuple[Any, ...], Any, list[int]]]) -> Path:
-    """Calls of one module, by operator, arguments, outputs and the storages of both."""
+    """Write a trace of calls in one module, from operator, arguments, outputs and the storages of both."""
     signatures: list[Record] = [
         Signature(number, OPERATOR, op, args, {}, outputs) for number, (op, args, outputs, _) in enumerate(calls)
     ]

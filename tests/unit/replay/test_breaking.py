@@ -1,4 +1,4 @@
-"""Functions that compilers stumble over, under all modes that this machine has: each row ends with a right status."""
+"""Functions that compilers fail on, under all modes of this machine: each row has a correct status."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from versions import TORCH
 PROGRAM = ROOT / "tests/support/models/breaking_rows.py"
 QUICK = ("jit", "compile:aot_eager")
 SLOW = ("compile", "compile-dynamic", "aot", "onnxruntime", "tvm", "xla")
-"""Not compile-max, which compiles what `compile` does, and not tensorflow, which is xla."""
+"""Slow modes, without compile-max, which compiles like `compile`, and tensorflow, which is xla."""
 PART = ("loop_over_a_list_of_tensors", "write_into_an_argument", "dicts_in_and_out", "an_error_that_is_caught")
 REST = ("rows_by_a_mask", "greedy_suppression", "random_zeros", "an_object_of_the_user")
 IN_PART = {"compile-dynamic": PART + REST, "aot": PART}
-"""What modes run whose compiler is that of `compile`; AOTInductor takes the longest for each."""
+"""Fewer functions for modes that share a compiler with `compile`; AOTInductor takes the longest per function."""
 
 FAILED = {("jit", "an_error_that_is_caught"), ("aot", "an_error_that_is_caught")}
 """Programs without the function's `except`: TorchScript's ends the process, AOTInductor's raises."""
 WRONG = {("tvm", "random_zeros")}
-"""What a compiler does get wrong: TVM takes dropout for nothing, in training too."""
+"""Known wrong result of a compiler: TVM removes dropout, in training too."""
 if TORCH < (2, 13):
-    # seen with 2.6: dynamo compiles what stands in `try` alone
+    # seen with 2.6: dynamo compiles only the body of `try`
     WRONG |= {(mode, "an_error_that_is_caught") for mode in ("compile:aot_eager", "compile", "compile-dynamic")}
 
 

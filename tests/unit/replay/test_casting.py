@@ -1,4 +1,4 @@
-"""Arguments come in another floating-point dtype where that is asked for."""
+"""Arguments cast to another floating-point dtype on request."""
 
 from __future__ import annotations
 

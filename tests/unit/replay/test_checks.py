@@ -1,4 +1,4 @@
-"""What a mode gives is held against eager: rounding, chance and choices among equals are right, all else is wrong."""
+"""Checks of a mode's results against eager: rounding, randomness and ties are accepted, other differences are wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def made(*args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """What gives copies of arguments."""
+    """Return a function that copies arguments."""
 
     def fresh(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, Tensor) else leaf
@@ -38,7 +38,7 @@ def reference(function: Any, *args: Any, mutates: bool = False, **kwargs: Any) -
 
 
 def checked(function: Any, *args: Any, met: Any, mutates: bool = False, **kwargs: Any) -> ResultVerdict:
-    """The verdict over results `met`, or over those of another function."""
+    """Return the verdict on results `met`, or on the results of another function."""
     if callable(met):
         met = observe(met, made(*args, **kwargs)(), mutates)
     elif not isinstance(met, Results):
@@ -60,12 +60,12 @@ def assert_wrong(function: Any, *args: Any, **kwargs: Any) -> ResultVerdict:
 
 
 def one_by_one(numbers: Tensor) -> Tensor:
-    """The sum of numbers in float32, each added to those before."""
+    """Return the sum of numbers in float32, added one after the other."""
     return torch.from_numpy(np.add.accumulate(numbers.flatten().numpy())[-1:])[0]
 
 
 def winograd(image: Tensor, kernel: Tensor) -> Tensor:
-    """A convolution with 3x3 kernels by F(4x4, 3x3), whose matrices are those of Lavin and Gray 2015."""
+    """Return a convolution with 3x3 kernels by F(4x4, 3x3), with the matrices of Lavin and Gray 2015."""
     weights = torch.tensor([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24.0]]) / 24
     rows = [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0]]
     pixels = torch.tensor([*rows, [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1.0]])

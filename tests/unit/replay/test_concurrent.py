@@ -1,4 +1,4 @@
-"""Calls side by side: what runs at once and what cannot, in which settings, and what a failure costs."""
+"""Concurrent calls: which run at once, with which settings, and the cost of a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_THREAD = {"threads": 1}
 
 
 class Pace:
-    """A processor that is never slowed down."""
+    """Contention check of a processor that is never slowed down."""
 
     def is_slowed(self) -> bool:
         return False
@@ -32,7 +32,7 @@ class Pace:
 
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    # else repeats are made again where the machine is busy
+    # otherwise repeats are discarded and run again on a busy machine
     monkeypatch.setattr(concurrent, "Pace", Pace)
 
 
@@ -49,7 +49,7 @@ def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings:
 
 
 def busy(_: torch.Tensor) -> int:
-    """Work that holds the interpreter lock for longer than that is lent for at once."""
+    """Hold the interpreter lock for longer than its switch interval, in many bytecodes."""
     total = 0
     for number in range(300_000):
         total += number
@@ -57,13 +57,13 @@ def busy(_: torch.Tensor) -> int:
 
 
 def locked(_: torch.Tensor) -> int:
-    """The same as one call that does not let go of the lock."""
+    """Hold the interpreter lock in a single call that does not release it."""
     return sum(range(1_000_000))
 
 
 def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
     matrix = torch.randn(400, 400)
-    # in the first repeat, where each runs once to time all at once, and at least once to time each under load
+    # one for the first repeat, where each runs once to time all at once, and one to time each under load
     meetings = [threading.Barrier(2), threading.Barrier(2)]
 
     def subject(number: int) -> Subject:
@@ -71,7 +71,7 @@ def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
 
         def kernel(_: torch.Tensor) -> torch.Tensor:
             if threading.current_thread() is not threading.main_thread() and (meeting := next(ahead, None)):
-                # broken where the other does not come while this one runs
+                # breaks if the other one does not arrive while this one runs
                 meeting.wait(30)
             return matrix @ matrix
 
@@ -97,7 +97,7 @@ def test_what_holds_the_interpreter_lock_gains_nothing_and_waits_for_the_others(
     with compared_times():
         assert (len(overlaps), len(ratios)) == (3, 3)
         assert 0.4 < min(overlaps) <= max(overlaps) < 1.6
-        # who gets the lock first waits less than the others
+        # the first to get the lock waits less than the others
         assert 1.7 < sum(ratios) / 3 < 6
 
 
@@ -113,7 +113,7 @@ def test_a_short_call_runs_until_the_longest_is_done() -> None:
     measured(subject_of(short), subject_of(lambda _: matrix @ matrix @ matrix, 1))
     alone = runs.count(threading.current_thread().name)
     with compared_times():
-        # at once as often as alone, and again and again under load
+        # as many runs at once as alone, and many more under load
         assert len(runs) - alone > 2 * alone
 
 
@@ -188,7 +188,7 @@ def test_an_interrupt_ends_all_threads() -> None:
 
 @pytest.mark.parametrize("in_torch", [True, False])
 def test_a_runtime_with_streams_of_its_own_is_waited_for_with_the_whole_device(in_torch: bool) -> None:
-    """Stand-ins for a device's streams, of which a thread waits for its own, or for all."""
+    """Use stand-ins for a device's streams: a thread waits for its own stream, or for all."""
     waited: list[str] = []
 
     class Streams(Crew):

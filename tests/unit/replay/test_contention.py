@@ -1,4 +1,4 @@
-"""Whether others had the processors while runs were timed."""
+"""Detection of other programs that used the processors while runs were timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 class Machine:
-    """What a kernel tells of a process with two threads; time passes when it is told."""
+    """Fake of the kernel's accounting of a process with two threads, with a clock that the test advances."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0
@@ -31,11 +31,11 @@ class Machine:
     def passes(
         self, span_ns: int, waited_ns: int = 0, waits: int = 0, stolen_ticks: int = 0, busy_ticks: int = 0
     ) -> None:
-        """Let time pass, of which a thread has waited for a processor.
+        """Let time pass, during part of which a thread waits for a processor.
 
         Parameters
         ----------
-        stolen_ticks, busy_ticks : of 10 ms, that a hypervisor and other programs took of each processor
+        stolen_ticks, busy_ticks : ticks of 10 ms that a hypervisor and other programs took of each processor
         """
         self.now += span_ns
         self._waits["8"][0] += waited_ns
@@ -85,7 +85,7 @@ def test_more_threads_than_processors_wait_for_each_other(
     with closing(Contention(tmp_path)) as watch:
         machine.passes(300 * MS, waited_ns=4 * MS, waits=1)
         assert not watch.is_contended()
-        # then all that tells is what other programs took
+        # then only the time used by other programs shows contention
         machine.passes(300 * MS, busy_ticks=10)
         assert watch.is_contended()
 

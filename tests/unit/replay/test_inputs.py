@@ -1,4 +1,4 @@
-"""Arguments are made again as they were recorded, and stay so from run to run."""
+"""Generated arguments: they match the recorded ones and stay unchanged from run to run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def made(*args: Any) -> tuple[Any, ...]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> torch.Tensor:
-    """A view of some memory: permuted, stepped, cut out, expanded or of overlapping windows."""
+    """Draw a view of some memory: permuted, strided, sliced, expanded or of overlapping windows."""
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
     dtype = draw(st.sampled_from(dtypes))
@@ -223,7 +223,7 @@ def test_memory_is_pinned_where_an_accelerator_is_replayed_on(
 
 
 def test_what_repeats_its_elements_is_drawn_once() -> None:
-    # drawing all of it would take more memory than there is
+    # drawing all of it would exceed the memory
     expanded = TensorSpec((1 << 50, 3), (0, 1), torch.float32, "cpu", values=0)
     windows = TensorSpec((1 << 20, 1 << 20), (1, 1), torch.float32, "cpu", values=0)
     (first, second), _ = Inputs((expanded, windows), {}, {0: Exact([1.0, 2.0, 3.0])}, HERE, seed=0).make()
@@ -248,7 +248,7 @@ def test_large_floats_repeat_a_piece_where_their_values_decide_nothing(op: str, 
     specs, models = described(recorded)
     signature, drawable = with_values(Signature(0, OPERATOR, op, specs, {}), models, RECORDED)
     (floats,) = Inputs(signature.args, signature.kwargs, drawable, HERE, seed=0).make()[0]
-    # whole images, of some million elements together
+    # complete images, of some million elements in total
     piece = -(-LONG_PIECE // (4 * 300 * 200))
     assert torch.equal(floats[piece:], floats[: 9 - piece]) is repeats
     assert not torch.equal(floats[1], floats[0])

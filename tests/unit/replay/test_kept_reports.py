@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu_check.py` left on a real GPU: reports of profilers, with the rows that they belong to."""
+"""Output of `benchmarks/gpu_check.py` on a real GPU: reports of profilers, with the rows that they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace may name of the operators that torch has registered."""
+"""Operators registered in torch that a trace may name."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ DOUBTFUL = re.compile(
     r"unsafe|unchecked|reinterpret|alias|strided|storage|view_from|resize|^set_|file|load|save|print|blob|ptr|pointer|memcpy"
     r"|pool_from|fork|exec|shared"
 )
-"""Words in the names of operators that somebody has to look at."""
+"""Words in names of operators that need a manual review."""
 LOOKED_AT = re.compile(
-    # compute on copies, or check against the storage
+    # compute on copies, or check bounds of the storage
     r"_unsafe_(view|index|index_put_?|masked_index|masked_index_put_accumulate)|unsafe_(chunk|split|split_with_sizes)"
     r"|alias|as_strided_?|as_strided_scatter|(new_)?empty_strided|copy_strided|sym_storage_offset|storage_offset"
     r"|_copy_from_and_resize|_has_same_storage_numel|_nested_tensor_storage_offsets|lift_fresh|clone_from_strided"
-    # give their tensor the memory that it asks for
+    # allocate the memory that they need for their tensor
     r"|(_sparse_)?resize(_as)?(_sparse)?_?|_resize_output_?|sparse_resize(_and_clear)?_?|set_data|set_|set"
     # writes a constant line to standard output
     r"|_print"
 )
-"""Those of them that were, and may be named; `_copy` behind a name is the same on a copy."""
+"""Reviewed operators that a trace may name; `_copy` after a name is the same on a copy."""
 
 LIST = """
 import importlib, sys, torch
@@ -47,7 +47,7 @@ for schema in torch._C._jit_get_all_schemas():
 
 @pytest.fixture(scope="module")
 def operators() -> list[Any]:
-    """All overloads that torch registers by itself."""
+    """Return all overloads that torch itself registers."""
     lines = run_python("-c", LIST, fresh=True).stdout.splitlines()
     overloads = []
     for namespace, packet, overload in (re.split("::| ", line) for line in lines):

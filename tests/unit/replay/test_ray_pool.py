@@ -1,4 +1,4 @@
-"""Which workers a pool has on a cluster, and what becomes of its tasks where these are lost."""
+"""Workers of a pool on a cluster, and the handling of tasks whose worker is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kinds_of(workers: Sequence[Worker]) -> list[str]:
 
 
 def dealt(pool: Pool, cases: int, loses: Callable[[Worker, int], bool]) -> list[tuple[str, str, int]]:
-    """Machine, kind and case of each message; a worker is lost over a case where `loses` says it."""
+    """Return machine, kind and case of each message; a worker is lost during a case if `loses` returns True."""
 
     def submit(worker: Worker, task: RayTask) -> Iterator[Any]:
         for case in task.cases:
@@ -97,7 +97,7 @@ def test_the_next_replay_asks_anew_for_workers_that_did_not_start(monkeypatch: p
         with pytest.raises(ExecutorLostError, match=r"the cluster has machines of 2 kinds that fit \(big; small\)"):
             engine.pool("cpu")
         assert not ray.alive()
-    # which another trace may do without
+    # another trace may not need a GPU
     with pytest.raises(UserError, match="no machine of the cluster has a GPU") as raised:
         engine.pool("cuda:0")
     assert not isinstance(raised.value, ExecutorLostError)
@@ -126,7 +126,7 @@ def test_devices_of_several_models_in_one_node_do_not_mix(
     assert Counter(messages) == Counter(("one", kind, case) for case in range(40))
     assert used == {kind}
     assert kinds_of(ray.alive()) == expected
-    # all devices are tried at first, and once more when the lost worker leaves its own beside others
+    # a worker tries each device at the start, and again after the lost worker has released its device
     assert len(ray.workers) <= 2 * len(kinds)
 
 
@@ -153,7 +153,7 @@ def test_a_case_that_is_said_twice_has_its_rows_once(tmp_path: Path, monkeypatch
     cases = {case.number: case for case in workload.cases}
 
     def deal(tasks: Sequence[RayTask], *arguments: Any) -> Iterator[tuple[Machine, str, RayTask, bytes]]:
-        # a worker that is thought lost has said it, and the one that takes its place says it again
+        # a worker that was considered lost has sent it, and its replacement sends it again
         for task in [*tasks, *tasks]:
             for number in task.cases:
                 rows = empty_rows(cases[number], workload, OK, "")

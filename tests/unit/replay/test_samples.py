@@ -1,4 +1,4 @@
-"""What many times say: quantiles by the shares of the program's calls, and when there are enough of them."""
+"""Statistics of times: quantiles weighted by shares of the program's calls, and when there are enough times."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_equal_weights_are_as_many_effective_runs(count: int) -> None:
 
 
 def test_a_median_is_not_the_time_of_one_run() -> None:
-    # as of a call whose memory was twice not as in most calls of the program
+    # like a call whose memory was twice in another state than in most calls of the program
     samples = Samples({"most": 0.94, "rest": 0.06})
     for stratum, time in (("rest", 1664.0), ("most", 1086.0), ("rest", 1560.0)):
         samples.add(stratum, time)
@@ -118,7 +118,7 @@ def test_most_calls_get_three_runs_although_the_budget_is_spent() -> None:
         assert samples.done(effort) is None
     samples.add("most", 1000.0)
     assert samples.done(effort) == "budget"
-    # where it cannot be had it is not tried for ever
+    # stop trying if the stratum never occurs
     never = Samples({"most": 0.94, "rest": 0.06})
     never.spent_ns = 10**12
     while never.done(effort) is None:
@@ -127,7 +127,7 @@ def test_most_calls_get_three_runs_although_the_budget_is_spent() -> None:
 
 
 def test_ratios_are_taken_run_by_run() -> None:
-    # both drift by a factor of ten; the one is twice the other all the way
+    # both drift by a factor of ten, and one is always twice the other
     base = np.linspace(100, 1000, 50)
     assert ratio_quantiles((2 * base).tolist(), base.tolist()) == pytest.approx((2.0, 2.0, 2.0))
 
@@ -142,6 +142,6 @@ def test_runs_are_compared_with_runs_of_the_same_values() -> None:
     base = [((0, False), 1.0), ((1, False), 10.0), ((0, False), 2.0), ((1, True), 30.0)]
     runs = [((1, False), 11.0), ((0, False), 3.0), ((0, False), 4.0)]
     assert like_with_like(runs, base) == ([11.0, 3.0, 4.0], [10.0, 1.0, 2.0])
-    # none of one's got fresh memory, all of the other's did
+    # one has no runs with new pages, the other only such runs
     fresh = [((1, True), 20.0), ((0, True), 5.0)]
     assert like_with_like(runs, fresh) == ([11.0, 3.0], [20.0, 5.0])

@@ -1,4 +1,4 @@
-"""Several traces on machines elsewhere that are lost, or are others when the replay goes on."""
+"""Replays of several traces on remote machines that are lost, or that differ when the replay resumes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ALL = 1_000
 
 
 class Elsewhere(LocalExecutor):
-    """Processes of this machine, as if they were of another one.
+    """Executor in this machine's processes that acts as a remote one.
 
     Parameters
     ----------
-    cases : after which it is lost
-    kind : of the machine
-    absent : the trace whose device no machine has
+    cases : number of cases after which it is lost
+    kind : kind of the machine
+    absent : trace whose device no machine has
     """
 
     runs_here = False
@@ -80,7 +80,7 @@ def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def kept(output: Path) -> dict[str, bytes]:
-    """What is in the folder beside an output, by file."""
+    """Return the content of each file in the folder next to an output."""
     folder = output.with_name(f"{output.name}.parts")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
 
@@ -123,7 +123,7 @@ def test_rows_of_other_machines_are_not_gone_on_with(
 ) -> None:
     run(Elsewhere(cases))
     if cases == 5:
-        # as where the first could not be read before
+        # like a run that could not read the first trace before
         (output.parent / "r.json.parts" / "000-a.json").unlink()
     before = kept(output)
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Products of TF32, which another mode may take where eager did not. There is no GPU: the CPU stands in for one."""
+"""TF32 products of another mode while eager used float32. No GPU is needed: the CPU stands in for one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut(tensor: Tensor) -> Tensor:
-    """What tensor cores read of float32: the last bits are not there."""
+    """Return the part of float32 values that tensor cores read: without the last bits."""
     return (tensor.view(torch.int32) & -(1 << LOST_BITS)).view(torch.float32)
 
 
@@ -64,7 +64,7 @@ def test_products_of_tf32_are_right_where_torch_allows_them(name: str, how: Call
     function, args, allowed = CALLS[name]
     met = of_tf32(function, how)
     assert verdict(function, met, args, allowed).right
-    # and as right are exact ones, where eager took TF32
+    # exact products are right too if eager used TF32
     assert verdict(met, function, args, allowed).right
     forbidden = "/".join(reversed(allowed.split("/")))
     assert not verdict(function, met, args, forbidden).right

@@ -1,4 +1,4 @@
-"""What replay takes from torch's private interfaces, and how it goes on without."""
+"""Private torch APIs that replay uses, and its behaviour without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anchors and locations are those of the projects that they come from."""
+"""Anchors and locations, compared with their original projects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATIOS = torch.tensor([0.5, 1.0, 2.0])
 
 
 def generator(**options: Any) -> Any:
-    """mmdet's generator of anchors for one level."""
+    """Return mmdet's generator of anchors for one level."""
     generators = optional("mmdet.models.task_modules.prior_generators")
     return generators.AnchorGenerator(**({"strides": [16], "ratios": [1.0], "scales": [8]} | options))
 

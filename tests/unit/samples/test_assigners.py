@@ -1,4 +1,4 @@
-"""Assigners and samplers of boxes choose what their originals do."""
+"""Assigners and samplers of boxes, compared with their originals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mmdet_sampler(
 
     names = ("neg_pos_ub", "add_gt_as_proposals")
     sampler = RandomSampler(num, share, **dict(zip(names, rest, strict=False)), **options)
-    # labels of what is not positive are never read
+    # labels of other boxes than positives are never read
     found = labels[(inds - 1).clamp(min=0)] if len(labels) else inds
     assigned = AssignResult(len(boxes), inds, torch.zeros(len(inds)), found)
     result = sampler.sample(assigned, instances(priors=priors), instances(bboxes=boxes, labels=labels))
@@ -126,7 +126,7 @@ def test_it_chooses_what_mmdetection_does(name: str, configuration: str) -> None
 
 
 def overlaps(draw: Draw, truths: int = 5, boxes: int = 300) -> tuple[Any, ...]:
-    # in tenths, so that thresholds and ties are met
+    # in tenths, so that values equal thresholds and each other
     return draw.integers(truths, boxes, high=9) / 10, draw.integers(truths, high=80), 0.7, 0.3
 
 
@@ -160,7 +160,7 @@ def points(draw: Draw, truths: int = 4, apart: float = 0.0) -> tuple[Any, ...]:
 
 
 EVERYWHERE = torch.tensor([[-10.0, -10.0, 400.0, 400.0]]), torch.tensor([2])
-"""A truth that all points are in, and its class."""
+"""A ground-truth box that contains all points, and its class."""
 
 OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     ("assign_wrt_overlaps", overlaps, {}),
@@ -185,15 +185,15 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     ("task_aligned_assign", predictions, {"topk": 4, "alpha": 0.5, "beta": 2}),
     ("task_aligned_assign", partial(predictions, truths=12), {}),
     ("task_aligned_assign", partial(predictions, truths=0), {}),
-    # no prediction overlaps a truth
+    # no prediction overlaps a ground-truth box
     ("task_aligned_assign", lambda draw: (*predictions(draw, apart=5000.0)[:3], *EVERYWHERE), {}),
     ("dynamic_soft_label_assign", points, {"topk": 5, "soft_center_radius": 1.0, "iou_weight": 1.0}),
     ("dynamic_soft_label_assign", partial(points, truths=30), {}),
     ("dynamic_soft_label_assign", partial(points, truths=0), {}),
-    # no point is inside of a truth
+    # no point is inside of a ground-truth box
     ("dynamic_soft_label_assign", partial(points, apart=5000.0), {}),
 ]
-"""Samples with arguments and options, that MMDetection names alike."""
+"""Samples with arguments and options that have the same names in MMDetection."""
 
 
 @pytest.mark.parametrize(("name", "make", "options"), OPTIONS)
@@ -257,7 +257,7 @@ RANGES = (-1.0, 40.0), (40.0, 80.0), (80.0, 1000.0)
 def matched_by_loop(
     points: Tensor, gt: Tensor, ranges: Tensor, counts: Any, strides: Any, ignored: Any, central: bool, radius: float
 ) -> Tensor:
-    """Classes of the points."""
+    """Return the classes of the points."""
     reaches = [stride * radius for count, stride in zip(counts, strides, strict=True) for _ in range(count)]
     labels = []
     for (x, y), (least, most), reach in zip(points.tolist(), ranges.tolist(), reaches, strict=True):
@@ -285,7 +285,7 @@ def test_points_learn_what_a_loop_says(central: tuple[bool, float], ignored: int
 
 def test_the_smallest_truth_is_that_of_fewest_pixels() -> None:
     points, _, ranges, *rest = pyramid_of_points(Draw(0))
-    # 10 by 40 is less than 20 by 20.1, but with its last pixels 11 by 41 is more than 21 by 21.1
+    # 10 by 40 is smaller than 20 by 20.1, but with the last pixels included 11 by 41 is larger than 21 by 21.1
     gt = torch.tensor([[10.0, 10, 20, 50, 1], [6, 6, 26, 26.1, 2]])
     labels, targets = fcos_matcher(points, gt, ranges, *rest)
     both = int(torch.nonzero((points == 12).all(dim=1)))
@@ -307,7 +307,7 @@ def test_points_learn_what_mmdetection_says(central: tuple[bool, float], truths:
     def ours(*arguments: Any) -> Any:
         return fcos_matcher(*arguments, *central)
 
-    # squares, since areas are those of pixels here, and of boxes there
+    # use squares, since areas are in pixels here and of boxes in mmdet
     compare_with(original, ours, lambda: pyramid_of_points(Draw(0), truths, square=True), 1e-5, 1e-5)
 
 
@@ -325,10 +325,10 @@ def test_boxes_learn_the_truth_that_they_overlap_most() -> None:
         0,
     ]
     assert assigned([[0.4, 0.0], [0.2, 0.0], [0.35, 0.1]], min_pos_iou=0.1) == [1, 0, 2]
-    # at the upper threshold a box learns its truth, at the lower one neither
+    # a box at the upper threshold is positive; one at the lower threshold is ignored
     assert assigned([[0.7, 0.0]], match_low_quality=False) == [1]
     assert assigned([[0.3, 0.0]], match_low_quality=False) == [-1]
-    # a truth that no box overlaps enough gets none
+    # a ground-truth box without enough overlap is not matched
     assert assigned([[0.1, 0.0], [0.0, 0.0]], min_pos_iou=0.05) == [1, 0]
     result = assign_wrt_overlaps(torch.tensor([[0.8, 0.1, 0.0], [0.1, 0.9, 0.0]]), labels, 0.7, 0.3, 0.5)
     assert result.labels.tolist() == [7, 9, -1]

@@ -1,4 +1,4 @@
-"""The losses of boxes, and what goes with them, give what the projects give that they come from."""
+"""Losses of boxes and related functions, compared with their original projects."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def distances() -> Arguments:
 
 
 def take(make: Callable[[], Arguments], weighted: bool = True) -> Arguments:
-    """What was made, in float64, where rounding hides no difference; with or without the weights."""
+    """Return the arguments in float64, so that rounding hides no difference, with or without the weights."""
     predicted, target, weight = make()
     target = (target[0], target[1].double()) if isinstance(target, tuple) else target.double()
     return predicted.detach().double().requires_grad_(), target, weight.double() if weighted else None
 
 
 class Case(NamedTuple):
-    """A loss that mmdet has in one of its modules, arguments for it and options."""
+    """Loss in one of mmdet's modules, its arguments and options."""
 
     name: str
     module: str
@@ -213,7 +213,7 @@ def test_the_harmonized_loss_is_that_of_mmdet(positives: int, momentum: float, r
         return draw.normal(40, 4, grad=True), draw.normal(40, 4, std=0.3), weight
 
     ours = partial(ghmr_loss, counts=counts, momentum=momentum, mu=0.1, bins=6, reduction=reduction)
-    # twice, since the counts go on
+    # twice, since the counts accumulate
     for _ in range(2):
         compare_with(original, ours, arguments, 1e-5, 1e-5)
     if momentum:
@@ -341,7 +341,7 @@ def segments(share: float) -> Arguments:
 
 
 def balanced(scores: list[float], positive: list[bool], entries: float) -> float:
-    """Binary cross entropy, both kinds weighed alike."""
+    """Return the binary cross entropy with balanced weights of both classes."""
     ratio = min(max(entries / max(sum(positive), 1), 1.05), 21)
     total = 0.0
     for score, good in zip(scores, positive, strict=True):
@@ -350,7 +350,9 @@ def balanced(scores: list[float], positive: list[bool], entries: float) -> float
 
 
 def chosen(overlap: Tensor, mask: Tensor) -> list[tuple[int, ...]]:
-    """Segments that overlap well, and as many of those that overlap less, by two draws for all of them."""
+    """Return segments that overlap well, and equally many of both kinds that overlap less, chosen by one draw
+    per kind.
+    """
     kinds: dict[str, list[tuple[int, ...]]] = {"high": [], "middle": [], "low": []}
     for place in np.ndindex(*overlap.shape):
         value = float(overlap[place])
@@ -368,7 +370,7 @@ def chosen(overlap: Tensor, mask: Tensor) -> list[tuple[int, ...]]:
     return found
 
 
-# 1 for some of each kind, 0.8 for no segment that overlaps enough to be a positive
+# 1: some segments of each kind; 0.8: no segment overlaps enough to be positive
 @pytest.mark.parametrize("share", [1.0, 0.8])
 def test_the_boundary_matching_loss_is_that_of_a_loop(share: float) -> None:
     scores, start, end, overlap, gt_start, gt_end, mask = segments(share)

@@ -1,4 +1,4 @@
-"""Boxes and overlaps are those of the projects that they come from, or those of a loop."""
+"""Boxes and overlaps, compared with their original projects or with loops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Arguments = Callable[[], tuple[Any, ...]]
 
 
 def installed(path: str) -> Function:
-    """A function of another package, by `module:name`, imported when it is called."""
+    """Return a function of another package, named `module:name`, which is imported when it is called."""
     module, _, name = path.partition(":")
 
     def call(*arguments: Any) -> Any:
@@ -103,7 +103,7 @@ def shifted(boxes: Tensor, groups: Tensor, class_agnostic: bool = False) -> Tens
 
 
 def some(*counts: int) -> Arguments:
-    """Boxes that overlap, of which the first ask for gradients if there are any."""
+    """Return boxes that overlap; the first ones require gradients."""
     gradient = all(counts)
     return lambda: tuple(
         Draw(count).boxes(count, (200.0, 300.0), grad=gradient and index == 0) for index, count in enumerate(counts)
@@ -123,7 +123,7 @@ def sides(*options: Any) -> Arguments:
 
 
 def whole_cells() -> tuple[Tensor, Tensor]:
-    """Masks of eight by eight cells, and boxes that end where cells do."""
+    """Return masks of eight by eight cells, and boxes that end at cell borders."""
     return torch.ones(8, 8, 2), torch.tensor([[0.25, 0.375, 0.5, 0.75], [0.0, 0.0, 1.0, 0.125]])
 
 
@@ -146,7 +146,7 @@ def like(arguments: Arguments, *more: Any) -> Arguments:
 
 
 def of(name: str, *configuration: Any) -> Arguments:
-    """What a configuration of the sample says, from its keyword arguments."""
+    """Return a configuration of a sample as arguments."""
     sample = SAMPLES[name]
     return lambda: sample.inputs(Draw(3), *configuration)
 
@@ -264,7 +264,7 @@ def test_jax_compiles_it(sample: Sample) -> None:
     at = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]
 
     def compiled(*given: Any) -> Any:
-        # the tensors are traced; all else stays as it is, as static arguments do
+        # the tensors are traced; other arguments are static
         def call(*arrays: Any) -> Any:
             return sample.jax()(*(arrays[at.index(i)] if i in at else other for i, other in enumerate(given)))
 

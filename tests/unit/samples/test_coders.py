@@ -1,4 +1,4 @@
-"""Coders of boxes compute what their originals do."""
+"""Coders of boxes, compared with their originals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ORIGINALS = {
     "bbox2bucket": "bucketing_bbox_coder.bbox2bucket",
     "bucket2bbox": "bucketing_bbox_coder.bucket2bbox",
 }
-"""Functions of MMDetection, by the sample."""
+"""MMDetection's functions by sample"""
 
 
 def original(name: str) -> Function:
@@ -60,7 +60,7 @@ def yolo(method: str, *arguments: Any, eps: float = 1e-6) -> Any:
 
 
 def learning(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, whose floating tensors ask for a gradient."""
+    """Return the arguments with floating-point tensors that require gradients."""
     return tuple(
         value.detach().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
         for value in arguments
@@ -83,7 +83,7 @@ def test_it_computes_what_mmdetection_does(name: str, configuration: str) -> Non
 
 
 def deltas(draw: Draw, count: int = 20, classes: int = 3, std: float = 3.0) -> tuple[Tensor, Tensor]:
-    """Boxes, and deltas so large that they are clipped, as are many boxes."""
+    """Return boxes, and deltas so large that many results are clipped."""
     return draw.boxes(count), draw.normal(count, 4 * classes, std=std)
 
 
@@ -125,7 +125,7 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict
     ("yolo_decode", lambda draw: (*deltas(draw, classes=1), 16), {}, None),
     ("yolo_encode", lambda draw: (*pairs(draw), 16), {"eps": 0.2}, None),
 ]
-"""Samples with arguments, options, and how MMDetection names these where it has other names."""
+"""Samples with arguments, options, and MMDetection's names of these if they differ."""
 
 
 @pytest.mark.parametrize(("name", "make", "options", "theirs"), OPTIONS)
@@ -142,7 +142,7 @@ def test_options_are_those_of_mmdetection(
 
 
 def jitted(function: Function, arguments: tuple[Any, ...]) -> Function:
-    """The JAX function, which knows all but the tensors when it is compiled."""
+    """Return the compiled JAX function; all arguments except tensors are static."""
     jax = optional("jax")
     known = [place for place, value in enumerate(arguments) if not isinstance(value, Tensor)]
     return jax.jit(function, static_argnums=known)  # type: ignore[no-any-return]
@@ -206,7 +206,7 @@ LOOPS: list[tuple[str, Callable[..., Tensor], tuple[Any, ...]]] = [
     ("decode", decoded_by_loop, (True,)),
     ("encode", encoded_by_loop, (True,)),
 ]
-"""Samples, loops that say what they compute, and values of their options."""
+"""Samples, loops with the same results, and values of their options."""
 
 
 @pytest.mark.parametrize(("name", "loop", "options"), LOOPS)
@@ -248,7 +248,7 @@ def centres(boxes: Tensor) -> Tensor:
         lambda boxes, gt: delta2bbox(boxes, bbox2delta(boxes, gt, stds=STDS), stds=STDS),
         lambda boxes, gt: offset2bbox(boxes, bbox2offset(boxes, gt, STDS), STDS),
         lambda boxes, gt: tblr2bbox(boxes, bbox2tblr(boxes, gt)),
-        # the decoder does not take the last pixel off again
+        # the decoder does not subtract the last pixel
         lambda boxes, gt: legacy_delta2bbox(boxes, legacy_bbox2delta(boxes, gt)) + torch.tensor([0.5, 0.5, -0.5, -0.5]),
         lambda boxes, gt: decode(encode(unit(gt), centres(unit(boxes))), centres(unit(boxes))) * 1333,
         lambda boxes, gt: yolo_decode(boxes, yolo_encode(boxes, gt, 5000), 5000),

@@ -1,4 +1,4 @@
-"""The long-tail functions compute what they say, against plain loops and laws."""
+"""Long-tail functions, compared with plain loops and mathematical laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers compute what the models that they come from compute, and what their formulas say."""
+"""Layers, compared with their original models and with their formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arguments = tuple[Any, ...]
 
 
 def layer(name: str, *arguments: Any, **named: Any) -> Any:
-    """What the sample of that name gives."""
+    """Return the function of a sample by name."""
     return samples()[name].function(*arguments, **named)
 
 
@@ -66,7 +66,7 @@ def multi_scale_deformable_attention(*arguments: Tensor) -> Tensor:
 
 
 def window_partition_attention_mask(features: Tensor, window: int, shift: int) -> Tensor:
-    """The mask that a block of MMDetection's Swin hands to its attention."""
+    """Return the mask that a block of MMDetection's Swin passes to its attention."""
     block = optional("mmdet.models.backbones.swin").ShiftWindowMSA(features.shape[3], 1, window, shift)
     masks: list[Tensor] = []
     block.w_msa.register_forward_pre_hook(lambda _, inputs, named: masks.append(named["mask"]), with_kwargs=True)
@@ -115,7 +115,7 @@ ORIGINALS: dict[str, Callable[..., Any]] = {
         )
     },
 }
-"""Functions of other packages that take the same arguments as the sample of that name."""
+"""Functions of other packages with the same arguments as the sample of that name."""
 
 LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
     ("aggregate", {"images": 2, "positions": 35, "channels": 8, "codes": 4}),
@@ -148,7 +148,7 @@ LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
     ("roi_masks_paste", {"detections": 4, "tight": True, "without_area": 2, "side": 1, "size": (60, 90)}),
     ("deformable_reference_points", {"levels": [(6, 9), (3, 5), (1, 1)], "images": 3}),
 ]
-"""A sample, and what its inputs are made by."""
+"""Samples with the arguments of `inputs`."""
 
 
 @pytest.mark.parametrize(("name", "sizes"), LIKE_THE_ORIGINAL)
@@ -227,7 +227,7 @@ def split_heads_qkv(queries: Any, keys: Any, values: Any, heads: int, key_width:
 def partialconv2d(
     features: Any, mask: Any, weight: Any, bias: Any, stride: int, padding: int, dilation: int, multi_channel: bool
 ) -> Arguments:
-    """Pixel by pixel."""
+    """Compute the convolution pixel by pixel."""
     around = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     features, mask = np.pad(features, around), np.pad(np.broadcast_to(mask, features.shape), around)
     kernel = weight.shape[2]
@@ -247,7 +247,7 @@ def partialconv2d(
 
 
 def mask_predictor(rois: Any, heatmaps: Any, images: list[Any], class_agnostic: bool) -> list[Any]:
-    """With OpenCV, as Mask R-CNN's authors resize masks."""
+    """Compute the prediction with OpenCV, as Mask R-CNN's authors resize masks."""
     cv2 = optional("cv2")
     masks = []
     for (number, *box, _, label), heatmap in zip(rois, heatmaps, strict=True):
@@ -275,7 +275,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
         mask_predictor,
     )
 }
-"""The same in plain loops over numpy arrays."""
+"""Implementations as plain loops over numpy arrays."""
 
 LIKE_THE_FORMULA: list[tuple[str, dict[str, Any]]] = [
     ("channel_attention", {"users": 5, "width": 4}),
@@ -301,7 +301,7 @@ LIKE_THE_FORMULA: list[tuple[str, dict[str, Any]]] = [
 
 
 def as_doubles(tree: Any) -> Any:
-    """Float64 in place of float32, which gradients by differences need."""
+    """Return float64 tensors in place of float32, as numerical gradients need them."""
     if isinstance(tree, list | tuple):
         return type(tree)(map(as_doubles, tree))
     if isinstance(tree, Tensor) and tree.is_floating_point():
@@ -332,7 +332,7 @@ def flat(arguments: Arguments) -> list[Tensor]:
 
 
 def check_gradients(function: Callable[..., Any], arguments: Arguments) -> None:
-    """Hold a function's gradients by its float arguments, lists among them, against differences."""
+    """Compare a function's gradients with respect to its float arguments, including lists, with numerical gradients."""
     learned = [tensor for tensor in flat(arguments) if tensor.requires_grad]
 
     def of_learned(*values: Tensor) -> Any:

@@ -1,4 +1,6 @@
-"""Losses of classes, masks, embeddings, edges and teachers against their originals, or against loops over numpy."""
+"""Losses of classes, masks, embeddings, edges and distillation, compared with their originals or with loops
+over numpy.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,7 @@ def test_it_computes_what_the_original_does(original: Callable[..., Any], make: 
 
 
 def doubled(arguments: Any) -> Any:
-    """Arguments in float64, which loops over numpy are exact enough for."""
+    """Return arguments in float64, the precision of the loops over numpy."""
     if isinstance(arguments, list | tuple):
         return type(arguments)(doubled(argument) for argument in arguments)
     if isinstance(arguments, Tensor) and arguments.is_floating_point():
@@ -182,7 +184,7 @@ def taught(draw: Draw, size: tuple[int, int] = SIZE) -> Arguments:
 
 
 def people(draw: Draw, *seen: tuple[float, ...]) -> Arguments:
-    """Tags, and each image's people, of whose 5 joints a share is seen."""
+    """Return tags, and each image's people, of whose 5 joints a share is visible."""
     share = torch.tensor(seen).unsqueeze(2).expand(-1, -1, 5)
     joints = torch.stack([draw.integers(*share.shape, high=40), draw.uniform(*share.shape).lt(share)], dim=-1)
     return draw.normal(len(seen), 40, 1, grad=True), joints
@@ -286,7 +288,7 @@ def test_it_computes_what_loops_over_numpy_do(reference: Callable[..., Any], mak
     compare(ours(reference)(*arguments), tuple(map(np.asarray, leaves(expected))), 1e-6, 1e-7)
 
 
-# float32 within, a weight that counts as fixed, and no gradient at all
+# computed in float32; a weight that is treated as a constant; no gradient
 NOT_CHECKED = {"associative_pull_loss", "associative_push_loss", "knowledge_gap_loss", "get_softgauss_loss_weight"}
 
 
@@ -324,12 +326,12 @@ def test_embeddings_of_corners_are_those_of_mmdetection(name: str, part: int) ->
     original = optional("mmdet.models.losses.ae_loss").ae_loss_per_image
 
     def per_image(embeddings: list[Tensor], mask: Tensor) -> Tensor:
-        # maps of one row, in which each slot is a place
+        # maps of one row, in which each slot is a location
         first, second = (embedding.transpose(1, 2).unsqueeze(2) for embedding in embeddings)
         places = [[((0, slot), (0, slot)) for slot in own.nonzero().view(-1).tolist()] for own in mask]
         return torch.stack([original(*both)[part] for both in zip(first, second, places, strict=True)]).sum()
 
-    # ours divides by a little more than the number of objects
+    # ours divides by slightly more than the number of objects
     compare_with(per_image, samples()[name].function, lambda: corners(Draw(5)), 1e-3, 1e-4)
 
 

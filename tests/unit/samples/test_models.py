@@ -1,4 +1,4 @@
-"""The built-in detector predicts and learns."""
+"""Predictions and training of the built-in detector."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_parameter_learns_and_the_loss_falls() -> None:
         assert set(values) == {"rpn_cls", "rpn_box", "roi_cls", "roi_box"}
         loss = sum(values.values())
         loss.backward()
-        # a loss that is multiplied by zero gives gradients too: they must say something
+        # a loss multiplied by zero has gradients too: require that some are not zero
         assert all(bool(parameter.grad.any()) for parameter in model.parameters())
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -77,5 +77,5 @@ def test_inputs_have_objects_inside_the_image_where_the_run_needs_them() -> None
         assert float(boxes.min()) >= 0
         assert float(boxes[:, 2].max()) <= 200
         assert float(boxes[:, 3].max()) <= 64
-        # objects are spread over the image's longer side
+        # objects are distributed along the image's longer side
         assert float(boxes[:, 2].max()) > 64

@@ -1,4 +1,4 @@
-"""The first stage proposes and learns as a calculation by hand says."""
+"""Proposals and losses of the first stage, compared with a calculation by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opgrip.samples.models.proposals import AnchorPredictions, ProposalLoss, Pro
 
 @pytest.fixture
 def predictions() -> AnchorPredictions:
-    """Three anchors of a level, of which the second overlaps the first by more than 0.7, and one of another."""
+    """Return three anchors of a level, of which the second overlaps the first by more than 0.7, and one of another."""
     fine = torch.tensor([[0.0, 0, 40, 40], [2, 2, 42, 42], [50, 60, 110, 120]])
     coarse = torch.tensor([[0.0, 0, 41, 41]])
     deltas = torch.zeros(1, 4, 4)
@@ -37,7 +37,7 @@ def test_the_losses_of_anchors_are_those_by_hand() -> None:
     deltas = torch.zeros(2, 2, 4)
     deltas[0, 0, 0] = 0.5
     scores = torch.tensor([[2.0, -1.0], [2.0, -1.0]])
-    # the second image has nothing in it, so that both of its anchors are negatives
+    # the second image is empty, so that both of its anchors are negatives
     truths = [torch.tensor([[0.0, 0, 10, 10]]), torch.zeros(0, 4)]
     losses = ProposalLoss()(AnchorPredictions(scores, deltas, [anchors]), truths)
     object_, nothing = (log(1 + exp(-2)) + log(1 + exp(-1))) / 2, (log(1 + exp(2)) + log(1 + exp(-1))) / 2

@@ -1,4 +1,4 @@
-"""The second stage pools, detects and learns as a calculation by hand says."""
+"""Pooling, detections and losses of the second stage, compared with a calculation by hand."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def levels() -> list[torch.Tensor]:
 
 @pytest.fixture
 def head() -> RegionHead:
-    """A head that says the same of every region: probably class 1, and half a unit to the right."""
+    """Return a head with the same output for every region: probably class 1, and half a unit to the right."""
     head = RegionHead(width=4, strides=STRIDES, classes=2, hidden=8)
     for parameter in head.parameters():
         torch.nn.init.zeros_(parameter)
     with torch.no_grad():
         head.classifier.bias.copy_(torch.tensor([0.0, 5.0, 0.0]))
-        # class 0 moves boxes far off, which shows where its deltas are taken for those of class 1
+        # class 0 moves boxes far away, which shows if its deltas are used for class 1
         head.regressor.bias.copy_(torch.tensor([9.0, 0, 0, 0, 0.5, 0, 0, 0]))
     return head
 
@@ -54,8 +54,8 @@ def test_the_losses_of_regions_are_those_by_hand(head: RegionHead, levels: list[
     proposals = [torch.tensor([[4.0, 0, 44, 40], [160, 160, 190, 190]])] * 2
     targets = [{"boxes": torch.tensor([[0.0, 0, 40, 40]]), "labels": torch.tensor([1])}] * 2
     losses = head(levels, proposals, (256, 256), targets)
-    # of each image: the shifted proposal and the truth itself are of class 1, the far proposal is background
+    # in each image, the shifted proposal and the ground truth itself are of class 1, and the far proposal is background
     spread = log(exp(5) + 2)
     assert losses["roi_cls"].item() == pytest.approx((2 * (spread - 5) + spread) / 3, rel=1e-4)
-    # a tenth of the width to the left is one unit: 1.5 from what is predicted; the truth is 0.5 from it
+    # a tenth of the width to the left is one unit: 1.5 from the prediction; the ground truth is 0.5 from it
     assert losses["roi_box"].item() == pytest.approx((1.0 + 0.125) / 3)

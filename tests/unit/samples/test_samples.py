@@ -1,4 +1,4 @@
-"""What holds for every sample that ships."""
+"""Properties of every shipped sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding, routing and bookkeeping of sequences compute what their originals do, or what plain loops say."""
+"""Decoding, routing and bookkeeping of sequences, compared with their originals or plain loops."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def sized(names: str, *rows: tuple[Any, ...]) -> list[dict[str, Any]]:
     return [dict(zip(names.split(), row, strict=True)) for row in rows]
 
 
-# arguments of the samples' `inputs`, besides their first configurations
+# arguments of the samples' `inputs`, in addition to their first configurations
 SIZES: dict[str, list[dict[str, Any]]] = {
     "rotary_embedding": sized("batch heads key_heads width length", (2, 4, 2, 8, 6)),
     "moe_routing": sized("tokens width hidden experts top_k training", (3, 16, 8, 9, 3, True), (1, 16, 8, 4, 1, True)),
@@ -192,7 +192,7 @@ def test_options_do_what_those_of_transformers_do() -> None:
 
 
 def beams(*state: Any) -> tuple[Any, ...]:
-    """`beam_search_step` by the parts of transformers' search."""
+    """Compute `beam_search_step` with the parts of transformers' search."""
     logits, sequences, scores, finished, finished_scores, is_finished, length, eos, prompt, penalty, early = state
     search = transformers("generation.utils").GenerationMixin()
     batch, count, _ = logits.shape
@@ -241,7 +241,7 @@ def test_a_step_of_beam_search_is_that_of_transformers(seed: int, early: bool) -
 
 
 def test_as_many_beams_as_prefixes_find_the_best_sequence() -> None:
-    """Tokens follow each other by a table; 0 ends a sequence."""
+    """Each token depends on the previous one by a table; 0 ends a sequence."""
     table = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
     count, steps = 36, 3
     never = torch.full((1, count), -1.0e9)

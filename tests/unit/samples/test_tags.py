@@ -1,4 +1,4 @@
-"""The tags of the samples that ship are those that the gripper would give them."""
+"""Tags of the shipped samples, compared with the tags that the gripper assigns."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_tags_are_what_source_and_run_show(sample: Sample) -> None:
         with Running() as running:
             sample.function(*arguments)
         ran |= running.tags
-    # more may be declared: tolist, for one, reads values without an operator
+    # more may be declared: tolist, for example, reads values without an operator
     assert ran <= declared
     assert source_tags(sample.function) & OF_SOURCE == declared & OF_SOURCE

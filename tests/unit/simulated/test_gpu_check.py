@@ -1,4 +1,4 @@
-"""The check of a GPU, on the simulated accelerator: steps that need no CUDA are judged there."""
+"""The GPU check on the simulated accelerator: only steps that do not need CUDA are judged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_step_is_wrong_on_a_device_that_fails(tmp_path: Path) -> None:
 def test_all_steps_are_right_or_not_for_this_device_and_one_file_has_them(tmp_path: Path) -> None:
     build()
     output = tmp_path / "check.zip"
-    # torch loads the device where an interpreter starts; for the first case of the trace mmcv has no kernel on it
+    # torch loads the device when an interpreter starts; mmcv has no kernel on it for the trace's first case
     done = run_python(CHECK, "--device", "sim", "--top", 2, "-o", output, env=environment(), fresh=True, timeout=1700)
     assert done.stdout.splitlines()[-1] == f"please send back this one file: {output}", done.stderr
     with zipfile.ZipFile(output) as archive:

@@ -1,4 +1,4 @@
-"""What a trace says of accelerators, by a stand-in for CUDA and NVML: no GPU is needed."""
+"""Accelerator facts in a trace, with stand-ins for CUDA and NVML: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ H200 = SimpleNamespace(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    """A machine with one, of which torch and NVML tell."""
+    """Simulate a machine with a GPU that torch and NVML report."""
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)

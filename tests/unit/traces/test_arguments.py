@@ -1,4 +1,4 @@
-"""Every argument that an operator can take survives the way through the file."""
+"""Round trip of every argument type of operators through a file."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ arguments = st.recursive(
 
 
 def exactly(value: object) -> object:
-    """A form in which 1, 1.0 and True differ, -0.0 and 0.0 too, and nan equals nan."""
+    """Return a form in which 1, 1.0 and True differ, 0.0 and -0.0 differ, and nan equals nan."""
     if isinstance(value, float):
         return ("float", "nan" if math.isnan(value) else struct.pack("d", value))
     if isinstance(value, complex):
@@ -141,7 +141,7 @@ def test_what_stands_in_objects_is_found_and_replaced_in_its_order(value: object
     met: list[object] = []
     same = map_leaves(lambda leaf: met.append(leaf) or leaf, value)
     assert exactly(same) == exactly(value)
-    # a size is one value, and its numbers are found one by one
+    # a size is one value, but its numbers are found one by one
     sizes = [item for leaf in met for item in (leaf if isinstance(leaf, torch.Size) else (leaf,))]
     assert list(map(exactly, sizes)) == list(map(exactly, found))
     numbers = numbers_of(value)

@@ -1,4 +1,4 @@
-"""Blocks of calls as columns: the same as JSON's own reader makes of them, whatever a line holds."""
+"""Parser of call blocks into columns, compared with Python's JSON parser on any line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def runs_of(calls: int) -> st.SearchStrategy[tuple[int, int]]:
 
 @st.composite
 def records(draw: st.DrawFn) -> Calls:
-    """Blocks of calls, as captures and strangers write them."""
+    """Draw blocks of calls as captures and attackers write them."""
     calls = draw(st.integers(1, 12))
 
     def column(values: st.SearchStrategy[int]) -> list[int]:

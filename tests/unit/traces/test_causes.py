@@ -1,4 +1,4 @@
-"""What is said of what torch raises."""
+"""Short messages for errors that torch raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of many cases."""
+"""Slices of a large number of cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine says that it has."""
+"""Facts about the machine."""
 
 from __future__ import annotations
 

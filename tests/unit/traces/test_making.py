@@ -1,4 +1,4 @@
-"""Live arguments are made of specs alone, whatever these say."""
+"""Live arguments made from untrusted specs only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opgrip.traces.schema.python_objects import (
 
 
 class Point:
-    """Counts what runs of it."""
+    """Class that counts its constructor calls."""
 
     ran = 0
 
@@ -38,7 +38,7 @@ class Point:
 
 
 class Names(dict[str, int]):
-    """A dictionary with fields."""
+    """Dictionary with fields."""
 
 
 CLASSES = {"Point": Point, "Names": Names}

@@ -1,4 +1,4 @@
-"""How exactly float32 is multiplied, as torch's settings of any version say it."""
+"""Precision of float32 products, from the settings of any torch version."""
 
 from __future__ import annotations
 

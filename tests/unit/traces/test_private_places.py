@@ -1,4 +1,4 @@
-"""Private places of torch are declared with what is done where a torch lacks them."""
+"""Declarations of private torch APIs, each with the behaviour without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command shows on a terminal what it does."""
+"""Progress of a command on a terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_task_that_measures_nothing_shows_how_long_it_has_taken() -> None:
 
 def test_no_thread_draws_while_something_is_measured() -> None:
     reporter, _ = on_terminal()
-    # those of other tests may end meanwhile
+    # threads of other tests may end meanwhile
     before = set(threading.enumerate())
     with reporter.doing("timing", 3):
         assert set(threading.enumerate()) <= before

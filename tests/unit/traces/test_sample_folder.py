@@ -1,4 +1,4 @@
-"""Sample folders that strangers wrote."""
+"""Untrusted sample folders."""
 
 from __future__ import annotations
 

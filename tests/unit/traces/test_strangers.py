@@ -1,4 +1,4 @@
-"""Traces of strangers in everything that reads one: nothing raises but `UserError`, nothing steers a terminal."""
+"""Untrusted traces in all consumers: they raise only `UserError` and print no control sequences of a terminal."""
 
 from __future__ import annotations
 

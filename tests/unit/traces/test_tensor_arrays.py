@@ -1,4 +1,4 @@
-"""Tensors are looked at as arrays, and stay as they are."""
+"""Array views of tensors, which leave the tensors unchanged."""
 
 from __future__ import annotations
 

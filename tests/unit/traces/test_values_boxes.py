@@ -1,4 +1,4 @@
-"""Boxes that are drawn overlap, index and are kept as the recorded ones were."""
+"""Value models of boxes: drawn boxes overlap, index and survive suppression like the recorded ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(boxes: torch.Tensor, groups: int) -> Boxes:
 
 
 def kept(boxes: torch.Tensor, scores: torch.Tensor, threshold: float, offset: int) -> int:
-    """How many boxes a plain greedy suppression keeps."""
+    """Return the number of boxes that a greedy suppression keeps."""
     boxes = boxes[scores.argsort(descending=True)]
     areas = (boxes[:, 2:] - boxes[:, :2] + offset).prod(1)
     alive = torch.ones(len(boxes), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Floats that are drawn cost, sort and sum up as the recorded ones did."""
+"""Value models of floats: drawn values cost, sort and sum up like the recorded ones."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_relu_keeps_its_zeros_together() -> None:
     def borders(values: torch.Tensor) -> int:
         return int((values == 0).diff().sum())
 
-    # at random places there were five times as many
+    # zeros at random positions would have five times as many borders
     assert borders(again) == pytest.approx(borders(tensor), rel=1)
 
 

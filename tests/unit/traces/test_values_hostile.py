@@ -1,4 +1,4 @@
-"""Value models from a stranger's file are refused, or drawn from in bounded memory."""
+"""Value models in untrusted files: they are rejected, or drawn from in bounded memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ODD: list[Any] = [
 
 
 def examples() -> dict[str, dict[str, Any]]:
-    """A model of every kind, as it stands in a file, with all its optional fields."""
+    """Return a model of every kind in JSON form, with all its optional fields."""
     generator = torch.Generator().manual_seed(0)
     corners = torch.rand(100, 2, generator=generator) * 100
     factor = torch.randn(20, 20, generator=generator)

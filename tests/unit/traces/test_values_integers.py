@@ -1,4 +1,4 @@
-"""Integers that are drawn index, collide and sort as the recorded ones did."""
+"""Value models of integers: drawn values index, collide and sort like the recorded ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_integers_fit_again_to_what_they_were_drawn_from(
     assert isinstance(again, Integers)
     assert again.distinct == model.distinct
     assert torch.equal(torch.stack(values.aminmax()), torch.stack(tensor.aminmax()))
-    # of values that are as frequent, others may be the last that are kept; single ones below zero are where few are
+    # other values of equal frequency may be kept last; single negative values are kept only if there are few others
     counts = sorted(count for value, count in model.frequent if value and (value > 0 or count > 1))
     counts_again = sorted(count for value, count in again.frequent if value and (value > 0 or count > 1))
     assert counts_again == pytest.approx(counts, abs=1)
@@ -265,7 +265,7 @@ def test_order_is_drawn_as_it_was(kind: str) -> None:
     assert again.rises == pytest.approx(model.rises, abs=0.03)
     assert again.falls == pytest.approx(model.falls, abs=0.03)
     assert model.step is not None
-    # a walk has no steps as small as another, of the same values, may have had
+    # a drawn walk may have larger steps than the recorded one of the same values
     assert again.step == pytest.approx(model.step, rel=1 if kind == "near" else 0.1)
     assert again.by_row == model.by_row
 

@@ -1,4 +1,4 @@
-"""The table of who needs which values, held against torch's own schemas and against what operators give."""
+"""Table of arguments whose values matter, checked against torch's schemas and the results of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large tensors whose elements do not decide one by one are looked at in pieces."""
+"""Sampling in pieces of large tensors whose elements do not matter individually."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADD = "aten.add.Tensor"
 
 
 class CountingElements(TorchDispatchMode):
-    """How many elements operators took, those that give views left out."""
+    """Counter of the elements that operators process, except operators that return views."""
 
     elements = 0
 
@@ -37,7 +37,7 @@ class CountingElements(TorchDispatchMode):
 
 
 def test_a_look_does_not_go_through_all_elements() -> None:
-    # a terabyte, of which a row is there
+    # a terabyte, of which one row exists
     tensor = torch.randn(1, 300).expand(1 << 30, 300)
     with CountingElements() as counting:
         model = fit_argument(ADD, "self", tensor)
@@ -59,7 +59,7 @@ def test_pieces_are_parts_of_rows(shape: list[int], last: int, turned: bool) -> 
         return
     tensor = torch.arange(math.prod(shape)).reshape(shape)
     if turned and tensor.dim() > 1:
-        # the same numbers in the same order, in other memory
+        # same numbers and order, different strides
         tensor = tensor.mT.contiguous().mT
     for whole_rows in (False, True):
         part = rows_of(tensor) if whole_rows else pieces(tensor)
@@ -67,7 +67,7 @@ def test_pieces_are_parts_of_rows(shape: list[int], last: int, turned: bool) -> 
         assert part.shape[-1] == (last if whole_rows else min(last, 256))
         assert bool((rows.diff(dim=-1) == 1).all())
         assert bool((rows[:, 0] // last == rows[:, -1] // last).all())
-        # where a part of a row would reach beyond its end, it is moved, and may lie over another
+        # a piece that would exceed its row is moved, and may overlap another
         assert len(rows.unique()) == rows.numel() or (256 < last < 2 * rows.numel() and not whole_rows)
         assert whole_rows or rows.numel() <= MOST
 

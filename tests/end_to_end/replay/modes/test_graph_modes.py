@@ -1,4 +1,4 @@
-"""Modes whose programs are CUDA graphs: what they go with, and what they are where there is no GPU."""
+"""CUDA graph modes: their combination with options, and their status without a GPU."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_autotuning_makes_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_call_that_inductor_makes_no_graph_of_says_so() -> None:
-    """On a CPU inductor compiles the call and makes no graph, here of one that claims to be on a GPU."""
+    """On a CPU inductor compiles the call without a graph; the test makes the call claim to be on a GPU."""
     function, args = torch.ops.aten.relu_.default, (torch.ones(3),)
     program = find_mode("reduce-overhead")[0].make(Task(function, args, {}, mutates=True, device="cuda"))
     assert program.note == "no CUDA graph"

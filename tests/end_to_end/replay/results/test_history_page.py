@@ -1,4 +1,4 @@
-"""The page of a store of runs: each case with its history."""
+"""History page of a results store, with the history of each case."""
 
 from __future__ import annotations
 

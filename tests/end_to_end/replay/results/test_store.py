@@ -1,4 +1,4 @@
-"""Runs that opreplay keeps, what it says of their machine, and how they are found and merged."""
+"""Runs that opreplay stores: facts about their machine, lookup and merging."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAST = ("--top", "3", "--iterations", "3", "--warmup", "0", "--cache", "warm")
 
 @pytest.fixture(scope="module")
 def kept(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which two replays ran, one of them repeated."""
+    """Create a folder with two replays, one of them repeated."""
     folder = tmp_path_factory.mktemp("kept")
     environment = os.environ | {"OPGRIP_STORE": "results", "OPGRIP_MACHINE": "a machine/with ../ strange name"}
     for words in ((), ("--repeats", "2")):
@@ -188,13 +188,13 @@ def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
     joined = repeat(first, run_once, 2, base)
     assert asked[0] == ("repeat 2 of 2", {*range(40)})
     assert [which for which, _ in asked[1:]] == [f"repeat {time}" for time in range(3, len(asked) + 2)]
-    # only those that are not decided, which may change with what is known of the others
+    # only undecided cases, which may change with the results of others
     assert len(asked) > 2
     assert all(len(numbers) < 20 for _, numbers in asked[1:])
     assert len(asked) < 20 or len(asked[-1][1]) < 20
     comparison = compare(base, Results([row for rows in joined.values() for row in rows], HEADER))
     slower = [pair.base.case for pair in comparison.pairs if pair.verdict is Verdict.SLOWER]
-    # three repeats of the base may not decide a case
+    # three repeats of the base may not decide one of the cases
     assert len({number for number in range(40) if 10 ** (3 * number / 40) > 50} - set(slower)) <= 1
 
 
@@ -208,7 +208,7 @@ def test_cases_that_a_base_ran_once_are_not_repeated_in_vain() -> None:
         return {number: [again.rows[number]] for number in numbers}
 
     repeat({row.case: [row] for row in made_run(10, cases=40, repeats=1)}, run_once, 3, base)
-    # twice as it was asked for, and then the few that one run of the base decides
+    # two rounds of all cases as requested, then the few cases that one run of the base decides
     assert asked[:2] == [40, 40]
     assert sum(asked[2:]) < 40
 

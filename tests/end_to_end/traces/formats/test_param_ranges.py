@@ -1,4 +1,4 @@
-"""Ranges of PARAM's operator configurations, and parts of the cases that they stand for."""
+"""Ranges in PARAM's operator configurations, and parts of the cases that they describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of a real program under torchrun: captured, merged, and told who waits."""
+"""Ranks of a real program under torchrun: captured, merged, and analysed for waits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ranks_wait_for_the_one_that_sleeps(tmp_path: Path) -> None:
     assert told["unmatched"] == 0
     (place,) = (row for row in told["places"] if row["line"] == 18)
     assert (place["kind"], place["collectives"], place["slowest"], place["last"]) == ("all_reduce", 4, 1, 4)
-    # what four sleeps of 200 ms make the other rank wait, less what it came later itself
+    # the wait of the other rank due to four sleeps of 200 ms, less its own delay
     assert place["waiting_ms"] > 400
-    # the results of DDP's buckets, and of what was waited for later, are taken by a call
+    # calls take the results of DDP's buckets and of collectives that are waited for later
     assert {row["unknown"] for row in told["ranks"]} == {0}

@@ -1,4 +1,4 @@
-"""What every mode has to get right."""
+"""Correctness of every mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODES = [
 ]
 FOR_AOT = ("attention", "booleans", "an argument as it came", "a transposed argument")
 WRONG = {("tvm", "a float added to integers")}
-"""What a runtime does get wrong."""
+"""known wrong results of a runtime"""
 REFUSED = {
     ("onnxruntime", "floats of 16 bits"),
     ("onnxruntime", "a conjugate view"),
@@ -31,7 +31,7 @@ REFUSED = {
     ("tvm", "no elements"),
     ("aot", "a conjugate view"),
 }
-"""What a runtime has nothing for."""
+"""calls that a runtime does not support"""
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's providers for a GPU. No GPU is needed: what they are asked for is looked at, not what they do."""
+"""ONNX Runtime's providers for a GPU. No GPU is needed: the tests check the requested providers, not their work."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_session_that_runs_on_the_cpu_instead_is_unsupported() -> None:
 
 @installed
 def test_nodes_that_run_on_the_cpu_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the providers of a session that has CUDA too; which nodes run where is ONNX Runtime's word."""
+    """Use a stand-in for the providers of a session with CUDA; ONNX Runtime itself reports where each node runs."""
     import onnxruntime
 
     monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: [CUDA, CPU])
@@ -90,7 +90,7 @@ def test_a_device_is_done_with_the_inputs_before_a_session_reads_them(monkeypatc
     done: list[str] = []
 
     class Session:
-        """One input, one output, and what it does in which order."""
+        """Session with one input and one output, which logs the order of operations."""
 
         def get_inputs(self) -> list[Any]:
             return []

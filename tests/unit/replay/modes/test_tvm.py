@@ -1,4 +1,4 @@
-"""What is TVM's own."""
+"""Behaviour specific to TVM."""
 
 from __future__ import annotations
 

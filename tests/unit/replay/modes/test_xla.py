@@ -1,4 +1,4 @@
-"""What is XLA's own, and that of TensorFlow, which runs it."""
+"""Behaviour specific to XLA and to TensorFlow, which runs it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_jax_without_a_gpu_is_told_in_a_line(tmp_path: Path) -> None:
 
 @needs_mode("tensorflow")
 def test_tensorflow_sees_no_gpu(tmp_path: Path) -> None:
-    """A stand-in for a GPU that TensorFlow lists."""
+    """Use a stand-in for a GPU that TensorFlow lists."""
     run_script(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""What a comparison says of cases that changed, and of those that did not."""
+"""Comparisons of cases that changed and of cases that did not."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_ran_with_other_results_and_fails_now_is_broken() -> None:
     new = with_rows(new, lambda row: replace(row, status="failed", error="it crashed") if row.case < 3 else row)
     comparison = compare(base, new)
     assert [pair.new.case for pair in comparison.broken] == [0]
-    # what gave no times in both is told too
+    # cases that are untimed in both runs are reported too
     assert [pair.new.case for pair in comparison.untimed] == [1, 2]
     assert "1 no longer ok, 2 not timed" in summary(comparison)
     assert len(hold(parse_gate("failed<=0"), comparison).rows) == 1
@@ -147,9 +147,9 @@ def test_rows_of_a_case_are_told_apart_by_how_they_were_run(tmp_path: Path) -> N
     slower = [row for row in rows_of(comparison) if row.verdict == "SLOWER"]
     assert {row.variant for row in slower} == {"2 threads"}
     assert "2 threads" in hold(SLOWER_BY_5, comparison).line
-    # only those fail that break the gate, of several comparisons in one document
+    # of several comparisons in one document, only rows that violate the gate fail
     suites = ElementTree.fromstring(as_junit([comparison, comparison], [SLOWER_BY_5]))
-    # each row that is slower, and the gate
+    # each slower row, and the gate
     assert [suite.get("failures") for suite in suites] == [str(len(slower) + 1)] * 2
     failed = [test.get("name") or "" for test in suites.iter("testcase") if test.find("failure") is not None]
     assert all("(2 threads)" in name for name in failed if name != "slower<=5%")
@@ -167,12 +167,12 @@ def test_one_row_without_sense_leaves_the_verdicts_of_all_others() -> None:
         assert found[Verdict.SLOWER] >= expected[Verdict.SLOWER] - 2
         for write in FORMS.values():
             write([comparison], [SLOWER_BY_5])
-    # a file may say of a median what its times do not
+    # the median in a file may contradict its times
     assert all(pair.reason for pair in compare(with_rows(base, lambda row: replace(row, median_us=-1.0)), new).pairs)
 
 
 def test_steps_of_a_coarse_clock_are_no_certainty() -> None:
-    """Each repeat gives the same time to the digit, and another one the next step of the clock."""
+    """Each repeat has exactly equal times, and the next repeat differs by one step of the clock."""
 
     def run(time: float) -> Results:
         rows = [join_repeats([made_row(number, [time] * 20) for _ in range(5)]) for number in range(30)]
@@ -215,12 +215,12 @@ def test_who_is_held_against_whom_does_not_matter(pairs: list[tuple[float, float
 
 
 def test_the_repeats_of_all_cases_tell_how_much_one_varies() -> None:
-    # sums of squares of four degrees of freedom around a variance of 0.04, as a chi-squared distribution spreads them
+    # sums of squares of four degrees of freedom around a variance of 0.04, distributed like chi-squared
     squares = [0.04 * value for value in (0.7, 1.3, 1.9, 2.4, 2.9, 3.4, 3.9, 4.6, 5.4, 6.6, 8.5, 11.0)]
     prior = learn([(value, 4) for value in squares], USUAL[False])
     assert prior.variance == pytest.approx(0.04, rel=0.2)
     assert prior.freedom > 20
-    # cases that differ by themselves keep what is their own
+    # cases with a higher variance of their own keep it
     scattered = learn([(value * 100.0 ** (place % 3), 4) for place, value in enumerate(squares)], USUAL[False])
     assert scattered.freedom < 2
     assert learn([(0.1, 4)] * 3, USUAL[True]) == USUAL[True]
@@ -248,7 +248,7 @@ def test_outcomes_of_gates_are_printed_and_are_the_exit_status(runs: Path) -> No
     assert lines[0].startswith("gate slower<=5%: failed: 26 of 60 rows, worst aten.op")
     passed = ["gate slower<=5%: passed", "gate total<=5%: passed", "gate op<=5%: passed"]
     assert compared("same.json", "slower<=5%", "total<=5%", "op<=5%") == (0, passed)
-    # the worst counts
+    # the worst value counts
     status, lines = compared("doubtful.json", "slower<=5%", "failed<=0")
     assert status == 3
     assert lines[0].startswith("gate slower<=5%: not decided: ")

@@ -1,4 +1,4 @@
-"""The kinds of files that results are written to."""
+"""File formats of results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_infinite_difference_is_read_again_as_one(suffix: str, tmp_path: Path
     assert again["max_rel"].tolist() == [math.inf, 1e-7]
     assert (again["max_abs"] > 1e-3).all()
     if suffix == ".json":
-        # strict readers take it
+        # strict parsers accept it
         strict = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
         assert strict["results"][0]["max_abs"] == math.inf
         assert strict["results"][1]["op"] == rows[1].op
@@ -95,7 +95,7 @@ def test_a_workbook_has_a_sheet_a_mode_with_filters_and_a_chart(tmp_path: Path) 
         assert [sheet.get("name") for sheet in sheets] == ["eager", "jit", "environment"]
         first = book.read("xl/worksheets/sheet1.xml").decode()
         assert "<autoFilter" in first
-        # what begins as a formula is text
+        # a text that begins like a formula stays text
         assert "<f>" not in first
         assert sum(name.startswith("xl/charts/chart") for name in book.namelist()) == 2
 

@@ -1,4 +1,4 @@
-"""How often gates are right, on runs whose truth is known, and whose machine is calm or not."""
+"""Error rates of gates on runs with known differences, on idle and contended machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def outcome(base: Results, new: Results, condition: str = "slower<=5%") -> Outco
 
 
 def scaled(run: Results, factor: float, only: int | None = None) -> Results:
-    """The run with its times, or those of one case, multiplied."""
+    """Return the run with its times, or the times of one case, multiplied."""
 
     def change(row: Result) -> Result:
         if only is not None and row.case != only:
@@ -38,7 +38,7 @@ def scaled(run: Results, factor: float, only: int | None = None) -> Results:
 
 
 def contended_run(seed: int, share: float, cases: int = 10, factor: float = 3.0, **cells: Any) -> Results:
-    """A run of calls of 100 us to 1 ms in which a share of the kept runs took up to `factor` times as long."""
+    """Return a run of calls of 100 us to 1 ms in which a share of the kept runs took up to `factor` times as long."""
     generator = np.random.default_rng(seed)
     rows = []
     for number in range(cases):
@@ -89,7 +89,7 @@ def test_tenfold_times_fail_whatever_the_machine_did() -> None:
 
 
 def test_contention_without_a_mark_is_seen_by_the_fastest_runs() -> None:
-    """The processor's pace was low from the start, so that no run was marked, but some were undisturbed."""
+    """The processor was slow from the start, so that no run was marked, but some runs were undisturbed."""
     for seed in range(10):
         unmarked = Results([replace(row, slowed=0.0) for row in contended_run(seed, 0.8)], HEADER)
         assert outcome(contended_run(99, 0.0), unmarked) is not FAILED
@@ -97,7 +97,9 @@ def test_contention_without_a_mark_is_seen_by_the_fastest_runs() -> None:
 
 
 def test_contended_rows_never_fail_a_gate_and_enter_no_total() -> None:
-    """Their fastest run is an upper bound: a time slice of the scheduler may be in all of their runs."""
+    """The fastest run of a contended row is an upper bound: each of its runs may include a time slice of the
+    scheduler.
+    """
     base = contended_run(1, 0.0)
 
     def with_contended(run: Results, median_us: float | None) -> Results:
@@ -121,7 +123,7 @@ def test_contended_rows_never_fail_a_gate_and_enter_no_total() -> None:
             (held,) = compare(scaled(new, factor, only=9), base).gate("slower<=5%")
             assert held.outcome is NOT_DECIDED
             assert "to over 1,000)" in held.line
-        # what takes longer than a contended row did is slower than it
+        # a row that takes longer than a contended row took is slower than it
         assert outcome(new, scaled(base, 10.0, only=9)) is FAILED
     untimed = Results([replace(row, status="contended", median_us=None, times_us=None) for row in base], HEADER)
     assert outcome(base, untimed) is NOT_DECIDED
@@ -137,7 +139,7 @@ def test_a_slower_clock_widens_the_interval_by_the_ratio_of_the_clocks() -> None
     assert reason == "the device's clock was 1,980 MHz in BASE, 1,320 MHz in NEW"
     assert outcome(base, capped) is NOT_DECIDED
     assert outcome(base, scaled(capped, 2.0)) is FAILED
-    # a faster clock makes nothing slower
+    # a faster clock cannot explain a slowdown
     assert outcome(base, with_clock(slower, 2400.0)) is FAILED
 
 
@@ -150,7 +152,7 @@ def test_a_row_that_lost_its_time_leaves_the_gate_undecided() -> None:
 
 
 def test_a_row_that_may_be_twice_as_slow_never_passes() -> None:
-    """One repeat each, times all over the place: nothing is known of the largest row."""
+    """With one repeat each and widely spread times, nothing is known about the largest row."""
     base, new = made_run(1, repeats=1, cases=4), made_run(2, repeats=1, cases=4)
     generator = np.random.default_rng(0)
     wild = [made_row(9, list(np.exp(generator.normal(7, 1.5, 8)))) for _ in range(2)]
@@ -159,7 +161,7 @@ def test_a_row_that_may_be_twice_as_slow_never_passes() -> None:
 
 
 def test_the_total_has_the_doubt_of_its_rows() -> None:
-    """All rows of a repeat share its pace: together they are no surer than each."""
+    """All rows of a repeat share its speed: their total is as uncertain as each row."""
     generator = np.random.default_rng(1)
     failed = 0
     for _ in range(30):

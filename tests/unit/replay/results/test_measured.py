@@ -1,4 +1,4 @@
-"""A score says whose it is; the distilled cases of two machines are held against each other."""
+"""Machine of a score, and comparison of the distilled cases of two machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = {"machine": "vm", "processor": "a slow processor", "threads": 2}
 
 
 def zoo_of(row_device: str = "cpu", **about: Any) -> Results:
-    """A case of each of two traces, on a device."""
+    """Return results with a case of each of two traces, on a device."""
     rows: list[Result] = []
     for number, name in enumerate(NAMES):
         row = replace(made_row(number, [10.0]), device=row_device)
@@ -33,7 +33,7 @@ def zoo_of(row_device: str = "cpu", **about: Any) -> Results:
 
 
 def distilled(times_us: tuple[float, float] = (10.0, 100.0), trace_hash: str = "abc", **cells: Any) -> Results:
-    """A replay of two cases; one trace is of the first, the other of both."""
+    """Return a replay of two cases: one trace contains the first, the other both."""
     rows = [made_row(number, [us], **cells) for number, us in enumerate(times_us)]
     keys = [row.key for row in rows]
     traces = {"a.predict": {"model": "a", "cases": [0], "us": [5.0]}}
@@ -96,7 +96,7 @@ def test_two_replays_of_a_distilled_trace_are_held_against_each_other() -> None:
     (score,) = distilled_scores(distilled((5.0, 50.0)), distilled((10.0, 100.0)))
     assert score.score == pytest.approx(2.0)
     assert score.baseline == "a processor, cpu, torch 2.13.0"
-    # by the time that each case stands for on the other machine: 1 us there takes 10 us, 3 us take 300 us
+    # weighted by the time that each case represents on the other machine: 1 us there takes 10 us, 3 us take 300 us
     (score,) = distilled_scores(distilled((10.0, 50.0)), distilled((10.0, 100.0)))
     by_name = {model.model: model.score for model in score.models}
     assert by_name == {"a": pytest.approx(1.0), "b": pytest.approx(310 / 160)}

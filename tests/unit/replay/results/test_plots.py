@@ -1,4 +1,4 @@
-"""Pictures of results: each kind has what it is of, and text of strangers stays text."""
+"""Plots of results: each kind shows its data, and untrusted text is never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def row(number: int, us: float, **cells: Any) -> Result:
 
 
 def results(**header: Any) -> Results:
-    """Of eight cases, each under two modes, with one and two threads."""
+    """Return results of eight cases, each under two modes, with one and two threads."""
     rows = [
         row(number, 5.0 * 2**number * factor / threads**0.7, mode=mode, threads=threads)
         for number in range(8)
@@ -108,13 +108,13 @@ def test_each_kind_is_a_picture_that_is_not_blank(kind: str) -> None:
 
     pixels = imread(io.BytesIO(picture(kind, "png")))[..., :3]
     assert pixels.std() > 0.02
-    # something is drawn in colour, and the edges are free: nothing is cut off
+    # something is drawn in colour, and the edges are empty: nothing is cut off
     assert (np.ptp(pixels, axis=2) > 0.3).sum() > 20
     assert all(edge.min() > 0.9 for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]))
 
 
 def widths_of_bars(figure: Any) -> list[float]:
-    """Widths of the bars of a figure, in their order."""
+    """Return the widths of a figure's bars in order."""
     return [float(bar.get_width()) for bar in figure.axes[0].patches]
 
 
@@ -192,7 +192,7 @@ def test_names_of_strangers_stay_text() -> None:
 
 @pytest.mark.slow
 def test_lines_of_text_do_not_run_over_each_other() -> None:
-    """Those below and above the axes, by their boxes."""
+    """Check the bounding boxes of all text above and below the axes."""
     for kind in KINDS:
         plot = plots.get(kind)
         assert plot is not None
@@ -222,7 +222,7 @@ HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(2)>$x^
 
 
 class Elements(HTMLParser):
-    """The elements of a page, each with its attributes."""
+    """Parser that collects the elements of a page with their attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def test_a_notebook_shows_results_as_a_table_with_a_picture_that_has_no_markup_o
     (image,) = (attributes for tag, attributes in elements if tag == "img")
     assert str(image["src"]).startswith("data:image/png;base64,iVBORw0KGgo")
     assert image.keys() == {"width", "alt", "src"}
-    # no notebook takes its text for mathematics
+    # notebooks must not interpret its text as mathematics
     assert elements[0] == ("div", {"class": "tex2jax_ignore mathjax_ignore"})
     assert "threads" in [tag for tag in page.replace("</th>", "<th>").split("<th>") if "<" not in tag]
 
@@ -272,7 +272,7 @@ def test_the_runs_of_a_history_stand_in_the_order_of_their_times() -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A folder with two files of results."""
+    """Return a folder with two files of results."""
     results().save(tmp_path / "one.json")
     replace(results(), rows=[row(0, 5.0)], header={"trace": "x"}).save(tmp_path / "plain.json")
     return tmp_path

@@ -1,4 +1,4 @@
-"""The score of a run beside a baseline."""
+"""Score of a run relative to a baseline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODELS = (
 
 
 def made_zoo(factors: dict[str, float] | float = 1.0, **cells: Any) -> Results:
-    """Three cases of each trace, which take 10, 100 and 1000 us times what is said of the trace."""
+    """Return three cases of each trace, of 10, 100 and 1000 us times the factor of the trace."""
     rows = []
     for origin in MODELS:
         factor = factors if isinstance(factors, float) else factors.get(origin.trace, 1.0)
@@ -208,7 +208,7 @@ def test_an_interval_over_many_models_needs_no_more_memory_and_is_the_same(monke
 
 
 def test_two_replays_of_one_machine_differ_by_as_much_as_the_score_says() -> None:
-    """By drawing: of two runs, times of each case that differ as such times do, and the pace of each run."""
+    """Draw pairs of runs with random differences of each case and of each run's speed."""
     generator = np.random.default_rng(0)
 
     def drawn() -> Results:
@@ -241,7 +241,7 @@ def test_a_trace_without_a_baseline_is_told_and_has_no_score() -> None:
     assert score.score == pytest.approx(2.0)
     assert not score.is_partial
     assert score.supported == pytest.approx(1.0)
-    # nor does one that is not even installed
+    # a mode that is not installed does not count either
     rows = [row for row in made_zoo(0.5).rows if row.trace != "c.predict"]
     about = {"c.predict": {"model": "c", "problem": "it is not installed"}}
     score = only(Results(rows, {**HEADER, "traces": about}), baseline)

@@ -1,4 +1,4 @@
-"""Files of results from strangers: what they hold is what columns declare, or a line that says what is not."""
+"""Untrusted files of results: their values match the declared columns, or one line reports the error."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None
     path.parent.mkdir()
     run = made_run(1, cases=2)
     write_results(run.rows, run.header, path, force=False)
-    # the name of a folder is no column
+    # the name of a folder is not a column
     assert list(read_run(path).rows) == list(run.rows)
     table = parquet.ParquetFile(path).read()
     for name, cells in {"op": [1, 2], "times_us": [1.0, 2.0], "count": ["a", "b"], "status": [b"ok", b"ok"]}.items():

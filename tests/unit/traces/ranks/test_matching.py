@@ -1,4 +1,4 @@
-"""Which collectives of ranks belong together, and who waits in which kind of them."""
+"""Matching of collectives between ranks, and which ranks wait in each kind of collective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("all_reduce", "broadcast", "reduce")
 
 
 def signatures(rank: int) -> list[Signature]:
-    """Of a rank: three collectives that are waited for, the last two with rank 0 as their root."""
+    """Return a rank's signatures: three collectives that are waited for, the last two with rank 0 as their root."""
     group = GroupSpec("0", "gloo", (0, 1, 2), rank)
     arguments: list[tuple[str, tuple[object, ...]]] = [
         ("allreduce_", ([VECTOR], group, SUM, None, False)),
@@ -32,7 +32,9 @@ def signatures(rank: int) -> list[Signature]:
 
 
 def waits_of(path: Path, *ranks: list[tuple[str, int, int]]) -> RankWaits:
-    """What ranks waited for that called these: a collective's kind, its start, and when the rank went on, in us."""
+    """Return the waits of ranks with these calls: a collective's kind, its start, and when the rank continued,
+    in us.
+    """
     records: list[Record] = [Scope(0, "", "", "forward"), Signature(100, "operator", "aten.sin.default", (VECTOR,), {})]
     for rank, calls in enumerate(ranks):
         records += [*signatures(rank), Thread(rank, "MainThread", rank)]
@@ -50,9 +52,9 @@ def waiting(waits: RankWaits) -> list[float]:
 @pytest.mark.parametrize(
     ("kind", "expected", "pairs"),
     [
-        # rank 2 comes 60 us after rank 0, and 40 after rank 1
+        # rank 2 arrives 60 us after rank 0, and 40 us after rank 1
         ("all_reduce", [60, 40, 0], {(0, 2), (1, 2)}),
-        # nobody waits but for the root, which comes first
+        # ranks only wait for the root, which arrives first
         ("broadcast", [0, 0, 0], set()),
         ("reduce", [60, 0, 0], {(0, 2)}),
     ],
@@ -71,7 +73,7 @@ def test_the_others_wait_for_a_root_that_comes_late(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_longer_than_it_stays(tmp_path: Path) -> None:
-    # clocks that do not agree: the first rank goes on before the last has come
+    # inconsistent clocks: the first rank continues before the last has arrived
     calls = [("all_reduce", 10, 30)], [("all_reduce", 70, 90)], [("all_reduce", 60, 90)]
     assert waiting(waits_of(tmp_path, *calls)) == [20, 0, 10]
 
