@@ -20,11 +20,11 @@ from opgrip.traces.schema.records import OPERATOR, Calls, Signature
 
 @dataclass(frozen=True, slots=True)
 class CountDifference:
-    """An operator that torch and the trace count differently.
+    """Operator that torch and the trace count differently.
 
     Attributes
     ----------
-    explained : why the capture does not see it, if known; see docs/capture.md
+    explained : reason why the capture does not see it, if known; see docs/capture.md
     """
 
     op: str
@@ -34,17 +34,18 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Return how torch's count of the operators in some steps differs from that of a trace of the same steps.
+    """Return the differences between torch's count of the operators in some steps and a trace of the same steps.
 
-    Torch reports an operator and the operators that it calls. One that the trace has by name counts as one call, and
-    the
-    ones below it are ignored; of others, the ones below count. Variants such as `add` and `add_` count together, as
-    torch may pick another one under a dispatch mode. What printing a tensor runs is ignored: torch turns modes off for
-    it.
+    Torch reports an operator and the operators that it calls. An operator whose name is in the trace counts as one
+    call,
+    and operators below it are ignored; otherwise the operators below count. Variants such as `add` and `add_` count
+    together, as torch may pick another one under a dispatch mode. Printing of tensors is ignored, since torch turns
+    modes
+    off for it.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
-    # its own messages are not the audit's
+    # hide the profiler's messages
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     with profile(activities=[ProfilerActivity.CPU]) as session, _printing_marked():
         steps()
@@ -56,7 +57,7 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
 
 
 def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[CountDifference]:
-    """Return the differences of two counts of calls, the largest first."""
+    """Return the differences of two counts of calls, largest first."""
     differing = []
     for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
         forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]
@@ -73,7 +74,7 @@ def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]
 
 
 def form_of(name: str) -> str:
-    """Return the name that the variants of an operator count under: `aten::add` for `aten::add_`."""
+    """Return the name under which the variants of an operator count: `aten::add` for `aten::add_`."""
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return SAME.get(name, name)
@@ -97,7 +98,7 @@ def count_calls(trace: str | Path) -> Counter[str]:
 
 
 def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
-    """Return why a capture does not see an operator, or torch's record functions do not; None if unknown."""
+    """Return the reason why a capture or torch's record functions do not see an operator; None if unknown."""
     if name.startswith("profiler::"):
         return "marks of the profiler, which itself makes others"
     if torch_calls < trace_calls:
@@ -117,28 +118,28 @@ SAME = {
     # the gradients of max, sort and index
     "aten::zeros": "aten::new_zeros",
 }
-"""Operators that others turn into."""
+"""operators that are counted under another name, because torch replaces one by the other"""
 
 OTHER_FORM = "the same number in all forms: autograd picks another form where a dispatch mode is active"
 
 PRINTING = "opgrip: a tensor is printed"
 
 MADE_OF = {"aten::repeat_interleave": "aten::repeat_interleave", "aten::where": "aten::nonzero_numpy"}
-"""Operators with an overload that is nothing but calls of others, and which one it then calls."""
+"""operators with an overload that only calls others, and the operator that this overload calls"""
 
 NOT_DISPATCHED = {
     "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
     "aten::detach": "torch.tensor() detaches what it makes past the dispatcher",
     "aten::_local_scalar_dense": "torch.tensor() of a list of tensors reads each of them past the dispatcher",
 }
-"""Operators that do not always reach a dispatch mode, and why."""
+"""operators that do not always reach a dispatch mode, with the reason"""
 
 NOT_TOLD = {
     "aten::clone": "autograd copies what an operator in place overwrites, and torch tells of that below the operator",
     "aten::detach": "torch's own copies of a tensor's metadata are operators only where a dispatch mode is active",
     "aten::scalar_tensor": "autograd makes tensors of numbers only where a dispatch mode is active",
 }
-"""Operators that reach a dispatch mode alone, and why."""
+"""operators that only a dispatch mode sees, with the reason"""
 
 
 def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
@@ -156,7 +157,7 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
 
 @contextmanager
 def _printing_marked() -> Iterator[None]:
-    """Put what prints a tensor below a mark of its own in a profile."""
+    """Mark the operators that print a tensor in a profile."""
     patches = Patches()
     patches.replace(torch.Tensor, "__repr__", _marked)
     try:
@@ -199,5 +200,5 @@ def _has_composite_kernel(name: str) -> bool | None:
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     except RuntimeError:
-        # TorchScript's alone
+        # used only by TorchScript
         return None

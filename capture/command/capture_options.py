@@ -48,7 +48,7 @@ _OF_MODELS = ("models", "modules")
 @titled("the model")
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """Which model is built."""
+    """Choice of the model."""
 
     model: str = option(
         DEFAULT_MODEL,
@@ -62,7 +62,7 @@ class ModelName:
 @titled("the trace")
 @dataclass(frozen=True, slots=True)
 class TraceOutput:
-    """Where the trace goes."""
+    """Location of the trace."""
 
     output: str | None = option(
         None,
@@ -76,7 +76,7 @@ class TraceOutput:
 @titled("its steps")
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Which steps of a model are captured."""
+    """Choice of the captured steps."""
 
     seed: int = option(0, "random seed for weights, inputs and everything else (default: %(default)s)", parse=seed)
     warmup: int = option(
@@ -95,7 +95,7 @@ class Steps:
 @titled("what is recorded")
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """What is recorded: keywords of `Capture` of the same names."""
+    """Contents of the recording: keywords of `Capture` of the same names."""
 
     extension: tuple[str, ...] = option(
         (),
@@ -189,7 +189,7 @@ class RecordingOptions:
 @titled("recordings of a program that goes on")
 @dataclass(frozen=True, slots=True)
 class OnDemandOptions:
-    """How a program is recorded when somebody asks for it."""
+    """Recording on demand of a running program."""
 
     on_demand: bool = option(
         False, "run the script at full speed, and record steps when `opcapture trigger` or a signal asks for it"
@@ -223,7 +223,7 @@ class OnDemandOptions:
 @titled("what is told of it")
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is printed about a finished capture."""
+    """Reports printed about a finished capture."""
 
     find_longtail: bool = option(
         False, "rank the functions that break into many small operators, as `opgrip longtail` does"
@@ -236,7 +236,7 @@ class Findings:
 
 
 OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, TraceOutput, RecordingOptions, OnDemandOptions, Findings)
-"""The classes of options, in the order of the help."""
+"""option classes in the order of the help"""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -257,7 +257,7 @@ def check_grips(args: argparse.Namespace) -> None:
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options of models next to a script."""
+    """Raise `UserError` for model options in a capture of a script."""
     refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")
 
 

@@ -38,13 +38,13 @@ from opgrip.errors import UserError, cause_of, in_words_of_python
 from opgrip.traces.table.trace import Trace, load
 
 MOST_LEARNED = 2
-"""Of the steps that warm up, those that are watched: what is new in one is looked at again in the next."""
+"""most warm-up steps that are watched: calls that are new in one step are examined again in the next"""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-"""How the names of traces end."""
+"""suffixes of trace files"""
 
 
 def ignore_own_warnings() -> None:
-    """Ignore the warnings at the end of a capture, which the caller reports itself."""
+    """Suppress the warnings at the end of a capture, which the caller reports itself."""
     for message in ("the trace .* could not be written", ".* was not gripped", "the extension .* was not recorded"):
         warnings.filterwarnings("ignore", message=message)
 
@@ -69,7 +69,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
-    """Build the requested model, with the weights of the seed."""
+    """Build the requested model, with weights drawn from the seed."""
     source = source_of(args.model)
     refuse_options(args, OPTIONS, source.lacks, source.hint)
     torch.manual_seed(args.seed)
@@ -113,7 +113,10 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
 
 def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:
     """Run the warm-up steps, in the last of which the capture learns, and the recorded ones; then end the capture.
-    `UserError` if a step fails, or calls no operator; there is no trace then.
+
+    Raises
+    ------
+    UserError : a step fails, or calls no operator; the trace is discarded
     """
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
@@ -139,7 +142,8 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 def warm_up(
     program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run the unwatched warm-up steps; return the inputs of the others, which are made unwatched.
+    """Run the unwatched warm-up steps and return the inputs of the remaining steps, so that making them is not
+    captured.
 
     Parameters
     ----------
@@ -162,7 +166,7 @@ def run_step(program: ModelProgram, inputs: object) -> None:
 
 
 def check_written(capture: Capture) -> None:
-    """Raise the error that kept the trace from being written."""
+    """Raise the error that prevented the trace from being written."""
     if isinstance(capture.failure, BrokenPipeError):
         raise capture.failure
     if capture.problem is not None:
@@ -170,7 +174,7 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Return why whole values could not be written; None if they could, or were not requested."""
+    """Return the reason why whole values could not be written; None if they could, or were not requested."""
     full = capture.full_values
     if full is None or full.failure is None:
         return None
@@ -178,9 +182,9 @@ def values_problem(capture: Capture) -> str | None:
 
 
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemandOptions))
-"""Options that print a table, or are for programs that go on."""
+"""options that print a table, or apply to programs that continue to run"""
 OF_MODULES = ("run", "warmup", "steps", "autocast")
-"""Options of models that a module has which is there already."""
+"""options for building a model, which a given module makes irrelevant"""
 
 
 def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **options: Any) -> Trace:
@@ -196,14 +200,15 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     model : a module, or a model source as for `opcapture --model`
     output : trace file
     inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
-    options : options of `opcapture --help` by their long names, with `_` for `-`; a list for those that take several.
-        With
-        `run="train"` the module's parameters change, with `run="predict"` they do not; its training mode is restored
+    options : options of `opcapture --help` by their long names, with `_` for `-`; a list for options that take several
+        values. With `run="train"` the module's parameters change, with `run="predict"` they do not; its training mode
+        is
+        restored
 
     Raises
     ------
-    TypeError : for an unknown option
-    UserError : for invalid values, a model that cannot be built or fails, and a trace that cannot be written
+    TypeError : unknown option
+    UserError : invalid values, a model that cannot be built or fails, or a trace that cannot be written
     """
     excluded = (*OF_COMMAND, "model", "output")
     with in_words_of_python(), warnings.catch_warnings():

@@ -37,11 +37,11 @@ from opgrip.traces.analysis.machine_ceilings import bandwidth_of
 from opgrip.traces.table.trace import load
 
 MOST_NAMES = 4
-"""Files, or operators, that are named; of more, how many they are."""
+"""most files or operators that are listed by name; of the others only the number is printed"""
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
-    """Yield lines on what was recorded, where it is, what is missing, and what to do with it.
+    """Yield lines that report recorded calls, the trace's path, missing parts, and next steps.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def _dump_lines(capture: Capture) -> Iterator[str]:
 
 
 def _shown(capture: Capture, path: Path) -> Path:
-    """Return the name of a file next to the capture's path, as the user wrote that."""
+    """Return a file name next to the capture's path, in the form in which the user wrote that path."""
     return Path(capture.path).with_name(path.name)
 
 
@@ -153,7 +153,7 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
 
 
 def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
-    """Run a script under a capture; return its exit status, and whether the user ended it."""
+    """Run a script under a capture; return its exit status, and whether the user interrupted it."""
     with capture:
         capture.discard(if_empty=True)
         try:
@@ -173,7 +173,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         if getattr(args, name) and args.output == "-":
             raise UserError(f"--{name.replace('_', '-')} reads the trace again", "name a file with --output")
     check_capture(args, args.device)
-    # what models print is not what was asked for
+    # models' own output goes to stderr
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         ignore_own_warnings()
         program = build(args, reporter)

@@ -1,4 +1,4 @@
-"""The cost of recording a call on this machine: what a capture adds to a loop of small operators."""
+"""Cost of recording a call on this machine: the time that a capture adds to a loop of small operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgrip.traces.table.trace import load
 
 ROUNDS, WARMUP = 300, 30
 LOW = 0.25
-"""Quantile of the times that is taken: what else the machine does only makes others longer."""
+"""quantile of the times that is used, since other work of the machine only makes times longer"""
 
 
 def own_cost() -> CaptureCost:
@@ -27,11 +27,11 @@ def own_cost() -> CaptureCost:
 
 @torch.no_grad()
 def _measure() -> tuple[float, float]:
-    """Return what a capture adds to a small operator's time, and to the time between two, in ns.
+    """Return the time that a capture adds to a small operator, and between two operators, in ns.
 
-    Without a capture only the sum of both is known. Time that its operators take beyond that sum must have been added
-    to
-    them; the rest counts to the time between them.
+    Without a capture only the sum of both is known. Operator time beyond that sum must be added to the operators; the
+    rest
+    counts as time between them.
     """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):
@@ -46,7 +46,7 @@ def _measure() -> tuple[float, float]:
     count = len(calls) // ROUNDS
     starts = calls["start_ns"].to_numpy()[WARMUP * count :].reshape(-1, count)
     durations = calls["duration_ns"].to_numpy()[WARMUP * count :].reshape(-1, count)
-    # from the first start to the last: as many operators as times between them
+    # from the first start to the last, with one gap for each operator
     spans = (starts[:, -1] - starts[:, 0]) / (count - 1)
     without = float(np.quantile(plain, LOW)) / count
     inside = float(np.quantile(durations.mean(axis=1), LOW))

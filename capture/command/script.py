@@ -1,4 +1,4 @@
-"""Run a user's script or module in this process, as `python` would."""
+"""Execution of a user's script or module in this process, as `python` would run it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from opgrip.cli.command import did_you_mean
 from opgrip.errors import MissingFileError, UserError, one_line
 
 FOR_GROUPS_S = 0.1
-"""A process group's threads want the interpreter to let go of a collective's tensors. DistributedDataParallel keeps the
-interpreter while it ends these threads, so they must have had their turn before, or both wait for ever (torch 2.13)."""
+"""time for process groups' threads to take the interpreter lock and release the tensors of collectives
+
+DistributedDataParallel holds the lock while it joins these threads, so without this pause both can wait for ever
+(torch 2.13).
+"""
 
 
 def check_script(arguments: Sequence[str]) -> None:
@@ -53,16 +56,19 @@ def run_script(
     compiled: Callable[[bytes, str], CodeType] | None = None,
     ended_in: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
-    """Run a script or module, and return the exit status of `python`; a traceback goes to stderr. `UserError` if none
-    of its lines can run.
+    """Run a script or module, and return the exit status of `python`; a traceback goes to stderr.
 
     Parameters
     ----------
     compiled : compiles a script from its source and file name; None for Python's own way
-    ended_in : called with the exception that the script ends in, `SystemExit` included
+    ended_in : called with the exception that ends the script, including `SystemExit`
+
+    Raises
+    ------
+    UserError : no line of the script can run
     """
     before = list(sys.argv), list(sys.path)
-    # of what the script has made, or the error whose frames hold it: it is there as long as the script's threads
+    # keeps the script's objects, or the error whose frames hold them, alive as long as the script's threads
     made: object = None
     try:
         if arguments[0] == "-m":
@@ -101,7 +107,7 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> d
     try:
         code = compiled(Path(file).read_bytes(), file)
     except SyntaxError as error:
-        # the frames of what compiled it are none of the script's
+        # exclude the frames of the compiler from the script's traceback
         raise error.with_traceback(None) from None
     before, module = sys.modules["__main__"], ModuleType("__main__")
     vars(module).update(__file__=file, __builtins__=builtins)
@@ -114,7 +120,7 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> d
 
 
 def _wait_for_threads() -> None:
-    """Wait as `python` does at its end; thread pools must be told to end, or their threads wait for ever."""
+    """Wait for threads as `python` does at its end; thread pools must be notified, or their threads wait for ever."""
     hooks: list[Callable[[], None]] = getattr(threading, "_threading_atexits", [])
     while hooks:
         with suppress(Exception):
@@ -136,7 +142,7 @@ def _status(code: object) -> int:
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback without the frames that ran the script; None if there are no others."""
+    """Return the traceback without the frames that ran the script, or None if no others remain."""
     frames, runners = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename, "<frozen importlib")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
         frames = frames.tb_next

@@ -1,4 +1,4 @@
-"""Where models come from. A source is a file here, or an entry point `opgrip.model_sources` of another package."""
+"""Sources of models. A source is a file here, or an entry point `opgrip.model_sources` of another package."""
 
 from opgrip.capture.models.program import ModelSource, load_program, model_sources, source_of
 

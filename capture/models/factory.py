@@ -34,20 +34,24 @@ if TYPE_CHECKING:
 LEARNING_RATE = 1e-3
 SIZES = ("batch_size", "input_size", "sequence_length")
 OTHERS = ("builtin:", "opinfo:", "transformers:")
-"""How the models of other sources begin."""
+"""prefixes of the names of other sources' models"""
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
-    """Build the program of a factory; `UserError` if there is no such factory, it fails, or it returns something else.
+    """Build the program of a factory.
 
-    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. It gets those
-    of
-    the settings `batch_size`, `input_size`, `sequence_length` and `run` that it has parameters for.
+    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. It receives
+    those
+    settings among `batch_size`, `input_size`, `sequence_length` and `run` for which it has parameters.
 
     Parameters
     ----------
     source : the user's name for it, if that is not `text`
+
+    Raises
+    ------
+    UserError : the factory does not exist, fails, or returns something else
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -68,13 +72,16 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
 def program_of(
     model: nn.Module, inputs: Any, run: str, name: str, details: Mapping[str, Any] = MappingProxyType({})
 ) -> ModelProgram:
-    """Return the program of a module and its inputs; `UserError` if the module has no parameters to train, and `run` is
-    `train`; for `generate`.
+    """Return the program of a module and its inputs.
 
     Parameters
     ----------
     inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
+
+    Raises
+    ------
+    UserError : `run` is `generate`, or `train` for a module without parameters to train
     """
     if run not in RUNS_OF_ALL:
         raise UserError(f"--run {run} is not for a module", f"choose {listed(RUNS_OF_ALL)}")
@@ -100,7 +107,7 @@ def _find(text: str, where: str, name: str) -> Callable[..., Any]:
 
 
 def _module_of_name(name: str) -> ModuleType:
-    # a user's own file beside the place where the command is run, as `python -m` finds it
+    # find a user's file in the current folder, as `python -m` does
     sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
@@ -138,7 +145,7 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
     try:
         parameters = dict(inspect.signature(factory).parameters)
     except ValueError:
-        # builtins do not tell theirs
+        # builtins have no signature
         parameters = {}
     settings = {name: value for name, value in option_values.items() if name in parameters and value is not None}
     for name in SIZES:
@@ -216,8 +223,11 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def total_loss(output: Any) -> torch.Tensor:
-    """Return the loss in what a model returned: a tensor, an attribute `loss`, or a dictionary of losses; `UserError`
-    if there is none.
+    """Return the loss in a model's output: a tensor, an attribute `loss`, or a dictionary of losses.
+
+    Raises
+    ------
+    UserError : the output has no loss
     """
     import torch
 
@@ -249,7 +259,7 @@ PACKAGE = "opgrip.samples.models"
 
 
 def builtin_models() -> list[str]:
-    """Return the names of the built-in models: modules of the package that define a factory of their own name.
+    """Return the names of the built-in models: modules of the package that define a factory of the same name.
 
     Their sources are read, not imported: the help lists the names and must not load torch.
     """
@@ -260,7 +270,7 @@ def builtin_models() -> list[str]:
 
 
 def load_builtin(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a built-in model; `UserError` if there is none of that name."""
+    """Build the program of a built-in model; raise `UserError` for an unknown name."""
     name = text.removeprefix(PREFIX)
     names = builtin_models()
     if name not in names:

@@ -24,22 +24,25 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 1
 FRAMES = 2
-"""Of a video."""
+"""number of frames of a video"""
 LEAST_CLASSES = 2
-"""Of labels that mmdet can make up: it leaves out the first class."""
+"""smallest number of classes for which mmdet can generate labels, since it leaves out the first"""
 DETECTION_SIZE = (800, 1333)
 SEGMENTATION_SIZE = (512, 1024)
 
 
 def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> dict[str, Any]:
-    """Return inputs as a data loader passes them to `test_step` and `train_step`; `UserError` for a package whose
-    inputs are not known here.
+    """Return inputs as a data loader passes them to `test_step` and `train_step`.
 
     Parameters
     ----------
-    model : model for which they are; a segmentor in training is told to pad to their size
+    model : model for the inputs; a segmentor in training is set to pad to their size
     scope : package of the model
     options : `batch_size`, else 1; `input_size`, else the size of the config's test pipeline
+
+    Raises
+    ------
+    UserError : inputs for this package are not known here
     """
     maker = _MAKERS.get(scope)
     if maker is None:
@@ -76,7 +79,7 @@ def _of_one_class(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
-    """Videos of a few frames for trackers; in training the first is the one that others are held against."""
+    """Return videos of a few frames for trackers; in training the first frame is the reference frame."""
     from mmdet.testing import demo_track_inputs
 
     batch_size = options.batch_size or BATCH_SIZE
@@ -95,7 +98,7 @@ def _trains_on_masks(config: Any) -> bool:
     """Return True if a detector is trained on masks, or its config does not say how annotations are loaded."""
     steps = _dicts_in([config.get("train_pipeline"), config.get("train_dataloader")])
     loads = [step for step in steps if re.search("Load.*Annotations$", str(step.get("type")))]
-    # what loads panoptic annotations loads their masks where it is not told otherwise
+    # loaders of panoptic annotations load masks by default
     return not loads or any(load.get("with_mask", "Panoptic" in str(load["type"])) for load in loads)
 
 
@@ -153,10 +156,13 @@ INSTALL = "make openmmlab, or see docs/openmmlab.md"
 
 
 def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a config, with random weights unless a checkpoint is given; `UserError` if there is no such
-    config, it is invalid, or a package that it needs is missing.
+    """Build the program of a config, with random weights unless a checkpoint is given.
 
     Nothing is downloaded: pretrained parts that the config names are left out.
+
+    Raises
+    ------
+    UserError : the config does not exist or is invalid, or a package that it needs is missing
     """
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
         raise _no_model(text)
@@ -188,8 +194,11 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
 
 
 def find_config(text: str) -> Path:
-    """Return the config file of that path, or of that bare name in an installed package; `UserError` if there is none,
-    or several of that name.
+    """Return the config file of a path, or of a bare name in an installed package.
+
+    Raises
+    ------
+    UserError : no config or several configs have that name
     """
     path = Path(text)
     if path.is_file():
@@ -211,7 +220,7 @@ def find_config(text: str) -> Path:
 
 
 def _no_model(text: str) -> UserError:
-    """Return the error for a name that is neither a config's nor a factory's."""
+    """Return the error for a name that is neither a config nor a factory."""
     if text == "opinfo":
         return UserError(f"no model {text!r}", "opinfo:all has all operators, opinfo:unary those of a category")
     if Path(f"{text}.py").is_file():
@@ -276,7 +285,7 @@ def _build(config: Any, scope: str, path: Path) -> nn.Module:
     from mmengine.model import revert_sync_batchnorm
     from mmengine.registry import MODELS
 
-    # else it lists how every weight was initialized
+    # otherwise mmengine lists how every weight was initialized
     MMLogger.get_current_instance().setLevel("WARNING")
     settings = copy.deepcopy(config.model)
     _forget_pretrained(settings)
@@ -286,7 +295,7 @@ def _build(config: Any, scope: str, path: Path) -> nn.Module:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path.name} cannot be built", f"{type(error).__name__}: {reason}") from error
     model.init_weights()  # type: ignore[operator]
-    # synchronized batch norm asks for a process group
+    # synchronized batch norm requires a process group
     return revert_sync_batchnorm(model)  # type: ignore[no-any-return]
 
 
@@ -304,7 +313,7 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
-    """Return the step that mmengine's own loops make."""
+    """Return the step that mmengine's loops would run."""
     import torch
 
     if run == "predict":

@@ -1,4 +1,4 @@
-"""All operators of torch by themselves: `opinfo:all`, `opinfo:unary`, `opinfo:nn.functional.relu`."""
+"""Programs of single operators: `opinfo:all`, `opinfo:unary`, `opinfo:nn.functional.relu`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ PREFIX = "opinfo:"
 
 
 def load_operators(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program that runs the samples of operators, one operator per step; `UserError` if no operator has such
-    a name, a module cannot be imported, or torch's tables are not available.
+    """Build the program that runs the samples of operators, one operator per step.
+
+    Raises
+    ------
+    UserError : no operator has such a name, a module cannot be imported, or torch's tables are not available
     """
     import torch
 

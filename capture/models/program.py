@@ -1,4 +1,4 @@
-"""What a model source is, what it returns, and the options that it gets."""
+"""Interface of model sources: their options and the program that they return."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 
 _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
-"""How torch says of what class an object is that it does not make."""
+"""torch's message for a class that its loader refuses"""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a file of weights with torch's loader that runs no code of the file; `UserError` if the file is missing,
-    holds more than weights, or fits another model.
+    """Load a file of weights with torch's loader that runs no code from the file.
+
+    Raises
+    ------
+    UserError : the file is missing, contains more than weights, or fits another model
     """
     import torch
 
@@ -49,14 +52,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 RUNS_OF_ALL = (PREDICT, LOSS, TRAIN) = ("predict", "loss", "train")
-"""What a step can be of any model."""
+"""kinds of steps that every model supports"""
 GENERATE = "generate"
 RUNS = (*RUNS_OF_ALL, GENERATE)
-"""What a step can be of the models of some source."""
+"""all kinds of steps"""
 NEW_TOKENS = 8
 AUTOCASTS = ("bfloat16", "float16")
 DEFAULT, LARGE, RANDOM = SHAPES = ("default", "large", "random")
-"""Which shapes operators are run with: those of torch's table, larger ones, or ones that are drawn."""
+"""shapes of operators' tensors: from torch's table, larger, or random"""
 
 
 _OF_MODULES = ("models", "modules")
@@ -66,7 +69,7 @@ _OF_OPERATORS = ("models", "operators")
 @titled("operators, with --model opinfo:NAME")
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """Options of operators that are run by themselves."""
+    """Options for operators that are run outside of a model."""
 
     shapes: str = option(
         DEFAULT,
@@ -163,7 +166,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelProgram:
-    """A model that is ready to run.
+    """Model that is ready to run.
 
     Attributes
     ----------
@@ -219,7 +222,7 @@ def _autocast_in_forward(model: nn.Module, dtype: str) -> Iterator[None]:
     def leave(*_: Any) -> None:
         contexts.pop().__exit__(None, None, None)
 
-    # always_call: autocast has to end also where the forward raises
+    # always_call, because autocast must end also if the forward raises
     hooks = (model.register_forward_pre_hook(enter), model.register_forward_hook(leave, always_call=True))
     try:
         yield
@@ -233,12 +236,12 @@ OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A way to get a model.
+    """Source of models.
 
     Attributes
     ----------
-    form : how its models are named, for the help
-    matches : tells if a `--model` belongs to it
+    form : form of its model names, for the help
+    matches : returns True if a `--model` belongs to it
     load : builds the program; raises `UserError` if it cannot
     lacks : purposes of options (`Option.only`) that it does not support; these are refused with `hint`
     runs : supported values of `--run`
@@ -258,7 +261,7 @@ model_sources: Registry[ModelSource] = Registry("opgrip.capture.models", "opgrip
 
 
 def source_of(name: str) -> ModelSource:
-    """Return the source of a `--model`; `UserError` if none knows it."""
+    """Return the source of a `--model`; raise `UserError` if no source matches."""
     for source in model_sources.values():
         if source.matches(name):
             return source
@@ -267,8 +270,11 @@ def source_of(name: str) -> ModelSource:
 
 
 def load_program(name: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a `--model`; `UserError` if no source knows it, its source cannot load it, or does not
-    support the options.
+    """Build the program of a `--model`.
+
+    Raises
+    ------
+    UserError : no source matches, or the source cannot load it or does not support the options
     """
     source = source_of(name)
     if options.run not in source.runs:

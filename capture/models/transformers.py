@@ -1,6 +1,6 @@
 """Models of the package transformers by class or model type: `transformers:BertForMaskedLM`, `transformers:bert`.
 
-They are built from configs, which `--cfg-options` changes; `small` makes few and narrow layers.
+They are built from configs, which `--cfg-options` changes; `small` sets few and narrow layers.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ LEARNING_RATE = 1e-5
 
 def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
     """Build the program of an architecture, with random weights unless a checkpoint is given; nothing is downloaded.
-    `UserError` if there is no such architecture, its config cannot be built, or the package is missing.
+
+    Raises
+    ------
+    UserError : the architecture does not exist, its config cannot be built, or the package is missing
     """
     package = needed("transformers", EXTRA)
-    # else it tells what its defaults are
+    # otherwise transformers prints its defaults
     package.logging.set_verbosity_error()
     device = check_device(options.device)
     found = find_class(text.removeprefix(PREFIX))
@@ -100,7 +103,7 @@ def weight_bytes(found: type[Any], config: Any) -> int | None:
         with torch.device("meta"):
             model = found(copy.deepcopy(config))
     except Exception:
-        # some compute with their weights while they are made
+        # some models compute with their weights during construction
         return None
     return sum(int(parameter.numel() * parameter.element_size()) for parameter in model.parameters())
 
@@ -123,8 +126,8 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
 
 
 def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
-    """Generate exactly `count` tokens of the most likely text: first the whole prompt, then token by token."""
-    # the end of a text is no token that a random model knows, so each step is of the same length
+    """Generate exactly `count` tokens greedily: first process the whole prompt, then one token at a time."""
+    # suppress the end token, which random weights would choose at random, so that the number of steps is fixed
     return model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False, num_beams=1)
 
 
@@ -177,7 +180,7 @@ _TASKS = (
     "TEXT_TO_WAVEFORM",
     "PRETRAINING",
 )
-"""Tasks in the order in which a model type's usual head is looked for; a type that has none is the bare model."""
+"""tasks in the order in which a model type's usual head is looked up; a type without any uses the bare model"""
 
 
 def architectures() -> list[str]:
@@ -202,8 +205,11 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class of that name, or the class with the usual head of the model type of that name; `UserError` if
-    there is none.
+    """Return the class of that name, or the class with the usual head of the model type of that name.
+
+    Raises
+    ------
+    UserError : the name is unknown
     """
     package = needed("transformers", EXTRA)
     found: Any = (
@@ -219,7 +225,7 @@ def find_class(name: str) -> type[Any]:
 
 
 def _class_named(package: Any, name: str) -> Any:
-    # only what the package exports: a name from outside is looked up in no other way
+    # look up names from outside only among the package's exports
     return getattr(package, name, None) if name in dir(package) else None
 
 
@@ -243,7 +249,7 @@ def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str
             _set_option(settings, default, path, value)
     config = _build_config(config_class, settings, found.__name__) if settings else default
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        # some leave to their checkpoints which word a text begins with
+        # some leave the start token of a text to their checkpoints
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     return config
 
@@ -286,7 +292,7 @@ def _set_option(settings: dict[str, Any], config: Any, key: str, value: Any) -> 
     inner = getattr(config, name)
     if not hasattr(inner, "to_dict"):
         raise UserError(f"{key}: {name} of {type(config).__name__} has no settings of its own", f"write {name}=...")
-    # configs within are made of dictionaries that say which they are
+    # nested configs are created from dictionaries that contain their type
     inner_settings = settings.setdefault(name, {"model_type": inner.model_type})
     _set_option(inner_settings, inner, rest, value)
 
@@ -306,14 +312,14 @@ def _paths_of(config: Any, key: str) -> Iterator[str]:
 
 
 SMALL = "small"
-"""What `--cfg-options` says for a small config."""
+"""value of `--cfg-options` for a small config"""
 
 WIDTH, HEADS, LAYERS, WORDS, EXPERTS = 96, 4, 2, 1024, 4
 HEAD = WIDTH // HEADS
 
 _SIZES: Mapping[str, int] = MappingProxyType(
     {
-        # widths; 96 is whole in heads, in the 32 groups of a norm, and in the six coordinates of a box
+        # widths; 96 is divisible by the number of heads, the 32 groups of a norm, and the six coordinates of a box
         **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "emb_dim"), WIDTH),
         **dict.fromkeys(("projection_dim", "encoder_hidden_size", "decoder_hidden_size", "text_embed_dim"), WIDTH),
         **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 2 * WIDTH),
@@ -325,36 +331,36 @@ _SIZES: Mapping[str, int] = MappingProxyType(
         # numbers of layers
         **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"), LAYERS),
         **dict.fromkeys(("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"), LAYERS),
-        # heads
+        # numbers of heads
         **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), HEADS),
         **dict.fromkeys(("decoder_attention_heads", "decoder_num_attention_heads"), HEADS),
-        # experts, and which of them are asked
+        # numbers of experts, and of active experts
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),
         **dict.fromkeys(("num_experts_per_tok", "moe_topk", "top_k_experts", "n_group"), 2),
         "topk_group": 1,
-        # periods of layers of another kind, so that two layers have one of each
+        # periods of layers of another kind, such that two layers include one of each
         **dict.fromkeys(("attn_layer_period", "expert_layer_period"), 2),
         **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), 1),
         "vocab_size": WORDS,
     }
 )
 _SPECIAL = ("_token_id", "_token_index")
-"""How the names of settings end that are a word of the vocabulary."""
+"""suffixes of settings that contain a token id"""
 
 
 def small_settings(config: Any) -> dict[str, Any]:
-    """Return settings that make a config small, with dictionaries for nested configs.
+    """Return settings that make a config small, with dictionaries for nested configs; no size is increased.
 
     Parameters
     ----------
-    config : config with the architecture's default sizes; none is increased
+    config : config with the architecture's default sizes
     """
     settings: dict[str, Any] = {}
     values = config.to_dict()
     stages = values.get("depths") or values.get("num_blocks")
     for name, size in _SIZES.items():
         value = values.get(name)
-        # where there are stages, they say how many layers there are, and the first how wide the last is
+        # with stages, `depths` sets the number of layers, and the first width determines the last
         if type(value) is int and value > size and not (stages and name in ("hidden_size", "num_layers")):
             settings[name] = size
     if isinstance(values.get("depths"), list | tuple):
@@ -368,22 +374,22 @@ def small_settings(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers of heads that must fit others."""
+    """Return the numbers of heads that must fit other settings."""
     settings: dict[str, Any] = {}
     heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")
     if type(groups) is int and groups > 1:
         settings["num_key_value_heads"] = HEADS if groups == heads else 2
     if type(values.get("expand")) is int and "num_heads" in values:
-        # a state space has heads of its inner width
+        # the heads of a state space divide its inner width
         settings["num_heads"] = values["expand"] * HEADS
     if isinstance(values.get("attention_types"), list):
-        # for each of its kinds of layers, how often it comes
+        # one count for each kind of layer
         settings["attention_types"] = [[values["attention_types"][0][0], 1]]
     return settings
 
 
 def _words(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return token ids that must lie in a small vocabulary; they go to its end."""
+    """Return token ids moved to the end of the small vocabulary."""
     names = [name for name, value in values.items() if name.endswith(_SPECIAL) and type(value) is int]
     large = sorted(name for name in names if values[name] >= WORDS)
     return {name: WORDS - 1 - place for place, name in enumerate(large)}

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 OBJECTS = 4
-"""In an image."""
+"""number of objects in an image"""
 CHARACTERS = 20
-"""In what is said in a sound."""
+"""number of characters in a transcript"""
 OF_EXAMPLES = (
     "ForImageClassification",
     "ForVideoClassification",
@@ -25,7 +25,7 @@ OF_EXAMPLES = (
     "ForNextSentencePrediction",
     "ForImageClassificationWithTeacher",
 )
-"""Heads that give one class for each example."""
+"""heads that return one class per example"""
 
 
 def make_labels(model: Any, parameters: Collection[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _labels(model: Any, kind: str, batch: int, inputs: Mapping[str, Any]) -> Any
     if kind.endswith(("ForObjectDetection", "ForSegmentation")):
         return [_objects(classes) for _ in range(batch)]
     if kind.endswith("ForCTC"):
-        # 0 stands for the gap between characters
+        # 0 is the blank between characters
         return _classes(config.vocab_size - 1, batch, CHARACTERS) + 1
     for name in ("decoder_input_ids", "input_ids"):
         if name in inputs:
@@ -75,7 +75,7 @@ def _classes(count: int, *shape: int) -> Tensor:
 def _objects(classes: int) -> dict[str, Tensor]:
     import torch
 
-    # centres and sizes, as parts of the image
+    # centres and sizes relative to the image
     boxes = torch.cat([torch.rand(OBJECTS, 2) * 0.4 + 0.3, torch.rand(OBJECTS, 2) * 0.4 + 0.1], dim=1)
     return {"class_labels": _classes(classes, OBJECTS), "boxes": boxes}
 
@@ -94,18 +94,18 @@ BATCH_SIZE = 1
 SEQUENCE_LENGTH = 128
 IMAGE_SIZE = 224
 SAMPLES = 16000
-"""Of a sound: a second at the rate that speech models hear."""
+"""samples of a sound: one second at the rate of speech models"""
 FRAMES = 100
-"""Of a sound that comes as features: a second of those of 10 ms."""
+"""frames of a sound given as features: one second of 10 ms frames"""
 VIDEO_FRAMES = 8
 POINTS = 2
 PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
-"""Settings of the word that stands where a text has an image."""
+"""settings with the token that marks an image's place in a text"""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """What inputs are made for.
+    """Context for making inputs.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
         if name in request.parameters and (value := maker(request)) is not None:
             inputs[name] = value
     if options.run == GENERATE:
-        # the text that an encoder-decoder writes is begun by `generate`
+        # `generate` itself begins the output text of an encoder-decoder
         for name in ("decoder_input_ids", "decoder_attention_mask"):
             inputs.pop(name, None)
     elif options.run != PREDICT:
@@ -145,7 +145,7 @@ def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
 
 def _request(model: Any, options: ModelOptions) -> InputRequest:
     config = model.config
-    # a text has to fit the positions that a model knows
+    # limit the text to the model's number of positions
     most = min(_settings(config.get_text_config(), "max_position_embeddings", "n_positions"), default=SEQUENCE_LENGTH)
     return InputRequest(
         model=model,
@@ -158,7 +158,9 @@ def _request(model: Any, options: ModelOptions) -> InputRequest:
 
 
 def _settings(config: Any, *names: str) -> Iterator[int]:
-    """Yield positive integers that a config or its nested configs have under one of these names, the outer first."""
+    """Yield positive integers that a config or its nested configs have under one of these names, outer configs
+    first.
+    """
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -222,7 +224,7 @@ def _pixel_values(request: InputRequest) -> Tensor | None:
     import torch
 
     if "input_ids" in request.parameters and any(hasattr(request.config, name) for name in PLACES_OF_IMAGES):
-        # an image's features take the places of such words, as many as the model's processor counts: texts alone
+        # use texts without images, because only a model's processor knows how many tokens an image's features replace
         return None
     channels = next(_settings(request.config, "num_channels", "in_channels", "in_chans"), 3)
     frames = next(_settings(request.config, "num_frames"), VIDEO_FRAMES)
@@ -256,7 +258,7 @@ def _input_features(request: InputRequest) -> Tensor:
     bins = next(_settings(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim"), 80)
     positions = next(_settings(config, "max_source_positions"), None)
     if positions is not None and hasattr(config, "num_mel_bins"):
-        # the encoder's second convolution halves the frames
+        # the encoder's second convolution halves the number of frames
         return torch.randn(request.batch, bins, 2 * positions)
     return torch.randn(request.batch, FRAMES, bins)
 
@@ -297,4 +299,4 @@ _MAKERS: dict[str, Callable[[InputRequest], Any]] = {
     "input_points": _input_points,
     "bool_masked_pos": _bool_masked_pos,
 }
-"""What is made for each parameter of a `forward`; what it may also take is left to its default."""
+"""function that makes the value of each `forward` parameter; other parameters keep their default"""

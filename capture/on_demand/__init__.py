@@ -1,1 +1,1 @@
-"""A process that can be asked to record: what listens in it, what records its steps, and who asks."""
+"""Recording on demand: the agent in a process, the recording of its steps, and the clients that request it."""

@@ -1,4 +1,4 @@
-"""The agent: a thread that listens in a process for requests to record, and sleeps until one comes."""
+"""The agent: a thread that listens in a process for requests to record, and sleeps until one arrives."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
     from opgrip.capture.on_demand.session import RecordingSession
 
 MOST_CONNECTIONS = 8
-"""Clients at once; another one is disconnected."""
+"""largest number of simultaneous clients; further ones are disconnected"""
 REQUEST_S = 2.0
-"""Time for a request to arrive whole."""
+"""time in which a complete request must arrive"""
 MOST_FAILURES = 100
-"""Kinds of failures that are counted."""
+"""largest number of distinct failures that are counted"""
 END_S = 10.0
-"""Time for a recording to be written when the program ends."""
+"""time for writing a recording when the program ends"""
 PAUSE_S = 0.1
-"""Pause before another try, for example after the system had no room for a connection."""
+"""pause before another attempt, for example after the system ran out of file descriptors"""
 
 
 class Agent:
-    """Answers requests over a socket of this process.
+    """Agent that answers requests over a socket of this process.
 
     Attributes
     ----------
     path : path of the socket
-    failures : errors in the agent and how often they occurred; none of them reaches the program
+    failures : number of errors in the agent, by message; errors never reach the program
     """
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -71,7 +71,7 @@ class Agent:
         self.path = socket_path(make_folder())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # clients remove a socket at which nobody listens: give it its name when it listens
+            # clients remove sockets without a listener, so name the socket only once it listens
             hidden = self.path.with_suffix(".new")
             self._listener.bind(str(hidden))
             hidden.chmod(0o600)
@@ -83,7 +83,7 @@ class Agent:
 
     @property
     def is_recording(self) -> bool:
-        """Whether a recording runs, or waits for its first step."""
+        """True while a recording runs or waits for its first step"""
         return self._session is not None
 
     def start(self) -> None:
@@ -92,11 +92,11 @@ class Agent:
     def record(
         self, request: RecordingRequest, armed: Callable[[Mapping[str, Any]], None] = lambda fields: None
     ) -> dict[str, Any]:
-        """Record, and return what was recorded; `UserError` if it cannot be done.
+        """Record, and return the facts about the recording; raise `UserError` if it cannot be done.
 
         Parameters
         ----------
-        armed : called once the next step will be noticed
+        armed : called once the agent notices steps
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
@@ -117,7 +117,7 @@ class Agent:
             self._free.release()
 
     def stop(self, discard: bool = False) -> bool:
-        """End the current recording, without a file if `discard`; False if there is none."""
+        """End the current recording, without a file if `discard`; return False if there is none."""
         session = self._session
         if session is not None:
             session.stop(discard)
@@ -145,7 +145,7 @@ class Agent:
         }
 
     def close(self) -> None:
-        """Stop listening, end the recording, and remove the socket; does nothing in a forked process."""
+        """Stop listening, end the recording, and remove the socket; do nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         self._is_closed = True
@@ -174,7 +174,7 @@ class Agent:
                 if self._is_closed or error.errno in (errno.EBADF, errno.EINVAL):
                     self._listener.close()
                     return
-                # for example too many open files, of which the program may close some
+                # for example too many open files, some of which the program may close
                 self._fail(error)
                 time.sleep(PAUSE_S)
                 continue
@@ -199,7 +199,7 @@ class Agent:
                 client.send({"answer": REFUSED, "why": _in_a_line(error)})
         finally:
             with suppress(OSError):
-                # a process that was forked meanwhile keeps the link open
+                # a process forked in the meantime keeps the connection open
                 link.shutdown(socket.SHUT_RDWR)
             client.close()
             self._room.release()
@@ -211,7 +211,7 @@ class Agent:
         word = check_request(message)
 
         def answer(answer: str, fields: Mapping[str, Any]) -> None:
-            # the client may have gone meanwhile
+            # the client may have disconnected
             with suppress(OSError):
                 client.send({"answer": answer, **fields})
 
@@ -226,14 +226,14 @@ class Agent:
     def _record_for(
         self, link: socket.socket, request: RecordingRequest, answer: Callable[[Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Record for as long as the client stays."""
+        """Record as long as the client stays connected."""
         over = threading.Event()
 
         def armed(fields: Mapping[str, Any]) -> None:
             arguments = (self._session, link, over)
             answer(fields)
             watch = threading.Thread(target=_stop_when_left, args=arguments, name="opgrip-link", daemon=True)
-            # without a thread for it, the recording goes on to its own end
+            # if no thread can be started for this, the recording ends by its own limits
             with suppress(RuntimeError):
                 watch.start()
 
@@ -248,13 +248,13 @@ class Agent:
     def _fail(self, error: Exception) -> None:
         from opgrip.errors import UserError
 
-        # a client's mistake is not a failure
+        # mistakes of clients do not count as failures
         if not isinstance(error, UserError) and len(self.failures) < MOST_FAILURES:
             self.failures[_in_a_line(error)] += 1
 
 
 def _job() -> str | None:
-    """Return what all ranks of a launcher's job share; None outside of one."""
+    """Return an identifier that all ranks of a launcher's job share, or None outside of a job."""
     if rank() is None:
         return None
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
@@ -267,7 +267,7 @@ def _world_size() -> int | None:
 
 
 def _position() -> int | None:
-    # the session module is loaded with the first recording
+    # the first recording loads the session module
     if "opgrip.capture.on_demand.session" not in sys.modules and rank() is None:
         return None
     from opgrip.capture.on_demand.session import position
@@ -276,8 +276,11 @@ def _position() -> int | None:
 
 
 def _wait_for_torch(most_s: float) -> None:
-    """Return once the program has loaded torch: two threads that load it at once get incomplete modules; `UserError` if
-    it has not within `most_s`.
+    """Wait until the program has loaded torch: two threads that import it at once get incomplete modules.
+
+    Raises
+    ------
+    UserError : torch was not loaded within `most_s`
     """
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
@@ -304,8 +307,11 @@ _watches_forks = False
 
 
 def start_agent(settings: AgentSettings) -> Agent:
-    """Return the agent of this process, started if there is none; `UserError` if it cannot have a socket or a
-    thread.
+    """Return the agent of this process, starting it if necessary.
+
+    Raises
+    ------
+    UserError : the process cannot have a socket or a thread
     """
     global _agent, _watches_forks
     from opgrip.errors import UserError
@@ -333,7 +339,7 @@ def _close_at_end(agent: Agent) -> None:
     atexit.register(agent.close)
     processes = sys.modules.get("multiprocessing.util")
     if processes is not None:
-        # children of multiprocessing end without atexit, and drop inherited finalizers when they begin
+        # children of multiprocessing exit without atexit handlers, and drop inherited finalizers at their start
         processes.register_after_fork(agent, _close_at_end_of_child)
         _close_at_end_of_child(agent)
 
@@ -356,7 +362,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def _renew() -> None:
-    """Give a forked process an agent of its own."""
+    """Start an agent in a forked process."""
     global _agent, _starting
     _starting = threading.Lock()
     parent, _agent = _agent, None

@@ -1,7 +1,8 @@
-"""Start the agent of a process: with all that its settings ask for, or from a start-up file of the environment.
+"""Start of a process's agent, with all its settings or from a start-up file of the environment.
 
-`opgrip autostart on` writes that file, for programs whose command line is not ours. It does nothing unless the variable
-`OPGRIP_CAPTURE` is set. Python loads this module when each program starts, so it imports little.
+`opgrip autostart on` writes that file, for programs whose command line the user does not control. It does nothing
+unless the variable `OPGRIP_CAPTURE` is set. Python loads this module at the start of every program, so it imports
+little.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ LINE = (
     f'import os; "{VARIABLE}" in os.environ and '
     "exec('try:\\n from opgrip.capture.on_demand.autostart import begin\\n begin()\\nexcept ImportError:\\n pass')\n"
 )
-"""What Python runs at its start. It imports nothing unless the variable is set: `os` is loaded already."""
+"""line that Python runs at its start; `os` is already loaded, and nothing else is imported unless the variable is
+set
+"""
 
 
 def startup_file() -> Path:
@@ -67,8 +70,11 @@ def _start() -> None:
 
 
 def start(settings: AgentSettings) -> Agent:
-    """Start and return the agent of this process, with its signal and its recordings at intervals; `UserError` if it
-    cannot have a socket or a thread.
+    """Start and return the agent of this process, with its signal and periodic recordings.
+
+    Raises
+    ------
+    UserError : the process cannot have a socket or a thread
     """
     from opgrip.capture.on_demand.agent import start_agent
     from opgrip.errors import UserError
@@ -90,9 +96,9 @@ def start(settings: AgentSettings) -> Agent:
 
 
 def load_recording(torch: ModuleType | None = None) -> None:
-    """Load what a recording needs, in the thread that has loaded torch, before somebody waits for it.
+    """Import the modules for recording, in the thread that has loaded torch, before a client waits for them.
 
-    Not in processes that multiprocessing has started, such as data loaders: few of them are ever asked.
+    Skip this in processes started by multiprocessing, such as data loaders, which are rarely recorded.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
@@ -102,5 +108,5 @@ def load_recording(torch: ModuleType | None = None) -> None:
 
         session.load()
     except Exception as error:
-        # a recording will report it again
+        # a recording will report the error again
         print(f"opgrip: a recording cannot be prepared: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Ask processes to record, and start agents in processes that run without one."""
+"""Client: requests to running processes, and start of agents in processes without one."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from opgrip.errors import UserError
 
 CONNECT_S = 2.0
 TELL_S = 5.0
-"""Time for a process to describe itself; one whose interpreter lock is held for longer is busy."""
+"""time for a process to describe itself; a process that holds the interpreter lock longer counts as busy"""
 MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RecordableProcess:
-    """A process with an agent.
+    """Process with an agent.
 
     Attributes
     ----------
-    about : its own description, see `Agent.about`; empty if it did not answer in time
-    workers : pids of its own workers, for example data loaders
+    about : description from the process, see `Agent.about`; empty if it did not answer in time
+    workers : pids of its workers, for example data loaders
     """
 
     pid: int
@@ -70,14 +70,14 @@ class RecordableProcess:
         return word if isinstance(word, str) else None
 
     def is_worker_of(self, other: RecordableProcess) -> bool:
-        """Return True if `other` started it as a part of itself: of its rank, or of its name without a job."""
+        """Return True if `other` started it as a worker: same rank, or same name outside of a job."""
         if self.about.get("parent") != other.pid or (self.job, self.rank) != (other.job, other.rank):
             return False
         return self.job is not None or self.name == other.name
 
 
 def processes() -> list[RecordableProcess]:
-    """Return the processes with an agent, by pid; remove sockets that nobody listens at."""
+    """Return the processes with an agent, by pid; remove sockets without a listener."""
     paths = list(sockets())
     if not paths:
         return []
@@ -94,8 +94,11 @@ def without_workers(items: Sequence[RecordableProcess]) -> list[RecordableProces
 
 
 def find_processes(word: str) -> list[RecordableProcess]:
-    """Return the process of a pid or name, or all ranks of the job of that name. Workers are found by pid only;
-    `UserError` if there is none, or there are several that are not ranks of one job.
+    """Return the process of a pid or name, or all ranks of the job of that name. Workers are found only by pid.
+
+    Raises
+    ------
+    UserError : no process matches, or several processes match that are not ranks of one job
     """
     everyone = processes()
     items = [item for item in everyone if str(item.pid) == word] or [
@@ -111,8 +114,11 @@ def find_processes(word: str) -> list[RecordableProcess]:
 
 
 def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
-    """Send a request and yield the answers as they arrive; `UserError` if it is refused, or the process ends before it
-    is done.
+    """Send a request and yield the answers as they arrive.
+
+    Raises
+    ------
+    UserError : the process refuses the request, or ends before it is done
     """
     try:
         connection = _connect(process.socket)
@@ -152,13 +158,13 @@ def listens(path: Path) -> bool:
         _connect(path).close()
     except OSError as error:
         _clean_up(path, error)
-        # too busy to answer
+        # the process is too busy to answer
         return isinstance(error, TimeoutError | BlockingIOError)
     return True
 
 
 def _clean_up(path: Path, error: OSError) -> None:
-    # outside of Linux a busy process refuses too, and the pid may belong to another process by now
+    # outside of Linux a busy process refuses connections too, and the pid may have been reused
     if error.errno == errno.ECONNREFUSED and (sys.platform == "linux" or not _runs(pid_of(path) or 0)):
         with suppress(OSError):
             path.unlink()
@@ -186,9 +192,7 @@ def _process_at(path: Path) -> RecordableProcess | None:
 
 
 def _connect(path: Path) -> MessageSocket:
-    """Connect to the process that a socket's name claims; `OSError` if nobody listens there, or another process or user
-    does.
-    """
+    """Connect to the process in a socket's name; raise `OSError` if nobody or another process or user listens there."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
     try:
@@ -231,16 +235,19 @@ def _advice(word: str, everyone: Sequence[RecordableProcess]) -> str:
 INJECTED = Path(__file__).with_name("injected.py")
 DEBUGGER_S = 60
 LEAVE_S = 10
-"""Time for gdb to leave the process after it has taken too long."""
+"""time for gdb to leave the process after a timeout"""
 APPEAR_S = 20
-"""Time for the agent's socket to appear."""
+"""time for the agent's socket to appear"""
 TRIES = 3
-"""A process may be busy in all of its threads when it is stopped."""
+"""number of attempts, since all threads of a process may be busy at the moment it is stopped"""
 
 
 def attach(pid: int) -> str:
-    """Start an agent in a process: by Python's own means if it has them, else by gdb; return how it was done.
-    `UserError` if the system does not allow it, or the process cannot have one.
+    """Start an agent in a process, by Python's own means if available, otherwise by gdb, and return the method used.
+
+    Raises
+    ------
+    UserError : the system does not allow it, or the process cannot have an agent
     """
     _check_process(pid)
     if _has_agent(pid):
@@ -259,7 +266,7 @@ def _inject(pid: int) -> str:
     if not hasattr(sys, "remote_exec"):
         return _inject_by_debugger(pid)
     try:
-        # Python 3.14, which the type checker's Python is not; the process runs the file at its next safe point
+        # Python 3.14 or later, unknown to the type checker; the process runs the file at its next safe point
         vars(sys)["remote_exec"](pid, str(INJECTED))
         return "by sys.remote_exec"
     except (OSError, RuntimeError, ValueError) as error:
@@ -286,12 +293,12 @@ def _inject_by_debugger(pid: int) -> str:
 
 
 def _run_debugger(gdb: str, pid: int) -> str:
-    """Return gdb's output. If it does not finish in time, it first removes from the process what it has put there."""
-    # the process stands still while gdb reads symbols, which takes many seconds for torch's libraries
+    """Return gdb's output; after a timeout, let gdb first remove its breakpoint from the process."""
+    # the process is stopped while gdb reads symbols, which takes many seconds for torch's libraries
     quick = ["-iex", "set auto-solib-add off"]
     command = [gdb, "-nx", "-batch", *quick, "-p", str(pid), "-x", str(INJECTED)]
     env = os.environ | {"OPGRIP_ATTACHED_FILE": str(INJECTED), "DEBUGINFOD_URLS": ""}
-    # a session of its own: this process passes Ctrl-C on
+    # start a new session, so that Ctrl-C reaches gdb only through this process
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""The file that attaching runs: by gdb inside gdb, and then by gdb or Python 3.14 inside the target process.
+"""File that attaching runs: inside gdb, and then, by gdb or Python 3.14, inside the target process.
 
-A thread that waits in a system call holds neither Python's lock nor malloc's, and may take both as any thread does,
-because the others keep running. Afterwards it waits again. So gdb lets such a thread run this file.
+A thread that waits in a system call holds neither Python's lock nor malloc's, and may take both like any thread,
+because the others keep running. Afterwards it waits again. Therefore gdb lets such a thread run this file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _WAITING = re.compile(
     r"_*(GI_+|libc_+|new_|do_)*(p?poll|p?select|epoll_p?wait\d?|accept4?|(clock_)?nanosleep|sem_\w*wait\w*|futex\w*|"
     r"pthread_cond_\w*wait\w*|recv\w*|read|pause|wait4|waitid)(_\w+)?(@.*)?"
 )
-"""Functions in which threads wait."""
+"""functions in which threads wait"""
 _LOCKS = re.compile(r"lll_lock|malloc|free|calloc|_dl_|dlopen|mutex_lock")
-"""Names of functions that hold a lock of the C library, or wait for one."""
+"""names of functions that hold a lock of the C library, or wait for one"""
 _FRAMES = 6
 _LIBRARIES = (r"/libc[-.]", "/libpthread", "/libpython")
-"""Libraries whose functions gdb must know."""
+"""libraries whose symbols gdb must load"""
 _SIGNALS = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGTERM SIGCHLD SIGWINCH SIGPROF SIGVTALRM SIGIO SIGPIPE"
 
 
@@ -36,12 +36,12 @@ def start_agent_here() -> None:
 
 
 def run_in_target(path: str) -> None:
-    """In gdb: let the first thread that waits run a Python file in the target process."""
+    """Let the first waiting thread of the target process run a Python file; called inside gdb."""
     import gdb
 
     for name in _LIBRARIES:
         gdb.execute(f"sharedlibrary {name}")
-    # signals that arrive meanwhile belong to the program
+    # signals that arrive now belong to the program
     gdb.execute(f"handle {_SIGNALS} nostop noprint pass")
     threads = sorted(gdb.selected_inferior().threads(), key=lambda item: item.num)
     thread = next(filter(_waits, threads), None)

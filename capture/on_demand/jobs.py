@@ -1,4 +1,4 @@
-"""Record all ranks of a job at once, each from the same step on."""
+"""Recording of all ranks of a job at once, each from the same step on."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, one_line
 
 LOOK_S = 0.3
-"""Between two looks at how far a job is."""
+"""interval between two checks of the job's progress"""
 AHEAD_S = 0.5
-"""Of a job's time, as far as the step that all begin with lies ahead."""
+"""time after which the common first step should begin"""
 MOST_TRIES = 6
-"""Each with twice the distance, where a rank has come by the step before it heard of it."""
+"""attempts, each with twice the distance, if a rank had passed the step before it received the request"""
 END_S = 10.0
-"""For recordings to be written that Ctrl-C has ended."""
+"""time for writing recordings that Ctrl-C has ended"""
 MOST_WORKERS = 4
-"""Whose numbers are told."""
+"""largest number of worker pids that are printed"""
 
 
 def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter: Reporter) -> list[RecordableProcess]:
-    """Return the processes of this machine that record together: all ranks of the job of a process, or one rank;
-    `UserError` if there is no such rank here.
+    """Return the processes of this machine to record together: all ranks of a process's job, or one rank.
 
-    Workers of ranks, such as data loaders, are not ranks; a worker that was named by its pid is recorded alone.
+    Workers of ranks, such as data loaders, are not ranks; a worker named by its pid is recorded without the ranks.
+
+    Raises
+    ------
+    UserError : the rank does not run on this machine
     """
     job = items[0].job
     if job is None:
@@ -72,8 +75,11 @@ def _tell_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> Non
 def record_together(
     chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter
 ) -> list[dict[str, Any]]:
-    """Record processes, from the same step on if they are ranks of a job; return what each recorded. `UserError` for
-    what one refuses.
+    """Record processes, ranks of a job from the same step on, and return the facts about each recording.
+
+    Raises
+    ------
+    UserError : a process refuses
     """
     if len(chosen) == 1 or request.get("begins_at") is not None:
         return _Round(chosen, request, reporter).run()
@@ -91,7 +97,7 @@ def record_together(
 
 
 def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int | None:
-    """Return a position of the job that no rank will pass within some time; None if the job has no positions."""
+    """Return a position of the job that no rank passes within `distance_s`, or None if the job has no positions."""
     first, since_s = _positions(chosen), monotonic()
     sleep(LOOK_S)
     last, elapsed_s = _positions(chosen), monotonic() - since_s
@@ -102,7 +108,7 @@ def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int 
 
 
 def _positions(chosen: Sequence[RecordableProcess]) -> list[int] | None:
-    """Return the position of each process; None if one does not have any."""
+    """Return the position of each process, or None if a process has none."""
     positions = [next(iter(converse(item, TELL)), {}).get("position") for item in chosen]
     return None if None in positions else [int(position) for position in positions if position is not None]
 
@@ -118,7 +124,9 @@ class _Round:
         self._is_late = False
 
     def run(self) -> list[dict[str, Any]]:
-        """Return what each recorded; nothing if a rank had passed the step before it heard of it."""
+        """Return the facts about each recording, or an empty list if a rank passed the step before it received the
+        request.
+        """
         for item in self._chosen:
             threading.Thread(target=self._ask, args=(item,), daemon=True).start()
         try:
@@ -134,7 +142,7 @@ class _Round:
         return [self._results[item.pid] for item in self._chosen]
 
     def _hear_all(self, until_s: float = inf) -> None:
-        """Handle the answers of the processes until each is done, or the time has come."""
+        """Handle answers of the processes until all are done or the time is over."""
         while len(self._results) + len(self._errors) < len(self._chosen) and (left_s := until_s - monotonic()) > 0:
             try:
                 item, answer = self._answers.get(timeout=None if left_s == inf else left_s)
@@ -147,12 +155,12 @@ class _Round:
                 self._look_at(item, answer)
             elif answer.get("answer") == DONE:
                 self._results[item.pid] = answer
-                # one that was quicker than the others were late has left a file
+                # a process that finished before another was found to be late has left a file
                 if not self._is_late or answer.get("file"):
                     self._tell(item, answer)
 
     def _end_all(self) -> None:
-        """Let each process end its recording, and report what it has recorded."""
+        """Let each process end its recording, and report it."""
         for item in self._chosen:
             _stop(item, discard=False)
         self._hear_all(monotonic() + END_S)
@@ -175,10 +183,10 @@ class _Round:
         self._answers.put((item, answer))
 
     def _look_at(self, item: RecordableProcess, answer: Mapping[str, Any]) -> None:
-        """Check whether a process that will notice steps now is too late for the step that it must begin with."""
+        """Check whether a process that now notices steps has already passed the first step."""
         begins_at, position = self._request.get("begins_at"), answer.get("position")
         if self._is_late or self._errors:
-            # it armed after the others were stopped
+            # it was ready only after the others had been stopped
             _stop(item)
         elif begins_at is None:
             self._reporter.say(f"process {item.pid} waits for a step")
@@ -207,6 +215,6 @@ class _Round:
 
 
 def _stop(item: RecordableProcess, discard: bool = True) -> None:
-    """End a process's recording; one that does not answer has none, or notices that its client is gone."""
+    """End a process's recording; a process that does not answer has none, or notices that its client is gone."""
     with suppress(UserError):
         list(converse(item, STOP, discard=discard))

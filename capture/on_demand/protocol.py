@@ -1,4 +1,4 @@
-"""What agents and clients share: where sockets are, which messages go over them, and who may send these.
+"""Protocol between agents and clients: location of sockets, messages, and permissions.
 
 Messages are JSON objects, one per line, over a Unix socket in a folder that only its user can enter.
 """
@@ -21,16 +21,16 @@ from opgrip.cli.command import counted
 from opgrip.errors import UserError, shortened
 
 PROTOCOL = 1
-"""A process refuses requests of another version."""
+"""protocol version; a process refuses requests of another version"""
 TELL, RECORD, STOP = REQUESTS = ("tell", "record", "stop")
-"""Requests: describe the process, record, end the recording."""
+"""requests: describe the process, record, end the recording"""
 ABOUT, ARMED, DONE, REFUSED = ("about", "armed", "done", "refused")
-"""Answers: the description, waiting for a step, what was recorded, why the request failed."""
+"""answers: the description, waiting for a step, facts about the recording, reason for refusing the request"""
 
 _MOST_MESSAGE_BYTES = 1 << 16
 _SUFFIX = ".sock"
 _MOST_PATH_BYTES = 100
-"""Limit of a socket's path; the system's is 107."""
+"""limit of a socket's path; the system's limit is 107"""
 _PRIVATE = 0o700
 
 
@@ -78,7 +78,9 @@ class MessageSocket:
 
 
 def peer_of(link: socket.socket) -> tuple[int, int] | None:
-    """Return pid and user of the other end when it connected or began to listen; None if the system cannot tell."""
+    """Return pid and user of the other end at the time it connected or began to listen; None if the system does not
+    know.
+    """
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -95,15 +97,15 @@ def may_ask(link: socket.socket) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """A request to record; None leaves a value to the process's settings.
+    """Request to record; None leaves a value to the process's settings.
 
     Attributes
     ----------
     output : pattern of the trace's name
     begins_at : as in `Extent`
     wait_s : give up if no step begins in this time
-    sampled : the process itself asks for it
-    options : options of `Capture`, which override those of the settings
+    sampled : True for periodic recordings, which the process requests itself
+    options : options of `Capture`, which override the process's settings
     """
 
     output: str | None = None
@@ -132,15 +134,15 @@ _ANSWER_KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("recording", "stopped"), (bool,)),
     "notes": (list,),
 }
-"""Fields that clients read; others are ignored."""
+"""types of the fields that clients read; other fields are ignored"""
 _WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")
-"""Fields that an answer with a file must have."""
+"""fields that an answer with a file must have"""
 _MOST_NUMBER = 1 << 63
 _MOST_TEXT = 40
 
 
 def check_request(request: Mapping[str, Any]) -> str:
-    """Return what a message requests; `ValueError` if it is not a request of this protocol."""
+    """Return the kind of a request; raise `ValueError` if the message is not a request of this protocol."""
     if request.get("protocol") != PROTOCOL:
         raise ValueError(f"this process speaks protocol {PROTOCOL}, and who asks another: use the opgrip of its own")
     word = request.get("do")
@@ -150,7 +152,7 @@ def check_request(request: Mapping[str, Any]) -> str:
 
 
 def request_of(message: Mapping[str, Any]) -> RecordingRequest:
-    """Return the recording that a message requests; `ValueError` for fields of a wrong type or range."""
+    """Return the requested recording; raise `ValueError` for fields of a wrong type or range."""
     names = [item.name for item in fields(RecordingRequest)]
     values = {name: message[name] for name in names if message.get(name) is not None}
     for name, value in values.items():
@@ -187,7 +189,7 @@ def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """Return lines that report what was recorded, where it is, and what is missing."""
+    """Return lines that report recorded calls, the trace's path and missing parts."""
     if result.get("problem"):
         return [f"there is no trace: {result['problem']}"]
     if not result.get("file"):
@@ -208,8 +210,11 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return the private folder of this user's sockets, which is created if needed; `UserError` if other users can
-    enter it or own it.
+    """Return the private folder of this user's sockets, created if needed.
+
+    Raises
+    ------
+    UserError : other users own the folder or can enter it
     """
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):
@@ -241,7 +246,7 @@ def check_private(folder: Path) -> None:
 
 
 def sockets() -> Iterator[Path]:
-    """Yield the sockets of processes that this user may ask; for root, those of all users."""
+    """Yield the sockets of processes that this user may ask; for root, the sockets of all users."""
     for folder in dict.fromkeys(_all_folders()):
         with suppress(OSError, UserError):
             check_private(folder)
@@ -254,7 +259,7 @@ def socket_path(folder: Path) -> Path:
 
 
 def pid_of(path: Path) -> int | None:
-    """Return the pid that a socket's name claims."""
+    """Return the pid in a socket's name."""
     number = path.name.partition("-")[0]
     return int(number) if number.isdecimal() else None
 
@@ -263,7 +268,7 @@ def _own_folders(user: int) -> Iterator[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         yield Path(runtime) / "opgrip"
-    # a client may run without the variable that the process had
+    # the client may run without the variable that the process had
     yield Path(f"/run/user/{user}/opgrip")
     yield Path(os.environ.get("TMPDIR") or "/tmp") / f"opgrip-{user}"
     yield Path("/tmp") / f"opgrip-{user}"

@@ -1,4 +1,4 @@
-"""Which steps are recorded: what a step of a program is, and how its begin and end are noticed."""
+"""Steps of a program: detection of their begin and end, and selection of the steps to record."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is recorded.
+    """Extent of a recording.
 
     Attributes
     ----------
-    steps : number of recorded steps; None for all that begin in the time
-    seconds : no step begins later than this after the first
-    warmup : steps before these, in which the capture learns
-    begins_at : position of the program from which on the first step may begin; None for the next step
+    steps : number of recorded steps; None for all that begin within `seconds`
+    seconds : time after the begin of the first step in which further steps may begin
+    warmup : number of preceding steps in which the capture learns
+    begins_at : position of the program from which the first step may begin; None for the next step
     """
 
     steps: int | None = 3
@@ -50,7 +50,7 @@ class Extent:
 
 
 class ThreadLife:
-    """An object that lives as long as its thread, whose number may be reused soon after."""
+    """Object that lives as long as its thread, since the thread's number may be reused soon after."""
 
     __slots__ = ("__weakref__",)
 
@@ -64,7 +64,7 @@ _here = _Here()
 
 
 class StepRecording:
-    """Decides which steps are recorded, and records them in their own threads.
+    """Recording of steps: decides which to record, and records each in its own thread.
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ class StepRecording:
     Attributes
     ----------
     steps : number of recorded steps that have ended
-    cut : number of steps that had not ended when the recording did, or their threads
-    refused : why steps could not be recorded, and how many
+    cut : number of steps that were unfinished when the recording or their thread ended
+    refused : number of steps that could not be recorded, by reason
     done : set when nothing more will be recorded
     began_at : position at which the first step began
     first_call_ns : begin of the first recorded step, by `perf_counter_ns`
@@ -97,12 +97,13 @@ class StepRecording:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step has begun."""
+        """True once a step has begun"""
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
-        """Record this thread until `end_step`; None if this step is not recorded. Never raises; `nested` as in
-        `enter_step`.
+        """Record this thread until `end_step`; return None if this step is not recorded. Never raises.
+
+        `nested` as in `enter_step`.
         """
         try:
             with self._lock:
@@ -125,7 +126,7 @@ class StepRecording:
             return None
 
     def end_step(self, step: ThreadStep) -> bool:
-        """Stop recording this thread; False if the caller must try again later. Never raises."""
+        """Stop recording this thread; return False if the caller must try again later. Never raises."""
         try:
             is_left = self.capture.leave_step(step)
         except Exception as error:
@@ -139,20 +140,20 @@ class StepRecording:
         return is_left
 
     def end(self) -> None:
-        """Let no further step begin, and cut the unfinished ones."""
+        """Prevent further steps, and cut unfinished ones."""
         with self._lock:
             if not self.done.is_set() and not self._learning:
                 self.cut += len(self._running)
             self.done.set()
 
     def end_when_idle(self) -> None:
-        """Let no further step begin, and end when the unfinished ones have ended."""
+        """Prevent further steps, and end the recording when unfinished ones have ended."""
         with self._lock:
             self._until = monotonic()
             self._look_for_end()
 
     def look(self) -> None:
-        """End if the time is over and no step is unfinished; cut the steps of threads that have ended."""
+        """Check for the end: time is over and no step unfinished; cut the steps of threads that have ended."""
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
                 del self._running[number]
@@ -163,7 +164,7 @@ class StepRecording:
             self._look_for_end()
 
     def abandon(self) -> None:
-        """Stop in a forked process, in which vanished threads may have held each lock."""
+        """Stop in a forked process, where vanished threads may hold any lock."""
         self._lock = threading.Lock()
         self.done = threading.Event()
         self.done.set()
@@ -200,7 +201,7 @@ class StepRecording:
         self._look_for_end()
 
     def _look_for_end(self) -> None:
-        """End if there is enough. The caller holds the lock."""
+        """End the recording if it is complete. The caller holds the lock."""
         enough = self.extent.steps is not None and self.steps + self.cut >= self.extent.steps
         over = self._until is not None and monotonic() >= self._until
         if (enough or over) and not self._running:
@@ -211,7 +212,7 @@ PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not 
 
 
 class StepSource(ABC):
-    """Notices steps while it is entered; `name` says what they are."""
+    """Context manager that notices steps; `name` describes them."""
 
     name: str
 
@@ -229,22 +230,24 @@ class StepSource(ABC):
 
 
 class ThreadState(threading.local):
-    """The step that a thread is in, and an ended one above whose mode one of the program was active then."""
+    """Step that a thread is in, and an ended step whose mode could not be removed because a mode of the program was
+    above it.
+    """
 
     step: ThreadStep | None = None
     left_on: ThreadStep | None = None
 
 
 class Boundaries(StepSource):
-    """Steps from one boundary that each thread passes to the next.
+    """Source of steps that last from one boundary to the next in each thread.
 
-    It keeps noticing them until each thread has passed, as only the thread itself can remove its mode.
+    It keeps noticing boundaries until each thread has passed one, because only a thread itself can remove its mode.
     """
 
     def __init__(self, recording: StepRecording, here: ThreadState) -> None:
         super().__init__(recording)
         self.here = here
-        # without a lock: a fork ends the lives of other threads in the child, before it could have a new one there
+        # no lock: in a fork, lives of other threads end in the child before it could create a new lock
         self._steps: dict[ref[ThreadLife], ThreadStep | None] = {}
         self._pid = os.getpid()
         self._is_left = False
@@ -266,7 +269,7 @@ class Boundaries(StepSource):
                 here.left_on = step
         if here.left_on is None:
             life = ref(_here.life, self._end_thread)
-            # before it is looked whether all is over, so that who leaves last sees it
+            # before checking for the end, so that the last thread to leave sees it
             self._steps[life] = None
             if not self._is_left:
                 here.step = self._steps[life] = recording.begin_step(nested=False)
@@ -275,7 +278,7 @@ class Boundaries(StepSource):
 
     def _end_thread(self, life: ref[ThreadLife]) -> None:
         step = self._steps.pop(life, None)
-        # in a forked process there is no lock for it yet, and nothing of other threads to count
+        # a forked process has no lock for it yet, and no other threads to count
         if step is not None and os.getpid() == self._pid:
             step.mode.forget()
         self._close_if_over()
@@ -292,7 +295,7 @@ class ProgramSteps(Boundaries):
 
     def enter(self) -> None:
         """Listen to the program."""
-        # one name: a bound method is another object each time
+        # keep one object: each access to a bound method creates a new one
         self._listener = self.pass_boundary
         marks.listeners += (self._listener,)
         self._hooks.callback(self._forget)
@@ -302,12 +305,12 @@ class ProgramSteps(Boundaries):
 
 
 class OptimizerSteps(Boundaries):
-    """Steps from the end of an optimizer's step to the end of its next one."""
+    """Steps from the end of one optimizer step to the end of the next."""
 
     name = OPTIMIZER
 
     def enter(self) -> None:
-        """Watch optimizers; the first one that steps counts."""
+        """Watch optimizers; the first one that steps defines the steps."""
         self._optimizer: ref[Any] | None = None
         self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
 
@@ -321,8 +324,9 @@ class OptimizerSteps(Boundaries):
 
 
 class ModuleSteps(StepSource):
-    """Outermost calls of modules whose class matches a pattern, or that do not train: calls of others are parts of
-    steps.
+    """Steps that are outermost calls of modules: of a class matching a pattern, or not in training mode.
+
+    Other modules' calls count as parts of steps.
     """
 
     name = MODULE
@@ -336,7 +340,7 @@ class ModuleSteps(StepSource):
 
     def enter(self) -> None:
         """Watch calls of modules."""
-        # torch warns of hooks on all modules where it compiles one
+        # torch warns about hooks on all modules when it compiles one
         self._patches.replace(nn.Module, "__call__", self._watching)
         self._hooks.callback(self._patches.undo)
 
@@ -376,7 +380,7 @@ class ModuleSteps(StepSource):
         return fnmatchcase(kind.__name__, pattern) or fnmatchcase(f"{kind.__module__}.{kind.__qualname__}", pattern)
 
     def _is_inside_module(self) -> bool:
-        """Return True if this thread is in such a call that began before the recording did."""
+        """Return True if this thread is in such a call that began before the recording."""
         frame: FrameType | None = sys._getframe(3)
         while frame is not None:
             if frame.f_code in self._calls:
@@ -390,7 +394,7 @@ class ModuleSteps(StepSource):
 
 
 def sources_of(recording: StepRecording, step_module: str | None) -> list[StepSource]:
-    """Return what notices steps: the program's marks, else calls of modules and optimizers; or only `step_module`."""
+    """Return the sources of steps: the program's marks, else calls of modules and optimizers, or only `step_module`."""
     here = ThreadState()
     if step_module is not None:
         return [ModuleSteps(recording, here, step_module)]

@@ -1,4 +1,4 @@
-"""Recordings that a process makes by itself, and the disk space they take."""
+"""Periodic recordings of a process, and the disk space they use."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Sampler:
         settings, pause = self._agent.settings, threading.Event()
         while not pause.wait(settings.every_s):
             if self._agent.is_recording:
-                # somebody asked, and has it
+                # a recording on request is running
                 continue
             try:
-                # a step that does not begin by the next time is not waited for any more
+                # stop waiting for a step when the next interval begins
                 result = self._agent.record(RecordingRequest(wait_s=settings.every_s or 1.0, sampled=True))
                 problem = result["problem"]
                 if settings.new_only and result["file"] is not None:
@@ -50,12 +50,12 @@ class Sampler:
             except Exception as error:
                 problem = str(error) if isinstance(error, UserError) else one_line(error)
             if problem and problem != self._last_problem:
-                # once, and not every time
+                # report it only once
                 print(f"opgrip: {problem}", file=sys.stderr, flush=True)
             self._last_problem = problem or ""
 
     def _keep_what_is_new(self, recording: Path) -> None:
-        """Count a recording, and remove it if the service has called all of it before."""
+        """Count a recording, and remove it if the service has made all of its calls before."""
         from opgrip.capture.on_demand.seen import SeenSignatures
         from opgrip.traces.io.tensor_file import values_path
 
@@ -68,7 +68,7 @@ class Sampler:
 
 
 def make_room(pattern: str, most_bytes: int) -> list[Path]:
-    """Remove the oldest recordings that processes of this pattern made by themselves, but not the last; return them."""
+    """Remove the oldest periodic recordings of a pattern, except the last, and return them."""
     from opgrip.traces.io.tensor_file import values_path
 
     files = [
@@ -90,7 +90,7 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
 
 
 def is_own(path: Path) -> bool:
-    """Return True for a regular file of this user; others may write to the folder and create links."""
+    """Return True for a regular file of this user, since others may write to the folder and create links."""
     with suppress(OSError):
         about = path.lstat()
         return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
@@ -98,7 +98,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_sampled(path: Path) -> bool:
-    """Return True if the first line of a file says that a process made this recording by itself."""
+    """Return True if the first line of a file marks it as a periodic recording."""
     from opgrip.cli.output_files import Damage, read_chunks
 
     line = b""

@@ -1,4 +1,4 @@
-"""Count what a service has called so far: its recordings with something new are kept, and a file per day counts all."""
+"""Signatures of a service so far: recordings with new signatures are kept, and a file per day counts all calls."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from opgrip.traces.analysis.differences.side import SUFFIX, Side, read_day, writ
 from opgrip.traces.table.trace import load
 
 LOCK_S = 10.0
-"""For another process of the service to count its recording in."""
+"""time for another process of the service to finish counting a recording"""
 
 
 class SeenSignatures:
-    """The signatures of a service on this machine, in all of its processes.
+    """Signatures of a service on this machine, in all of its processes.
 
     Parameters
     ----------
     folder : folder of its recordings
-    name : name of the service; None if its files must reveal neither that nor the host
+    name : name of the service; None if its files must reveal neither name nor host
     """
 
     def __init__(self, folder: Path, name: str | None) -> None:
@@ -43,11 +43,11 @@ class SeenSignatures:
         self._told: set[Path] = set()
 
     def day_file(self) -> Path:
-        """Return the file that counts today's calls, by UTC."""
+        """Return the file of today's counts, by UTC."""
         return self._folder / f"{self._stem}-{time.strftime('%Y-%m-%d', time.gmtime())}{SUFFIX}"
 
     def add(self, recording: Path) -> int:
-        """Count a recording, and return how many of its signatures are new to the service."""
+        """Count a recording, and return the number of signatures that are new to the service."""
         side = Side()
         side.add(load(recording))
         with self._locked():
@@ -64,7 +64,7 @@ class SeenSignatures:
         return len(new)
 
     def _look_at_others(self, today: Path) -> None:
-        """Read the files of other days that have changed, as other processes of the service may still write them."""
+        """Read the files of other days that have changed, since other processes of the service may still write them."""
         for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):
             changed_ns = path.stat().st_mtime_ns
             if path != today and self._read.get(path) != changed_ns:
@@ -74,7 +74,7 @@ class SeenSignatures:
                     self._known |= other.cases.keys()
 
     def _day(self, path: Path) -> Side | None:
-        """Return what a day's file counts; None if it is missing or unreadable, which is reported once."""
+        """Return the counts of a day's file; None if it is missing or unreadable, which is reported once."""
         try:
             if path.is_symlink():
                 raise UserError(f"{path} is a link", "no service makes one")

@@ -1,4 +1,4 @@
-"""One recording from its request to its file, in the process that is recorded."""
+"""A recording from its request to its file, in the recorded process."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from opgrip.traces.values import value_models
 
 @dataclass(slots=True)
 class ThreadStep:
-    """A step that a thread is in."""
+    """Recorded step in progress in a thread."""
 
     mode: ThreadMode
     mark: record_function | None = None
 
 
 class StepCapture(Capture):
-    """A capture that records threads from when each enters a step to when it leaves it.
+    """Capture that records each thread from the begin to the end of a step.
 
-    Threads that a step starts are not recorded: only the thread itself can remove its mode, and one that stays would
-    slow the thread for as long as it lives.
+    Threads started by a step are not recorded: only a thread itself can remove its mode, and a mode that stays would
+    slow
+    the thread for the rest of its life.
 
     Parameters
     ----------
@@ -55,18 +56,18 @@ class StepCapture(Capture):
         self._file = path.absolute()
         self._recorder.threads.by_steps = True
         watches = [watch for watch in self._watching.watches if not isinstance(watch, ThreadWatch)]
-        # while no step has begun, compiled code runs as ever
+        # until a step begins, compiled code runs as usual
         self._of_compiled = [watch for watch in watches if isinstance(watch, CompiledWatch)]
         self._hooks, self._hooks_lock = ExitStack(), threading.Lock()
         others = [watch for watch in watches if watch not in self._of_compiled]
         self._watching = Watching(self._recorder, others, with_mode=False)
 
     def open(self) -> None:
-        """Create the file, and watch for steps; none is recorded yet."""
+        """Create the file and watch for steps, without recording yet."""
         try:
             self._open()
             self.set_learning(self.schedule.warmup > 0)
-            # steps are counted elsewhere
+            # steps are counted by StepRecording
             self.schedule = ALWAYS
             self._watching.resume()
             self.discard(if_empty=True)
@@ -86,7 +87,7 @@ class StepCapture(Capture):
             self._take_another_name(flusher.writer.unfinished)
 
     def _take_another_name(self, part: Path | None) -> None:
-        """Take another name if another process has written a file of this name meanwhile."""
+        """Choose another name if another process has since written a file of this name."""
         while part is not None:
             self.path = unused(Path(self._file))
             try:
@@ -102,21 +103,24 @@ class StepCapture(Capture):
             self._flusher.set_learning(learning)
 
     def leaves_out_step(self) -> bool:
-        """Return True if the budget has no room for the step that begins now in this thread."""
+        """Return True if the budget does not allow the step that begins now in this thread."""
         return self._recorder.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Report to the budget that this thread is in no step that could be recorded."""
+        """Report to the budget that this thread is outside of any step that could be recorded."""
         self._recorder.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
-        """Start recording this thread; `RuntimeError` if a mode of the program is active, which might end before the
-        step does.
+        """Start recording this thread.
 
         Parameters
         ----------
-        nested : the step ends before anything does that was there when it began
+        nested : the step ends before anything that was already active when it began
         label : label of the step's calls in the trace
+
+        Raises
+        ------
+        RuntimeError : a mode of the program is active, which might end before the step does
         """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch mode of the program is on")
@@ -154,7 +158,7 @@ class StepCapture(Capture):
         return True
 
     def _warn(self) -> None:
-        # whoever asked for the recording is told, and not the program
+        # report to the client, not to the program
         pass
 
     def _begin_in_child(self) -> None:
@@ -166,20 +170,20 @@ class StepCapture(Capture):
         if self._recorder.fitter.full is not None:
             self._recorder.fitter.full.abandon()
         self._watching.pause()
-        # another thread of the parent may have held it
+        # another thread of the parent may have held the lock
         self._hooks_lock = threading.Lock()
         self._of_compiled.clear()
         self._hooks.close()
 
 
 LOOK_S = 0.05
-"""Between two looks at the time while a recording runs."""
+"""interval between two checks of the time while a recording runs"""
 GRACE_S = 5.0
-"""For steps that are under way when a recording is to end before it has enough."""
+"""time for unfinished steps when a recording is ended early"""
 
 
 class RecordingSession:
-    """Records what a request asks for.
+    """Recording of a request.
 
     Parameters
     ----------
@@ -206,11 +210,11 @@ class RecordingSession:
         self._gave_way = False
 
     def run(self, armed: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        """Record, and return what was recorded; `UserError` if nothing can be written.
+        """Record, and return the facts about the recording; raise `UserError` if nothing can be written.
 
         Parameters
         ----------
-        armed : called once the next step will be noticed
+        armed : called once steps are noticed
         """
         self._capture.open()
         try:
@@ -239,7 +243,7 @@ class RecordingSession:
         self._stopping.set()
 
     def give_way(self) -> bool:
-        """End this recording for a client's if the process made it itself and no step has begun; True if so."""
+        """End this recording in favour of a client's if it is periodic and no step has begun; return True if so."""
         if not self.request.sampled or self._recording.has_begun:
             return False
         self._gave_way = True
@@ -292,7 +296,7 @@ class RecordingSession:
         }
 
     def _problem(self) -> str | None:
-        """Return why there is no trace, or None."""
+        """Return the reason why the trace is missing, or None."""
         if self._capture.problem is not None:
             return str(self._capture.problem)
         if self._recording.steps or self._recording.cut or self._gave_way:
@@ -311,13 +315,13 @@ class RecordingSession:
 
 
 def load() -> None:
-    """Load what the first recording needs, which takes seconds."""
+    """Import the modules for the first recording, which takes seconds."""
     load_private()
     value_models.names()
 
 
 def position() -> int | None:
-    """Return where the program is, in a count that all ranks of a job share: its own steps, else collectives."""
+    """Return the program's position in a count that all ranks of a job share: marked steps, else collectives."""
     return marks.steps or collectives_begun()
 
 
@@ -325,7 +329,7 @@ def _extent(settings: AgentSettings, request: RecordingRequest) -> Extent:
     seconds = settings.seconds if request.seconds is None else request.seconds
     steps = request.steps
     if steps is None:
-        # seconds that were asked for without steps are the limit
+        # seconds requested without steps are the only limit
         steps = None if request.seconds is not None else settings.steps
     warmup = settings.warmup if request.warmup is None else request.warmup
     return Extent(steps, seconds, warmup, request.begins_at)

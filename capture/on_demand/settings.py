@@ -1,4 +1,4 @@
-"""How a process that can be asked to record was started: its settings, and the names of its recordings.
+"""Settings of a process that can be asked to record, and names of its recordings.
 
 Settings come from options of `opcapture --on-demand` or from environment variables.
 """
@@ -26,19 +26,21 @@ STEPS, WARMUP = 3, 1
 DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 
 _FIELDS = ("h", "p", "r", "t", "n", "%")
-"""Host, pid, rank (0 without one), time in UTC as 20260131T235959, number of the recording, percent sign."""
+"""fields of a name pattern: host, pid, rank (0 without one), UTC time as 20260131T235959, number of the recording,
+percent
+"""
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _FIELD = re.compile(r"%(.?)", re.DOTALL)
 _MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
-"""Marks added to a name: the rank, and a number if a file of the name exists."""
+"""marks added to a name: the rank, and a number if a file of the name exists"""
 _ADVISED_SIGNALS = ("USR1", "USR2")
 _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
-"""Signals that have another meaning."""
+"""signals with another meaning"""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What the process was started with.
+    """Settings of the agent of a process.
 
     Attributes
     ----------
@@ -47,9 +49,9 @@ class AgentSettings:
     steps, seconds, warmup : as in `Extent`
     step_module : pattern of the module classes whose calls are steps; None to find steps, see `sources_of`
     signal : signal that requests a recording
-    every_s : interval of recordings that the process makes by itself
-    new_only : of these, keep only those with signatures that are new to the service, and count all in a file per day
-    max_disk_bytes : limit of these recordings, of which the oldest are removed
+    every_s : interval of periodic recordings
+    new_only : keep only periodic recordings with signatures new to the service, and count all calls in a file per day
+    max_disk_bytes : limit of the periodic recordings' size; the oldest are removed
     options : options of `Capture`
     """
 
@@ -67,12 +69,12 @@ class AgentSettings:
 
 
 def default_settings() -> AgentSettings:
-    """Return the settings of a process that was started without any."""
+    """Return the settings of a process started without any."""
     return AgentSettings(program_name(), str(Path(DEFAULT).absolute()))
 
 
 def program_name() -> str:
-    """Return the name of this process's program; one that embeds Python may have no arguments."""
+    """Return the name of the program, which may lack arguments if it embeds Python."""
     return Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
 
 
@@ -113,7 +115,7 @@ def _fill(pattern: str, number: int) -> Path:
 
 
 def is_of_pattern(name: str, pattern: str) -> bool:
-    """Return True if a file's name is one that processes of this host give to recordings of a pattern."""
+    """Return True if processes of this host give such a name to recordings of a pattern."""
     host, number = re.escape(socket.gethostname()), r"\d+"
     forms = {"h": host, "p": number, "r": number, "t": r"\d{8}T\d{6}", "n": number, "%": "%"}
     parts = _FIELD.split(Path(pattern).name)
@@ -131,7 +133,7 @@ def unused(path: Path) -> Path:
 
 
 def signal_of(name: str) -> signal.Signals:
-    """Return the signal of a name such as USR1; `UserError` if there is none, or it has another meaning."""
+    """Return the signal of a name such as USR1; raise `UserError` if it does not exist or has another meaning."""
     word = name.upper().removeprefix("SIG")
     number = getattr(signal, f"SIG{word}", None)
     if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
@@ -162,11 +164,11 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OPGRIP_PRIVATE": ("private", _switch),
     "OPGRIP_MAX_DISK": ("max_disk_bytes", byte_count),
 }
-"""By variable: a field of `AgentSettings` or option of `Capture`, and its parser; see docs/production.md."""
+"""field of `AgentSettings` or option of `Capture` with its parser, by environment variable; see docs/production.md"""
 
 
 def settings_of(environment: Mapping[str, str]) -> AgentSettings:
-    """Return the settings that environment variables hold; `UserError` for an invalid one."""
+    """Return the settings from environment variables; raise `UserError` for an invalid value."""
     pattern = environment["OPGRIP_CAPTURE"]
     check_pattern(pattern)
     values: dict[str, Any] = {}

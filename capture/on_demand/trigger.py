@@ -1,4 +1,4 @@
-"""Request a recording of one's own steps: `step()`, `opgrip.capture.trigger()` and a signal."""
+"""Recordings that a program requests itself: `step()`, `opgrip.capture.trigger()` and a signal."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from opgrip.errors import UserError, one_line, raise_if_from_program
 
 
 def listen_to(number: signal.Signals) -> None:
-    """Record when a signal arrives; the result is printed to stderr, as there is no client. `UserError` if the program
-    has a handler of that signal, or this is not its main thread.
+    """Record when a signal arrives; the result is printed to stderr, since no client waits for it.
+
+    Raises
+    ------
+    UserError : the program already handles that signal, or this is not its main thread
     """
     if threading.current_thread() is not threading.main_thread():
         raise UserError(f"{number.name} is not listened to", "torch was loaded outside of the program's main thread")
@@ -31,13 +34,13 @@ def listen_to(number: signal.Signals) -> None:
 
 
 def _ask(_number: int, _frame: FrameType | None) -> None:
-    # the program's main thread runs this between two of its lines: nothing may reach it
+    # the main thread runs this between two lines of the program, so no exception may escape
     try:
         threading.Thread(target=_record, name="opgrip-recording", daemon=True).start()
     except Exception as error:
         raise_if_from_program(error)
         with suppress(Exception):
-            # the line may be one that writes to sys.stderr, which nobody else may enter then
+            # the interrupted line may be writing to sys.stderr, which cannot be entered again
             os.write(2, f"opgrip: there is no trace: {one_line(error)}\n".encode())
 
 
@@ -45,7 +48,7 @@ def _record() -> None:
     from opgrip.capture.on_demand.protocol import lines_of
 
     try:
-        # a forked process has kept the handler, and has an agent of its own
+        # a forked process keeps the handler but has another agent
         agent = agent_here()
         lines = ["this process has no agent"] if agent is None else lines_of(agent.record(RecordingRequest()))
     except Exception as error:
@@ -56,7 +59,7 @@ def _record() -> None:
 
 
 class MarkedSteps:
-    """Counts the steps that the program marks, and calls the listeners of a recording at each."""
+    """Counter of the steps that the program marks, which calls the listeners of recordings."""
 
     def __init__(self) -> None:
         self.listeners: tuple[Callable[[], None], ...] = ()
@@ -65,7 +68,7 @@ class MarkedSteps:
 
     @property
     def steps(self) -> int:
-        """Number of steps that the program has ended."""
+        """Number of steps that the program has ended"""
         return self._last + 1
 
     def step(self) -> None:
@@ -87,19 +90,20 @@ def step() -> None:
             train(batch)
             opgrip.capture.step()
 
-    Costs next to nothing while nobody records. Each thread that calls it has steps of its own. Do not enter or leave a
-    torch mode between two calls.
+    Costs next to nothing while nobody records. Each calling thread has separate steps. Do not enter or leave a torch
+    mode
+    between two calls.
     """
     marks.step()
 
 
 class Triggered:
-    """A recording that the program requested.
+    """Recording that the program requested.
 
     Attributes
     ----------
-    result : what was recorded: `file`, `steps`, `calls` and others; None until it is done, or if it failed
-    problem : why there is no trace; None if there is one, or it is not done
+    result : facts about the recording: `file`, `steps`, `calls` and others; None until done, or if it failed
+    problem : reason why the trace is missing; None if it exists or is not done
     """
 
     def __init__(self) -> None:
@@ -131,8 +135,7 @@ def trigger(
     step_module: str | None = None,
     **options: Any,
 ) -> Triggered:
-    """Record the next steps of this program, in whichever threads they run; returns as soon as they will be noticed.
-    `UserError` if this process cannot have an agent, or a thread that records.
+    """Record the next steps of this program in any of its threads; return as soon as steps are noticed.
 
     ::
 
@@ -143,14 +146,18 @@ def trigger(
 
     Parameters
     ----------
-    output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for that of the program's start
+    output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for the pattern set at the program's start
     steps : number of recorded steps; 3 unless the program was started with another number
     seconds : record the steps that begin within this time
     warmup : steps before the recorded ones, in which the capture learns signatures
     step_module : count outermost calls of modules of such a class as steps
     options : options of `Capture`
+
+    Raises
+    ------
+    UserError : this process cannot have an agent, or a thread that records
     """
-    # what a recording needs is loaded here: two threads that load torch at once get modules that are half done
+    # import here: two threads that import torch at once get incomplete modules
     from opgrip.capture.on_demand import session
 
     session.load()

@@ -1,4 +1,4 @@
-"""The verbs of `opcapture` for running processes, and `opcapture --on-demand`."""
+"""Verbs of `opcapture` for running processes, and `opcapture --on-demand`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from opgrip.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ProcessVerb:
-    """A verb for running processes."""
+    """Verb for running processes."""
 
     description: str
     examples: str
@@ -51,7 +51,7 @@ class ProcessVerb:
 
 
 def make_verb_parser(verb: str) -> argparse.ArgumentParser:
-    """Return the parser of a verb; the arguments' `run` runs it."""
+    """Return the parser of a verb; `run` of the parsed arguments executes it."""
     declared = VERBS[verb]
     epilog = f"examples:\n{declared.examples}"
     parser = OneLineParser(f"opcapture {verb}", description=declared.description, epilog=epilog)
@@ -134,7 +134,7 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _trigger(args: argparse.Namespace) -> int:
-    """Ask, wait, and report what was recorded; the traces' names go to stdout."""
+    """Request a recording, wait, and report it; print the traces' names to stdout."""
     reporter = Reporter("opcapture")
     chosen = choose_ranks(find_processes(args.process), args.rank, reporter)
     request = {
@@ -185,7 +185,7 @@ VERBS = {
 
 
 _OF_WHOLE_PROGRAMS = ("last", "grip", "grip_to", "find_longtail", "audit", "force")
-"""Options of captures that are not requested."""
+"""options that apply only to captures of whole programs"""
 
 
 def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> int:
@@ -198,7 +198,7 @@ def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> in
     try:
         start(settings)
     except (UserError, OSError) as error:
-        # the program is worth more than its recordings
+        # continue without an agent: the program matters more than its recordings
         print(f"opgrip: this process cannot be asked to record: {' '.join(str(error).split())}", file=sys.stderr)
     # not before the script itself imports torch, in the environment that it prepares
     with LateModules("torch".__eq__, load_recording):
@@ -238,7 +238,7 @@ def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
         output=str(Path(pattern).absolute()),
         steps=None if args.seconds is not None else args.steps,
         seconds=args.seconds,
-        # a model's first steps warm up more than the capture
+        # the first steps of a model warm up more than the capture
         warmup=WARMUP if args.warmup == Steps().warmup else args.warmup,
         step_module=args.step_module,
         signal=args.signal,

@@ -1,4 +1,4 @@
-"""The program that a capture records of operators: which ones, one per step, and what its samples cover."""
+"""Program of operator calls: choice of operators, one per step, and the coverage of its samples."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from opgrip.errors import UserError, one_line
 from opgrip.traces.table.trace import Trace, load
 
 MOST_REASON = 200
-"""Characters of a reason."""
+"""longest text of a reason, in characters"""
 
 
 @dataclass(slots=True)
 class Coverage:
-    """What became of the samples of a capture.
+    """Coverage of the samples of a capture.
 
     Attributes
     ----------
     entries : number of entries that were run
     samples : number of calls in the trace
     operators : operators of torch that they call
-    failures : failed samples by operator, dtype and reason
-    uncovered : why no sample calls a registered operator, by name
+    failures : number of failed samples by operator, dtype and reason
+    uncovered : reason why no sample calls a registered operator, by name
     """
 
     entries: int = 0
@@ -96,16 +96,16 @@ class Coverage:
 
 NOT_RUN = "no sample calls it"
 WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})
-"""Categories for which torch's table is not loaded."""
+"""categories that do not require torch's table"""
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """What is run.
+    """Choice of operators to run.
 
     Attributes
     ----------
-    reasons : why there are no samples of registered operators, by name
+    reasons : reason why a registered operator has no samples, by name
     wanted : registered operators that should be covered
     """
 
@@ -114,7 +114,7 @@ class Operators:
     wanted: Sequence[Any] = ()
 
     def is_spare(self, entry: OperatorEntry) -> bool:
-        """Return True for an entry that is run only if no other calls its operator."""
+        """Return True for an entry that is run only if no other entry calls its operator."""
         return SCHEMA in entry.categories and len(self.wanted) > 0
 
     def tell_uncovered(self, coverage: Coverage) -> None:
@@ -127,14 +127,12 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators of some categories and names, each once; `UserError` if a name is neither a category nor an
-    operator.
-    """
+    """Return the operators of some categories and names, each once; raise `UserError` for an unknown name."""
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
     if not WITHOUT_TABLE.issuperset(names):
         for entry in table_entries():
-            # some stand twice
+            # some are listed twice
             entries.setdefault(entry.name, entry)
     chosen = {entry.name: entry for name in names for entry in entries.values() if _is_of(entry, name)}
     wanted = [function for function in registered if _is_wanted(function, names)]
@@ -144,7 +142,7 @@ def choose(names: Sequence[str], seed: int) -> Operators:
         if not known and not any(_is_named(function, name) for function in named):
             near = [*CATEGORIES, *entries, *map(name_of, registered)]
             raise UserError(f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all that there are"))
-    # an operator that is named and stands in the table is run by it
+    # a named operator of torch's table is run by its entry there
     made = wanted if wanted else [function for function in named if not chosen]
     samples, reasons = schema_entries([function for function in made if not function._schema.is_mutable], seed)
     if named and not chosen and not samples and not wanted:
@@ -154,7 +152,7 @@ def choose(names: Sequence[str], seed: int) -> Operators:
 
 
 def _is_runnable(function: Any) -> bool:
-    """Return True if an operator can be in a trace and be called by a program."""
+    """Return True if an operator can be in a trace and a program can call it."""
     if is_custom(function):
         return not is_composite(function)
     is_out = any(argument.is_out for argument in function._schema.arguments)
@@ -163,7 +161,7 @@ def _is_runnable(function: Any) -> bool:
 
 
 def _is_wanted(function: Any, names: Sequence[str]) -> bool:
-    """Return True if one of the categories has all such operators."""
+    """Return True if the operator belongs to one of the categories."""
     return ALL in names or (CUSTOM if is_custom(function) else SCHEMA) in names
 
 
@@ -171,7 +169,7 @@ def _is_of(entry: OperatorEntry, name: str) -> bool:
     if name in CATEGORIES:
         return name == ALL or name in entry.categories
     plain = re.sub(r"^(aten|torch)(\.|::)", "", name)
-    # all variants of a name
+    # a name selects all of its variants
     return fnmatchcase(entry.name, plain) or entry.name.startswith(f"{plain}.")
 
 
@@ -184,10 +182,13 @@ def _is_named(function: Any, name: str) -> bool:
 def operators_program(
     source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions
 ) -> ModelProgram:
-    """Build the program of some categories of operators, or operators of some names; `UserError` if there are none, or
-    the trace that shapes come from cannot be read.
+    """Build the program of categories or names of operators.
+
+    Raises
+    ------
+    UserError : no operator matches, or the trace that supplies shapes cannot be read
     """
-    # before the table, which takes seconds
+    # before loading the table, which takes seconds
     trace = None if options.shapes_from is None else load(options.shapes_from)
     operators = choose(names, seed)
     coverage = Coverage()
@@ -197,7 +198,7 @@ def operators_program(
         runner.most = 0
         entries = _entries_of_trace(operators, runner, trace, str(options.shapes_from))
     root = nn.Module()
-    # by their full names, which have dots
+    # named by their full names, which contain dots
     root._modules.update({entry.name: SampleScope() for entry in entries})
     remaining = iter(entries)
 
@@ -229,7 +230,7 @@ def operators_program(
 
 
 def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[OperatorEntry]:
-    """Return the operators that the chosen ones call, as a trace calls them."""
+    """Return the operators that the chosen ones call, with the calls of a trace as samples."""
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:

@@ -1,4 +1,4 @@
-"""Operators that are registered with torch's dispatcher, and what can be called with sample inputs."""
+"""Operators registered with torch's dispatcher, and entries that can be called with sample inputs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 from opgrip.platform.private_apis import PrivatePlaces
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments."""
+"""positional and keyword arguments"""
 
 FORWARD, IN_PLACE = "forward", "in place"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """Something that can be called with sample inputs.
+    """Callable with sample inputs.
 
     Attributes
     ----------
     name : name in torch's table: `add`, `nn.functional.relu`, `optim.Adam`; for a registered operator
         `my_ops.scale.default`
-    in_place : variant that writes into its first argument, if there is one
+    in_place : variant that writes into its first argument, if any
     dtypes : returns the supported dtypes on a device
-    differentiable : returns those of them with gradients
-    samples : yields arguments on a device of a dtype, with or without gradients; drawn from torch's, numpy's and
-        Python's
-        generators
+    differentiable : returns the supported dtypes with gradients on a device
+    samples : yields arguments on a device, of a dtype, with or without gradients; random values come from the
+    generators of
+        torch, numpy and Python
     """
 
     name: str
@@ -52,7 +52,7 @@ OF_TORCH = frozenset(
         *("higher_order", "dynamo", "triton", "torchao_internal", "aoti_custom_ops", "aoti_torch", "pipeline"),
     }
 )
-"""Namespaces of what comes with torch."""
+"""namespaces of torch's own operators"""
 
 _places = PrivatePlaces()
 _all_names = _places.take("torch._C._dispatch_get_all_op_names", list, "operators beside torch's table are not found")
@@ -64,7 +64,7 @@ _has_kernel_for = _places.take(
 
 
 def private_places() -> dict[str, str]:
-    """Return the state of each private place of torch: `found`, or what is done if this torch lacks it."""
+    """Return the state of each private API of torch used here: `found`, or the fallback if this torch lacks it."""
     return _places.report()
 
 
@@ -92,7 +92,7 @@ def is_public(function: Any) -> bool:
 
 
 def is_composite(function: Any) -> bool:
-    """Return True if an operator only calls others, so that no trace has it."""
+    """Return True if an operator only calls others, so that traces never contain it."""
     return bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 

@@ -1,4 +1,4 @@
-"""Run the samples of operators: in other shapes if requested, each tried first, and only those with a new call."""
+"""Runs of operator samples: resized if requested, tried first, and kept only if they add a new call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """Let torch, numpy and Python draw the same numbers in the block each time; restore their state after it.
+    """Seed torch, numpy and Python for the block, and restore their state afterwards.
 
     Parameters
     ----------
@@ -51,16 +51,16 @@ def seeded(*parts: object) -> Iterator[None]:
 
 
 LARGE_ELEMENTS = 1 << 20
-"""Of the largest tensor of a large sample."""
+"""number of elements of the largest tensor in a large sample"""
 MOST_ELEMENTS = 1 << 24
-"""Of any tensor of it: of tensors with other dimensions the sizes grow alike."""
+"""most elements of any tensor in a large sample, as tensors with more dimensions grow faster"""
 RANDOM_SIZES = (2, 96)
-"""Least and largest of drawn sizes."""
+"""smallest and largest random size"""
 CUBIC = frozenset({"linalg", "gemm", "attention"})
-"""Categories whose work grows faster than their tensors."""
+"""categories whose work grows faster than their tensors"""
 CUBIC_ELEMENTS = 1 << 18
 OF_BATCH = frozenset({"convolution", "pooling", "normalization", "resizing"})
-"""Categories whose other sizes are of kernels and channels, which belong together: their batch alone is larger."""
+"""categories whose other sizes belong to kernels and channels and must match: only their batch is enlarged"""
 
 Sizes = Callable[[int], int]
 
@@ -92,11 +92,11 @@ def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 RESIZERS: Mapping[str, Callable[[OperatorEntry, Arguments], Iterator[Arguments]]] = {"large": enlarge, "random": draw}
-"""By the choices of `--shapes`."""
+"""resizing functions by choice of `--shapes`"""
 
 
 def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
-    """Yield the sample with all sizes changed, unless it has other tensors than dense ones, or grows too large."""
+    """Yield the sample with all sizes changed, unless it has tensors that are not dense, or grows too large."""
     tensors = list(tensors_in(list(sample)))
     if len(tensors) != len(list(_dense_tensors(sample))):
         return
@@ -144,7 +144,7 @@ def _dense_tensors(sample: Arguments) -> Iterator[torch.Tensor]:
 
 
 NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
-"""How torch says that an operator is not differentiable."""
+"""torch's message for an operator that is not differentiable"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class SampleTrial:
     ----------
     calls : keys of the operator calls that it made, one per signature
     operators : operators of these calls
-    backward : why its gradients failed, empty if they did not; None if it has none
+    backward : reason why its gradients failed, empty if they did not; None if it has none
     """
 
     calls: frozenset[Hashable]
@@ -191,13 +191,13 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
             with probe:
                 backward = None if run_backward(result, arguments) is None else ""
         except Exception as error:
-            # an operator without a derivative has none to record
+            # an operator without a derivative has no backward pass to record
             backward = None if NO_DERIVATIVE.search(str(error)) else f"{type(error).__name__}: {error}"
     return SampleTrial(frozenset(probe.calls), frozenset(probe.operators), backward)
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's results; None if it has none."""
+    """Return the gradients of a call's results, or None if it has none."""
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:
@@ -244,14 +244,14 @@ def has_sizes(sample: Arguments) -> bool:
 
 
 TRIALS = 3
-"""Samples that are tried for each that is to be run, before a dtype is given up."""
+"""number of samples tried per requested sample before a dtype is given up"""
 
 Resize = Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
-"""Gives what a sample is replaced by, in the order in which to try them."""
+"""yields replacements of a sample in the order in which to try them"""
 
 
 class SampleScope(nn.Module):
-    """Represents an operator among the modules of a trace, so that its calls are found by its name."""
+    """Module that represents an operator in a trace's module paths, so that its calls are found by its name."""
 
     def forward(self, run: Callable[[], Any]) -> Any:
         return run()
@@ -276,7 +276,7 @@ class SampleRunner:
     calls: set[Hashable] = field(default_factory=set)
 
     def run(self, entry: OperatorEntry, scope: nn.Module) -> None:
-        """Run an entry's samples of all dtypes; failures are counted and end nothing."""
+        """Run an entry's samples of all dtypes; failures are only counted."""
         self.coverage.entries += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -339,11 +339,11 @@ class SampleRunner:
     def _run_in_place(
         self, entry: OperatorEntry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module
     ) -> None:
-        """Run the in-place variant on the first sample that it takes."""
+        """Run the in-place variant on the first sample that it accepts."""
         with without_modes(), without_functions():
             samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
         for sample in samples:
-            # many cannot hold what the sample gives
+            # many in-place variants cannot hold the result of the sample
             if self._try_call(entry, function, sample, plain_name(dtype), False, scope) is True:
                 return
 

@@ -1,4 +1,4 @@
-"""Sample calls made from an operator's schema, tried in a fork of the process, which a bad call may end."""
+"""Sample calls made from an operator's schema, tried in a forked process that a bad call may crash."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from opgrip.platform.sandbox import TIMEOUT, Child, Ended, Heartbeat, write_mess
 from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 
 TIMEOUT_S = 10.0
-"""Of one trial."""
+"""time limit of a trial"""
 ENDS = "it ends the process"
 HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Yield each trial's result, as far as JSON can hold it, and why there is none, else an empty text.
+    """Yield each trial's result as JSON can hold it, and the reason why there is none, else an empty text.
 
     Call it before this process has started an accelerator or a capture: a fork inherits both.
     """
@@ -38,10 +38,10 @@ def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
 
 
 def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple[Any, str]]:
-    """Yield outcomes of the trials up to one that ends the process, including that one."""
+    """Yield outcomes of the trials from `first` up to one that crashes the process, including that one."""
 
     def run(source: int, output: int, heartbeat: Heartbeat) -> None:
-        # a pool of threads does not live on in a fork
+        # thread pools do not survive a fork
         torch.set_num_threads(1)
         for number, trial in enumerate(trials[first:]):
             heartbeat.enter(number)
@@ -64,13 +64,13 @@ def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple
 
 
 SHAPES = ((4, 4), (2, 4, 8, 8), (3,), (2, 4, 8), (2, 4, 8, 8, 8), ())
-"""Of tensors, tried in turn, all tensors of a call alike."""
+"""tensor shapes tried in turn, the same for all tensors of a call"""
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WHOLE = (torch.int64, torch.bool)
 MOST_TRIALS = 150
-"""Samples of an operator that are tried with a dtype."""
+"""most samples tried per operator and dtype"""
 WHOLE_PARTS = ("ind", "offset", "length", "repeats", "target", "pivot", "seqlen", "label")
-"""What names of arguments have in them that are whole numbers."""
+"""parts of argument names that indicate integers"""
 BOOL_PARTS = ("mask", "condition")
 VALUES: dict[str, tuple[Any, ...]] = {
     "IntType": (1, 0, 2),
@@ -81,14 +81,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "BoolType": (False, True),
     "SymBoolType": (False,),
 }
-"""By kind of argument, the values that are tried in turn for those that have no default."""
+"""values tried in turn for arguments without default, by kind of argument"""
 LENGTHS = (2, 1, 3, 4)
-"""Of lists, tried in turn."""
+"""list lengths tried in turn"""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How the arguments of a call are made.
+    """Choices for the arguments of a call.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that they run with on the CPU, and by name why the others have none.
+    """Return operators with samples that run on the CPU, and the reasons why the others have none, by name.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> OperatorEn
 
     Parameters
     ----------
-    places : index of the sample that it runs with, by dtype
+    places : index of the first sample that runs, by dtype
     """
 
     def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
@@ -152,14 +152,14 @@ def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> OperatorEn
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return the index of the first sample that an operator runs with, by name of dtype; raises if there is none."""
+    """Return the index of the first sample that runs, by name of dtype; raise the error of the samples if none runs."""
     places: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for dtype in (*FLOATING, *WHOLE):
             if dtype in FLOATING[1:] and not places:
-                # others fail as the first does
+                # other dtypes fail in the same way
                 continue
             try:
                 places[plain_name(dtype)] = _first_running(function, dtype, seed, places.get(plain_name(FLOATING[0])))
@@ -175,7 +175,7 @@ def find_samples(function: Any, seed: int) -> dict[str, int]:
 
 
 def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | None) -> int:
-    """Return the index of the first sample of a dtype that an operator runs with, else raise the first error.
+    """Return the index of the first sample of a dtype that runs, or raise the first error.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | Non
 
 
 def why_not(function: Any) -> str:
-    """Return why no arguments of an operator can be made; empty if they can."""
+    """Return the reason why no arguments of an operator can be made; empty if they can."""
     for argument in function._schema.arguments:
         *around, inner = _kinds(argument.type)
         known = inner in (*VALUES, "TensorType", "DeviceObjType") or "OptionalType" in around
@@ -208,7 +208,7 @@ def why_not(function: Any) -> str:
 
 
 def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield arguments that may be valid: all tensors of one shape, small numbers and lists."""
+    """Yield arguments that may be valid: tensors of one shape, small numbers and lists."""
     required = [item for item in function._schema.arguments if not item.has_default_value()]
     kinds = {kind for item in required for kind in _kinds(item.type)}
     numbers = sorted(kinds & VALUES.keys())

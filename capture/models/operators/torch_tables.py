@@ -29,7 +29,7 @@ CLASSES = {
     "SpectralFuncInfo": "fft",
     "ShapeFuncInfo": "shape",
 }
-"""By the classes of torch's table."""
+"""categories by class of torch's table"""
 
 _NN = r"nn\.functional\."
 _PATTERNS = {
@@ -73,8 +73,10 @@ _PATTERNS = {
 }
 _BY_NAME = {name: re.compile(pattern) for name, pattern in _PATTERNS.items()}
 CATEGORIES = (ALL, *sorted({*CLASSES.values(), *_PATTERNS, FOREACH, OPTIMIZER, CUSTOM, SCHEMA}))
-"""All names of categories. `custom` are operators that other packages registered, `schema` those of torch that its
-table lacks."""
+"""names of all categories: `custom` contains operators registered by other packages, `schema` operators of torch that
+its
+table lacks
+"""
 
 
 def categories_of(info: Any) -> frozenset[str]:
@@ -86,12 +88,12 @@ def categories_of(info: Any) -> frozenset[str]:
 
 EXTRA = "opinfo"
 PARAMETER_SHAPES = ((4, 5), (7, 3), (2, 2))
-"""Of what optimizers step: of two dimensions, as one of them takes no others."""
+"""parameter shapes for optimizers: two-dimensional, because one of them accepts nothing else"""
 OPTIMIZED = (torch.float32, torch.bfloat16, torch.float64)
 STEPS = 2
-"""Of an optimizer: the first makes its state."""
+"""steps per optimizer: the first one creates its state"""
 MOST_SAMPLES = 200
-"""Of an operator and a dtype that are drawn."""
+"""most samples drawn per operator and dtype"""
 
 _places = PrivatePlaces()
 _INVOCATIONS = "torch.testing._internal.common_methods_invocations"
@@ -114,12 +116,12 @@ _LOCK = "__allow_nonbracketed_mutation_flag"
 
 
 def private_places() -> dict[str, str]:
-    """Return the state of each private place of torch: `found`, or what is done if this torch lacks it."""
+    """Return the state of each private API of torch used here: `found`, or the fallback if this torch lacks it."""
     return _places.report()
 
 
 def table_entries() -> Iterator[OperatorEntry]:
-    """Yield all operators of torch's tables; `UserError` if a package is missing that these tables import."""
+    """Yield all operators of torch's tables; raise `UserError` if a package that the tables import is missing."""
     needed("expecttest", EXTRA)
     with _unchanged_process():
         operators = _operators()
@@ -141,7 +143,7 @@ def _unchanged_process() -> Iterator[None]:
     finally:
         sys.argv = argv
         if lock is not None:
-            # torch.backends is an object around its module, which this is a variable of
+            # torch.backends is an object around its module, in whose globals the lock is
             lock[_LOCK] = was_open
 
 
@@ -159,7 +161,7 @@ def _operator_entry(info: Any, categories: frozenset[str]) -> OperatorEntry:
 
 
 def _in_order(dtypes: Any) -> tuple[torch.dtype, ...]:
-    # float32 first: what fails there fails everywhere
+    # float32 first: an operator that fails there fails for all dtypes
     return tuple(sorted(dtypes, key=lambda dtype: (dtype is not torch.float32, str(dtype))))
 
 
@@ -186,7 +188,7 @@ def _optimizer_samples(info: Any, device: str, dtype: torch.dtype, wants_grad: b
     """Yield parameters with gradients, and the optimizer's keywords."""
     for inputs in _optimizer_inputs()(device, dtype, info):
         if inputs.kwargs.get("differentiable"):
-            # its parameters would be no leaves
+            # otherwise the parameters would not be leaves
             continue
         parameters = []
         for shape in PARAMETER_SHAPES:
@@ -200,5 +202,5 @@ def _optimizer_samples(info: Any, device: str, dtype: torch.dtype, wants_grad: b
 def _optimize(make: Callable[..., Any], parameters: list[torch.nn.Parameter], **settings: Any) -> None:
     optimizer = make(parameters, **settings)
     for _ in range(STEPS):
-        # some call it again and again
+        # some optimizers call it several times per step
         optimizer.step(*([lambda: random.random()] if make is torch.optim.LBFGS else []))

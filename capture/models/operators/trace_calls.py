@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opgrip.capture.models.operators.operators_program import Coverage
 
 MOST_BYTES = 1 << 32
-"""Of a tensor: a trace may name any size."""
+"""largest tensor that is created, since a trace may name any size"""
 
 
 def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:
@@ -99,7 +99,7 @@ def _tensor(spec: TensorSpec, values: Mapping[int, ValueModel], device: str, wan
     if model is not None and tensor.numel():
         generator = torch.Generator(device).manual_seed(torch.initial_seed())
         drawn = model.draw(spec.shape, spec.dtype, generator)
-        # of memory that elements share, one index of each dimension is written
+        # if elements share memory, write only one index of each dimension
         once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)
         tensor[once].copy_(drawn[once])
     else:
