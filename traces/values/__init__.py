@@ -1,4 +1,4 @@
-"""Value models: what is kept of a tensor's values, enough to draw others that make an operator behave the same."""
+"""Value models: compact descriptions of a tensor, from which values are drawn that an operator treats the same."""
 
 from opgrip.traces.schema.records import Drawable, ValueModel
 from opgrip.traces.values.model import (

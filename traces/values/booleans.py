@@ -1,4 +1,4 @@
-"""Value models of tensors of zeros and ones: booleans, and one-hot rows."""
+"""Value models of tensors of zeros and ones: booleans and one-hot rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from opgrip.traces.values.model import PIECES, ROWS, array_of, value_models
 @value_models.register("booleans")
 @dataclass(frozen=True, slots=True)
 class Booleans:
-    """The number of true elements: what `nonzero` and `masked_select` take their output's size from.
+    """The number of true elements, which determines the output size of `nonzero` and `masked_select`.
 
     Attributes
     ----------
-    runs : pieces, in row-major order, in which all elements are true; None in old traces
+    runs : number of runs of true elements in row-major order; None in old traces
     """
 
     true: int
@@ -33,14 +33,14 @@ class Booleans:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Booleans | None:
-        """The counts, for boolean tensors."""
+        """Return the model of a boolean tensor, or None for other dtypes."""
         if tensor.dtype != torch.bool:
             return None
         flat = array_of(tensor).reshape(-1)
         return cls(int(np.count_nonzero(flat)), len(flat), runs_of(flat))
 
     def check(self) -> None:
-        """Between none and all are true, in as many runs as there is room for."""
+        """Raise `FormatError` unless the counts of true elements and runs are possible."""
         checks.whole(self.total, "a count of booleans", 1)
         checks.whole(self.true, "a count of true booleans", 0, self.total)
         if self.runs is not None:
@@ -49,7 +49,7 @@ class Booleans:
                 raise FormatError("true booleans without a run")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """As many true elements, in as many runs, at random places; the same share of them for another size."""
+        """Return booleans with as many true elements and runs, at random places; counts scale with the size."""
         count = torch.Size(shape).numel()
         true = scaled(self.true, self.total, count)
         if self.runs is None or true in (0, count):
@@ -63,13 +63,13 @@ FREQUENT = 64
 @value_models.register("one_hot")
 @dataclass(frozen=True, slots=True)
 class OneHot:
-    """How often a class is the one, along the last dimension.
+    """Class frequencies of one-hot rows along the last dimension.
 
     Attributes
     ----------
     classes : length of a row
     frequent : (class, count) of at most 64 classes, the most frequent first
-    others : rows of other classes
+    others : number of rows of other classes
     """
 
     classes: int
@@ -81,7 +81,7 @@ class OneHot:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> OneHot | None:
-        """The model of a tensor of two classes or more."""
+        """Return the model of a one-hot tensor with at least two classes, or None for other tensors."""
         if tensor.dim() < 2 or tensor.shape[-1] < 2 or tensor.dtype.is_complex:
             return None
         first = tensor[(0,) * (tensor.dim() - 1)]
@@ -99,7 +99,7 @@ class OneHot:
         return cls(tensor.shape[-1], frequent, rows - sum(count for _, count in frequent))
 
     def check(self) -> None:
-        """Classes of a row, and counts."""
+        """Raise `FormatError` for invalid classes or counts."""
         checks.whole(self.classes, "a count of classes", 1)
         checks.counted(self.frequent, "frequent classes", FREQUENT)
         for at, _ in self.frequent:
@@ -108,7 +108,7 @@ class OneHot:
         checks.whole(self.others + sum(count for _, count in self.frequent), "a count of rows", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Each class as often, in random order; classes in their shares for another number of rows."""
+        """Return rows in random order with the same class counts, or shares if the number of rows differs."""
         length = shape[-1] if shape else 1
         rows, device = torch.Size(shape).numel() // length, generator.device
         total = self.others + sum(count for _, count in self.frequent)

@@ -1,4 +1,4 @@
-"""Rows of boxes, how they overlap, and a layout that keeps as many in a non-maximum suppression."""
+"""Value model of boxes and their overlap, including a layout that keeps as many boxes in a non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opgrip.traces.values.drawing import at_quantiles, distinct, shuffled
 from opgrip.traces.values.model import PIECES, leading, sample, value_models
 
 QUERIES, OTHERS = 64, 512
-"""So many boxes are compared with so many."""
+"""number of boxes that are compared, and number of boxes that they are compared with"""
 SPACING = 0.6
-"""Of a side, between neighbours of equal size: an intersection of 0.4 over a union of 1.6, a quarter."""
+"""distance of equal neighbours, relative to the side: their intersection over union is 0.4 / 1.6, a quarter"""
 JITTER = 1e-3
-"""Of a side, by which a copy is moved at most."""
+"""largest displacement of a copy, relative to the side"""
 MAX_LAYERS = 60
 MAX_CELLS = 1 << 31
 
@@ -30,8 +30,8 @@ class _Layer:
     Attributes
     ----------
     size : width and height
-    step : between neighbours, in x and y
-    cells : of the grid, in x and y
+    step : distance between neighbours, in x and y
+    cells : number of cells of the grid, in x and y
     """
 
     size: tuple[float, float]
@@ -44,33 +44,33 @@ class _Layer:
 
 
 def overlapping(boxes: torch.Tensor) -> float:
-    """To how many of the other boxes (N, 4) one has an intersection over union above one half, in the mean."""
+    """Return the mean number of other boxes that a box of (N, 4) overlaps by more than half of the union."""
     part = boxes[:: -(-len(boxes) // OTHERS)]
     if len(part) < 2:
         return 0.0
-    # column by column: several times as fast as by rows of two
+    # columns are several times faster than rows of two
     others = part.T.contiguous()[:, None]
     queries = others[..., :: -(-len(part) // QUERIES)].mT
     sides = torch.minimum(queries[2:], others[2:]).sub_(torch.maximum(queries[:2], others[:2])).clamp_(min=0)
     one, other = ((each[2] - each[0]) * (each[3] - each[1]) for each in (queries, others))
-    # that is, an intersection of more than half the union
+    # equivalent to an intersection of more than half the union
     near = torch.count_nonzero(sides[0].mul_(sides[1]).mul_(3) > one + other, dim=1) - 1
     return near.clamp_(min=0).double().mean().item() * (len(boxes) - 1) / (len(part) - 1)
 
 
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """So many boxes (N, 4), x1 y1 x2 y2, in random order: these, and about as many near copies of each.
+    """Return `count` boxes, (N, 4), x1 y1 x2 y2, in random order: the given ones and near copies of each.
 
     Parameters
     ----------
     boxes : (K, 4) float64
-    dtype : that they will have
+    dtype : dtype to which the boxes will be converted
     """
     places = torch.arange(count, device=boxes.device)
     rows = boxes[places % len(boxes)]
     whole = bool((boxes == boxes.round()).all())
     if dtype in (torch.float32, torch.float64) and not whole:
-        # a narrower dtype would move them by more than that
+        # rounding to a narrower dtype would displace them further than the jitter
         moved = torch.rand(rows.shape, dtype=rows.dtype, generator=generator, device=rows.device)
         sides = (rows[:, 2:] - rows[:, :2]).repeat(1, 2)
         rows = rows + sides * moved * JITTER * torch.tensor([1, 1, -1, -1], device=rows.device)
@@ -85,22 +85,22 @@ def draw_separate_boxes(
     whole: bool,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """So many boxes (N, 4), x1 y1 width height, no two of which have an intersection over union of 0.3.
+    """Return `count` boxes, (N, 4), x1 y1 width height; no two have an intersection over union of 0.3.
 
-    They lie on grids, one a layer. Sides halve from layer to layer, so that a box of one is at most a quarter of any
-    of another. All this holds whether sides are counted as x2 - x1 or as one more.
+    Each layer of boxes forms a grid. Sides halve from layer to layer, so that a box of one layer has at most a quarter
+    of the area of any box of another. All this holds whether a side is counted as x2 - x1 or as x2 - x1 + 1.
 
     Parameters
     ----------
-    low, high : range of each column; smaller sides are taken where there is no room for so many boxes else
-    widths : quantiles of the width, at equal distances
-    whole : all columns are whole numbers
+    low, high : range of each column; sides below it are used if the boxes do not fit otherwise
+    widths : equidistant quantiles of the width
+    whole : whether all columns hold integers
     """
     layers = _layers(count, low, high, whole)
     device = generator.device
     pieces = []
     for layer, size in zip(layers, _shares(count, layers, widths), strict=True):
-        # more than there is room for, where no layer has any left: some lie upon others
+        # if all layers are full, the remaining boxes overlap others
         cells = distinct(size, 0, layer.room - 1, generator)
         cells = cells.repeat(-(-size // max(1, len(cells))))[:size]
         grid = torch.stack([cells % layer.cells[0], cells // layer.cells[0]], dim=1).double()
@@ -112,7 +112,7 @@ def draw_separate_boxes(
 
 
 def _layers(count: int, low: list[float], high: list[float], whole: bool) -> list[_Layer]:
-    """Grids from the largest boxes to the smallest, and on until there is room for so many."""
+    """Return grids from the largest boxes to the smallest ones, continued until `count` boxes fit."""
     layers: list[_Layer] = []
     # zero sides have no area to overlap with
     width, height = (side if side > 0 else 1.0 for side in high[2:])
@@ -122,7 +122,7 @@ def _layers(count: int, low: list[float], high: list[float], whole: bool) -> lis
             steps = [float(-(-step // 1)) for step in steps]
         cells = [min(MAX_CELLS, int((high[at] - low[at]) // steps[at]) + 1) for at in (0, 1)]
         layers.append(_Layer((width, height), (steps[0], steps[1]), (cells[0], cells[1])))
-        # a quarter of the area: of each side with its one half, or of the longer one alone
+        # reduces the area to a quarter: half of each side, or a quarter of only the longer one
         if min(width, height) >= 3:
             width, height = (width - 1) / 2, (height - 1) / 2
         elif max(width, height) >= 7:
@@ -138,7 +138,7 @@ def _layers(count: int, low: list[float], high: list[float], whole: bool) -> lis
 
 
 def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
-    """How many boxes each layer has: as many as there are of about that width, while there is room."""
+    """Return the number of boxes of each layer, following the distribution of widths as far as boxes fit."""
     edges = [layer.size[0] for layer in layers[1:]]
     above = [1 - bisect(widths, edge) / len(widths) for edge in edges] + [1.0]
     shares, before = [], 0.0
@@ -156,32 +156,34 @@ def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
 
 MAX_COLUMNS = 8
 GLANCED = 64
-"""So many elements, the first ones, are looked at before all are."""
+"""number of leading elements that are examined before all others are"""
 SAMPLED = 1 << 14
-"""So many elements are sorted for quantiles."""
+"""number of elements that are sorted for quantiles"""
 PROBABILITIES = tuple(at / 8 for at in range(9))
-"""Those of the quantiles that are kept of each column."""
+"""probabilities of the quantiles kept for each column"""
 LARGEST = 1e15
-"""No corner is farther from zero."""
+"""largest distance of a corner from zero"""
 CROWDED = 1.0
-"""From so many others on that a box overlaps, boxes are drawn in groups."""
+"""mean number of overlapping boxes from which on boxes are drawn in groups"""
 
 
 @value_models.register("boxes")
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Ranges of each column of an (N, C) tensor that holds boxes x1 y1 x2 y2, or an index and then a box.
+    """Column ranges of an (N, C) tensor that holds boxes x1 y1 x2 y2, or an index followed by a box.
 
-    Drawn as such, x2 stays right of x1, y2 below y1, and an image's index stays one: `roi_align` reads memory at it.
+    Drawn boxes keep x2 right of x1 and y2 below y1. Image indices stay integers, because `roi_align` uses them as
+    offsets into memory.
 
     Attributes
     ----------
     first : column of x1
-    low, high : range of each column; of the width and height in the place of x2 and y2
-    whole : for each column, whether it holds whole numbers only
-    quantiles : of each column, nine at equal distances; None in old traces
-    overlap : to how many others a box has an intersection over union above one half, in the mean; None in old traces
-    groups : how many boxes a non-maximum suppression keeps, where its output told
+    low, high : range of each column, with width and height instead of x2 and y2
+    whole : for each column, whether it holds only integers
+    quantiles : nine equidistant quantiles of each column; None in old traces
+    overlap : mean number of other boxes that a box overlaps with an intersection over union above one half; None in old
+        traces
+    groups : number of boxes that a non-maximum suppression keeps, if its output was recorded
     """
 
     first: int
@@ -197,10 +199,10 @@ class Boxes:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Boxes | None:
-        """The model of a float tensor of four to eight columns whose rows hold boxes with an area."""
+        """Return the model of a float tensor with four to eight columns if its rows hold boxes with an area."""
         if tensor.dim() != 2 or not 4 <= tensor.shape[1] <= MAX_COLUMNS or not tensor.dtype.is_floating_point:
             return None
-        # an index and the first three corners can look like a box, so the box behind an index is tried first
+        # an index and the first three corners can look like a box, so the box after an index is tried first
         head = leading(tensor, GLANCED).float()
         firsts = [first for first in (1, 0) if tensor.shape[1] - first >= 4]
         firsts = [first for first in firsts if bool((_sides(head, first) >= 0).all())]
@@ -219,7 +221,7 @@ class Boxes:
 
     @classmethod
     def _of(cls, first: int, columns: torch.Tensor, overlap: float) -> Boxes:
-        """The model of rows x1 y1 width height."""
+        """Return the model of rows x1 y1 width height."""
         low, high = columns.amin(dim=0).tolist(), columns.amax(dim=0).tolist()
         whole = (columns == columns.round()).all(dim=0).tolist()
         ranked = sample(columns, SAMPLED).sort(dim=0).values
@@ -230,7 +232,7 @@ class Boxes:
         return cls(first, low, high, whole, quantiles, overlap)
 
     def check(self) -> None:
-        """Ranges of as many columns as a box has or more."""
+        """Raise `FormatError` for invalid ranges, or fewer columns than a box has."""
         checks.whole(self.first, "the first column of boxes", 0, 1)
         checks.listed(self.low, "columns of boxes", self.first + 4, MAX_COLUMNS)
         for column in (self.high, self.whole):
@@ -253,9 +255,9 @@ class Boxes:
             checks.whole(self.groups, "a count of groups", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Each column by its quantiles, or evenly from its range; corners from the drawn sizes.
+        """Return boxes whose columns follow the quantiles, or are uniform without them; sizes determine the corners.
 
-        Where it was told how many boxes are kept, so many lie apart, and the others are nearly copies of these.
+        If the number of kept boxes is known, that many boxes are separate and the others are near copies of them.
         """
         columns, numel = len(self.low), torch.Size(shape).numel()
         count = -(-numel // columns)
@@ -267,7 +269,7 @@ class Boxes:
         return rows.to(dtype).reshape(-1)[:numel].reshape(shape)
 
     def _column(self, at: int, count: int, generator: torch.Generator) -> torch.Tensor:
-        """So many elements of a column."""
+        """Return `count` random elements of a column."""
         if self.quantiles is not None:
             values = at_quantiles(self.quantiles[at], PROBABILITIES, count, generator)
         else:
@@ -276,7 +278,7 @@ class Boxes:
         return values.round() if self.whole[at] else values
 
     def _places(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Of boxes x1 y1 width height that were drawn each for itself, those that others are to be copies of."""
+        """Return the boxes that will be copied, chosen from independently drawn boxes x1 y1 width height."""
         if self.groups is not None:
             corners = slice(self.first, self.first + 4)
             low, high = self.low[corners], self.high[corners]
@@ -290,5 +292,5 @@ class Boxes:
 
 
 def _sides(rows: torch.Tensor, first: int) -> torch.Tensor:
-    """Widths and heights (N, 2) of rows whose column `first` is x1."""
+    """Return the widths and heights, (N, 2), of rows whose column `first` is x1."""
     return rows[:, first + 2 : first + 4] - rows[:, first : first + 2]

@@ -1,7 +1,7 @@
-"""Values for arguments of which nothing is recorded: such as the operator takes, and usually gets.
+"""Default values for arguments without recorded values: values that the operator accepts and usually receives.
 
-Files of other tools tell shapes alone. Normal floats and zeros, which the other arguments get, would be refused as
-probabilities, find nothing as masks, and read one row again and again as indices.
+Files of other tools contain only shapes. The normal floats and zeros that other arguments get would be rejected as
+probabilities, select nothing as masks, and read the same row again and again as indices.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from opgrip.traces.values.needs import refine_model
 from opgrip.traces.values.progression import Offsets
 
 Call = Mapping[str, Any]
-"""What a call takes, by the names of the operator's schema."""
+"""arguments of a call, by their names in the operator's schema"""
 Make = Callable[[TensorSpec, Call], ValueModel | None]
 BOOL, WHOLE, FLOAT = "bool", "int", "float"
 IMAGE = 800.0
-"""Width of an image that boxes lie in."""
+"""width of the image that contains generated boxes"""
 SHARED = 0.05
-"""Of the elements beside the diagonal of a positive definite matrix, to the diagonal."""
+"""ratio of the off-diagonal elements of a positive definite matrix to the diagonal"""
 
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A row of the table.
+    """A row of the table of defaults.
 
     Attributes
     ----------
-    op : patterns as of file names, with a bar between them
-    argument : such patterns
-    of : kind of the dtypes that it is about
-    make : the model of a tensor's values; None where the call does not tell
+    op : shell patterns of operator names, separated by `|`
+    argument : shell patterns of argument names, in the same form
+    of : kind of dtypes that the row applies to
+    make : function that returns the model of a tensor's values, or None if the call does not determine one
     """
 
     op: str
@@ -54,21 +54,21 @@ class Default:
     make: Make
 
     def is_about(self, op: str, argument: str, kind: str) -> bool:
-        """Whether it tells the values of this argument."""
+        """Return True if the row applies to this argument."""
         return self.of == kind and _matches(argument, self.argument) and _matches(op, self.op)
 
 
 def default_values(
     op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any = None, first: int = -1
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, ValueModel]]:
-    """A call's arguments whose tensors without values refer to models, and these models by their numbers.
+    """Return a call's arguments, in which tensors without values refer to default models, and these models by number.
 
     Parameters
     ----------
-    op : as in a signature
+    op : name as in a signature
     args, kwargs : trees of values and `TensorSpec`
-    outputs : of the call, where they are known: how many elements a mask found
-    first : number of the first model, below zero as no model of a trace is; others are below it
+    outputs : outputs of the call if they are known, for example to find how many elements a mask selects
+    first : number of the first model, below zero because numbers of a trace are not; further numbers decrease
     """
     names = [name for name, _ in schema_arguments(op)]
     call = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -101,7 +101,7 @@ def _model_of(op: str, argument: str, spec: TensorSpec, call: Call, outputs: Any
     try:
         model = make(spec, call)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
-        # a call that is none of its operator's
+        # the call does not match its operator's schema
         return None
     return model if model is None or outputs is None else refine_model(op, argument, model, outputs)
 
@@ -128,7 +128,7 @@ def _between(low: float, high: float, whole: bool = False) -> Make:
 
 
 def _numbers(spec: TensorSpec, low: int, high: int, are_distinct: bool = False) -> Integers | None:
-    """Whole numbers, as far as the dtype has them."""
+    """Return a model of integers in a range, limited to the range of the dtype."""
     try:
         high = min(high, torch.iinfo(spec.dtype).max)
     except TypeError:
@@ -149,7 +149,7 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _along(call: Call) -> int:
-    """Size of the dimension that indices are about."""
+    """Return the size of the dimension that is indexed."""
     return int(call["self"].shape[call["dim"]]) if call["self"].shape else 1
 
 
@@ -163,12 +163,12 @@ def _classes(call: Call) -> int:
 
 
 def _plane(dimensions: int) -> Callable[[Call], int]:
-    """Places in the last dimensions of what was pooled."""
+    """Return a function that counts the positions in the last dimensions of the pooled tensor."""
     return lambda call: math.prod(call["self"].shape[-dimensions:])
 
 
 def _in_list(are_distinct: bool) -> Make:
-    """Of a list of indices, each within the dimension that it is about."""
+    """Return a maker for lists of indices, each within the dimension that it indexes."""
 
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:
         sizes = iter(call["self"].shape)
@@ -193,7 +193,7 @@ def _all(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
-    """As many true elements as there are values to write, where these are not one for all."""
+    """Return a mask with one true element per value to write, or half of them true if a single value is broadcast."""
     total = math.prod(spec.shape)
     shape = call["values"].shape
     rows = shape[0] if len(shape) > len(call["self"].shape) - len(spec.shape) and shape[0] != 1 else total // 2
@@ -201,7 +201,7 @@ def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _equal_lengths(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Where bags begin that have as many indices each."""
+    """Return offsets of bags that all have the same number of indices."""
     bags, indices = math.prod(spec.shape), math.prod(call["indices"].shape)
     each = indices // max(1, bags - bool(call.get("include_last_offset")))
     if bags < 2:
@@ -217,7 +217,7 @@ def _repeats(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _steps(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Of packed sequences, each as long as the longest."""
+    """Return lengths of packed sequences, all equal to the longest."""
     longest = int(call["input"].shape[1 if call["batch_first"] else 0])
     return _numbers(spec, longest, longest)
 
@@ -227,7 +227,7 @@ def _keys(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _boxes(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Boxes of an image, behind the image's number where there are five columns."""
+    """Return boxes within an image, preceded by the index of the image if there are five columns."""
     columns = spec.shape[-1] - 4
     if len(spec.shape) != 2 or columns not in (0, 1):
         return None
@@ -242,12 +242,12 @@ def _positive_definite(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _triangular(name: str, upper_by_default: bool) -> Make:
-    """A triangle with a diagonal far from zero, above it where an argument says so."""
+    """Return a maker of triangular matrices with a diagonal far from zero; argument `name` selects the triangle."""
     return lambda spec, call: Triangular(bool(call.get(name, upper_by_default)), 1.0, 2.0, 0.1, 0.0)
 
 
 def _ranges() -> Iterator[Default]:
-    """Floats that are refused, or of no meaning, outside of a range."""
+    """Yield rows for floats that are rejected or meaningless outside of a range."""
     chance, positive, around = _between(0.0, 1.0), _between(0.5, 1.5), _between(-1.0, 1.0)
     yield Default("aten.bernoulli*|aten.multinomial*", "self|p", FLOAT, chance)
     yield Default("aten.binary_cross_entropy*", "target", FLOAT, chance)
@@ -266,7 +266,7 @@ def _ranges() -> Iterator[Default]:
 
 
 def _structures() -> Iterator[Default]:
-    """Matrices that have a factor or can divide, and boxes."""
+    """Yield rows for matrices that are factored or solved with, and for boxes."""
     yield Default("aten.cholesky.*|aten.linalg_cholesky*", "self", FLOAT, _positive_definite)
     yield Default("aten._linalg_eigh*", "A", FLOAT, _positive_definite)
     yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular("upper", False))
@@ -278,7 +278,7 @@ def _structures() -> Iterator[Default]:
 
 
 def _indices() -> Iterator[Default]:
-    """Indices that are read, and indices that are written at: each once, as far as there are so many."""
+    """Yield rows for indices; indices that are written to are distinct if possible."""
     yield Default("aten.embedding.*|aten._embedding_bag*.default", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.embedding*_backward*|aten._embedding_bag*", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.*embedding_bag*", "offsets", WHOLE, _equal_lengths)
@@ -299,7 +299,7 @@ def _indices() -> Iterator[Default]:
 
 
 def _numbers_and_masks() -> Iterator[Default]:
-    """Classes, lengths, keys, and masks."""
+    """Yield rows for classes, lengths, keys and masks."""
     yield Default("aten.*nll_loss*|aten.cross_entropy_loss*", "target", WHOLE, _below(_classes))
     yield Default("aten.one_hot*", "self", WHOLE, _below(lambda call: max(1, call.get("num_classes", 1))))
     yield Default("aten.*ctc_loss*", "targets", WHOLE, _below(_rows("log_probs", -1)))
@@ -320,4 +320,4 @@ def _embeddings(call: Call) -> int:
 
 
 DEFAULTS = (*_ranges(), *_structures(), *_indices(), *_numbers_and_masks())
-"""The table: the first row that is about an argument tells its values."""
+"""table of defaults, of which the first row that matches an argument applies"""

@@ -17,7 +17,7 @@ from opgrip.traces.values.drawing import at_quantiles, exactly
 from opgrip.traces.values.model import ROWS, array_of, every_so_many, value_models
 
 Floats1D = NDArray[np.floating[Any]]
-"""Real numbers (N,) of four or eight bytes."""
+"""real numbers (N,) of four or eight bytes"""
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
@@ -25,7 +25,7 @@ _NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """How many elements are not plain numbers."""
+    """Counts of elements that are not plain numbers."""
 
     zeros: int
     denormals: int
@@ -35,31 +35,31 @@ class Kinds:
 
     @property
     def special(self) -> int:
-        """All of them."""
+        """Return the total of all counts."""
         return self.zeros + self.denormals + self.nan + self.inf + self.minus_inf
 
 
 def as_floats(tensor: torch.Tensor) -> Floats1D:
-    """The elements of a tensor of floats, in row-major order; narrow ones with more digits, none of them rounded."""
+    """Return the elements of a float tensor in row-major order; narrow dtypes are widened without rounding."""
     wide = tensor if tensor.itemsize > 3 else tensor.float()
     array: Floats1D = array_of(wide).reshape(-1)
     return array
 
 
 def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a float of two bytes or more without its sign: they stand in the order of absolute values."""
+    """Return the bits of floats of two bytes or more without the sign; their order is the order of absolute values."""
     integer = _INTEGERS[tensor.itemsize]
     return tensor.view(integer) & torch.iinfo(integer).max
 
 
 @cache
 def smallest(dtype: torch.dtype) -> int:
-    """Bits of the smallest number that is not denormal."""
+    """Return the bits of the smallest normal number."""
     return int(torch.tensor(torch.finfo(dtype).tiny, dtype=dtype).view(_INTEGERS[dtype.itemsize]))
 
 
 def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
-    """The counts of floats that were of this dtype."""
+    """Return the counts of special values among floats that were converted from `dtype`."""
     bits = _magnitudes(values)
     low, high = _bounds(dtype, values.dtype.itemsize)
     zeros = len(values) - int(np.count_nonzero(bits))
@@ -75,14 +75,14 @@ def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
 
 
 def is_plain(values: Floats1D, dtype: torch.dtype) -> NDArray[np.bool_]:
-    """Which elements are finite and neither zero nor denormal in that dtype."""
+    """Return a mask of the elements that are finite and neither zero nor denormal in that dtype."""
     bits = _magnitudes(values)
     low, high = _bounds(dtype, values.dtype.itemsize)
     return (bits >= low) & (bits < high)
 
 
 def draw_denormals(count: int, dtype: torch.dtype, signed: bool, generator: torch.Generator) -> torch.Tensor:
-    """So many denormal numbers (N,), of both signs if they have one."""
+    """Return `count` denormal numbers (N,), of both signs if `signed`."""
     integer = _INTEGERS[dtype.itemsize]
     device = generator.device
     bits = torch.randint(1, smallest(dtype), (count,), dtype=integer, generator=generator, device=device)
@@ -100,7 +100,7 @@ def _magnitudes(values: Floats1D) -> NDArray[Any]:
 
 @cache
 def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
-    """Bits of a dtype's smallest number that is not denormal, and of inf, in floats of so many bytes."""
+    """Return the bits of the dtype's smallest normal number and of inf, as floats of `itemsize` bytes."""
     integer = _NUMPY_INTEGERS[itemsize]
     real = np.float32 if itemsize == 4 else np.float64
     bounds = np.array([torch.finfo(dtype).tiny, math.inf], dtype=real).view(integer)
@@ -110,16 +110,16 @@ def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
 SHAPES = ("normal", "uniform", "quantiles")
 _TAIL = (0.0, 0.001, 0.005, 0.01, 0.02)
 PROBABILITIES = (*_TAIL, *(at / 20 for at in range(1, 20)), *(1 - at for at in reversed(_TAIL)))
-"""Those of the quantiles that are kept, closer to each other in the tails."""
+"""probabilities of the quantiles that are kept, denser in the tails"""
 DIGITS = 9
-"""Significant ones that tell any two numbers of 32 bits apart (IEEE 754-2019, 5.12.2)."""
+"""significant digits that distinguish any two 32-bit floats (IEEE 754-2019, 5.12.2)"""
 FEW = 1024
-"""Where a sample holds fewer plain elements than that, they are looked for in the whole tensor."""
+"""number of plain elements in a sample below which the whole tensor is searched for them"""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution within a range; the fields are those of `Floats`."""
+    """A distribution within a range, with fields as in `Floats`."""
 
     mean: float
     std: float
@@ -130,7 +130,7 @@ class Distribution:
     whole: bool = False
 
     def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """So many numbers (N,) that are neither zero nor denormal; two of them are the bounds of the range."""
+        """Return `count` numbers (N,) that are neither zero nor denormal; two of them are the bounds of the range."""
         device = generator.device
         work = torch.float64 if dtype == torch.float64 else torch.float32
         if self.shape == "quantiles" and self.quantiles is not None:
@@ -156,13 +156,13 @@ class Distribution:
 
 
 def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled: int) -> Distribution:
-    """The distribution of the plain elements; all zero where there are none.
+    """Return the distribution of the plain elements; all fields are zero if there are none.
 
     Parameters
     ----------
-    dtype : what the values were of
-    kinds : what the other elements are
-    sampled : so many elements are looked at, but for their range
+    dtype : original dtype of the values
+    kinds : counts of the other elements
+    sampled : number of elements that are examined, except for the range
     """
     count = len(values) - kinds.special
     if not count:
@@ -192,29 +192,29 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
 
 
 def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
-    """The same numbers of the dtype in the fewest digits, which halves what they take in a trace."""
+    """Return equal numbers of the dtype with the fewest digits, which halves their size in a trace."""
     if dtype == torch.float64:
         return values
-    # next to the ends of its range a number could round out of it
+    # a number next to the end of the dtype's range could be rounded out of it
     limits = torch.finfo(dtype)
     least, most = 2 * limits.tiny, limits.max / 2
     return [float(f"{value:.{DIGITS}g}") if least < abs(value) < most else value for value in values]
 
 
 def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds) -> tuple[float, float]:
-    """Smallest and largest plain element."""
+    """Return the smallest and the largest plain element."""
     if len(values) == len(ranked) + kinds.special:
         plain = ranked[[0, -1]]
     else:
-        # zeros have their own share: a bound of zero is not one of the others
+        # zeros are counted separately, so a bound of zero does not belong to the plain elements
         plain = np.where(is_plain(values, dtype), values, ranked[0]) if kinds.special else values
     return float(plain.min()), float(plain.max())
 
 
 def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
-    """The simplest distribution that is not far from the quantiles of so many elements."""
+    """Return the simplest distribution that agrees with the quantiles of `count` elements."""
     low, high = quantiles[0], quantiles[-1]
-    # by how much the distribution functions of a sample and of what it is from differ by chance, and a bit
+    # by how much the distribution functions of a sample and of its source differ by chance, plus a margin
     slack = 0.01 + 1 / math.sqrt(count)
     if low == high:
         return "uniform"
@@ -228,14 +228,14 @@ def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
 
 
 TRIED = 1 << 15
-"""On so many elements the spread of the logits is found."""
+"""number of elements used to find the spread of the logits"""
 STEPS = 24
 
 
 @value_models.register("probabilities")
 @dataclass(frozen=True, slots=True)
 class Probabilities:
-    """Rows along the last dimension that are not negative and add up to one.
+    """Rows along the last dimension that are non-negative and add up to one.
 
     Attributes
     ----------
@@ -252,10 +252,10 @@ class Probabilities:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Probabilities | None:
-        """The model of floats in rows of two or more."""
+        """Return the model of floats in rows of two or more that are probabilities, else None."""
         if not tensor.dtype.is_floating_point or tensor.itemsize < 2 or tensor.dim() < 1 or tensor.shape[-1] < 2:
             return None
-        # a sum of rounded numbers is off by some roundings
+        # the sum of rounded numbers has the error of several roundings
         tolerance = max(8 * torch.finfo(tensor.dtype).eps, 1e-5)
         first = float(tensor[(0,) * (tensor.dim() - 1)].float().sum())
         if not abs(first - 1) < tolerance:
@@ -268,14 +268,14 @@ class Probabilities:
         return cls(min(1.0, peak), kinds.zeros / tensor.numel(), kinds.denormals / tensor.numel())
 
     def check(self) -> None:
-        """Shares."""
+        """Raise `FormatError` for shares outside 0 to 1."""
         for value in (self.peak, self.zeros, self.denormals):
             checks.share(value, "a probability")
         if self.zeros + self.denormals > 1 + 1e-9:
             raise FormatError("more zeros and denormals than elements")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Rows whose largest elements have that mean; exactly as many zeros and denormals."""
+        """Return rows whose largest elements have the recorded mean, with the same shares of zeros and denormals."""
         length = shape[-1] if shape else 1
         count, device = torch.Size(shape).numel(), generator.device
         rows = count // length
@@ -291,7 +291,7 @@ class Probabilities:
         lost = free.masked_scatter(free, lost)
         logits = logits.masked_fill(lost, -math.inf)
         values = (logits * self._spread(logits, length)).softmax(-1).to(small)
-        # far from the top, a softmax underflows
+        # a softmax underflows far below its maximum
         tiny = torch.finfo(small).tiny
         values = torch.where(lost, values, values.clamp(min=tiny))
         if denormals:
@@ -302,7 +302,7 @@ class Probabilities:
         return values.to(dtype).reshape(shape)
 
     def _spread(self, logits: torch.Tensor, length: int) -> float:
-        """What normal logits are to be multiplied with so that the mean of the largest probability is right."""
+        """Return the factor for normal logits that yields the recorded mean of the largest probability."""
         part = logits[: max(1, TRIED // length)]
         low, high = 0.0, 1.0
         while high < 1e4 and float((part * high).softmax(-1).amax(-1).mean()) < self.peak:

@@ -1,4 +1,4 @@
-"""What value models draw with, in bounded memory, and checks of their fields."""
+"""Random draws in bounded memory for value models, and checks of their fields."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from opgrip.traces.schema.arguments import FormatError
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
-"""What a torch integer of 64 bits holds."""
+"""range of torch's 64-bit integers"""
 UNSIGNED = (1 << 64) - 1
 
 
 def whole(value: Any, what: str, low: int = LOWEST, high: int = HIGHEST) -> None:
-    """A whole number from `low` to `high`, by default one of 64 bits."""
+    """Check that a value is an integer from `low` to `high`, by default any 64-bit integer."""
     if type(value) is not int or not low <= value <= high:
         raise FormatError(f"{what} that is no whole number from {low} to {high}: {str(value)[:40]}")
 
 
 def finite(value: Any, what: str) -> None:
-    """A finite number, of a size that a float holds."""
+    """Check that a value is a finite number in the range of floats."""
     if type(value) not in (int, float) or (not -UNSIGNED <= value <= UNSIGNED and type(value) is int):
         raise FormatError(f"{what} that is no number: {str(value)[:40]}")
     if not math.isfinite(value):
@@ -33,26 +33,26 @@ def finite(value: Any, what: str) -> None:
 
 
 def share(value: Any, what: str) -> None:
-    """A number from 0 to 1."""
+    """Check that a value is a number from 0 to 1."""
     finite(value, what)
     if not 0 <= value <= 1:
         raise FormatError(f"{what} that is no share from 0 to 1: {value}")
 
 
 def flag(value: Any, what: str) -> None:
-    """True or false."""
+    """Check that a value is a boolean."""
     if type(value) is not bool:
         raise FormatError(f"{what} that is neither true nor false: {str(value)[:40]}")
 
 
 def listed(values: Any, what: str, least: int, most: int) -> None:
-    """A list of `least` to `most` items."""
+    """Check that a value is a list of `least` to `most` items."""
     if not isinstance(values, list) or not least <= len(values) <= most:
         raise FormatError(f"{what} that is no list of {least} to {most} items")
 
 
 def rising(values: Any, what: str, length: int) -> None:
-    """A list of so many finite numbers, none smaller than the one before it, as quantiles are."""
+    """Check that a value is an ascending list of `length` finite numbers, such as quantiles."""
     listed(values, what, length, length)
     for value in values:
         finite(value, what)
@@ -61,7 +61,7 @@ def rising(values: Any, what: str, length: int) -> None:
 
 
 def counted(pairs: Any, what: str, most: int) -> None:
-    """A list of at most so many pairs of a value and how often it occurs, all of 64 bits in sum."""
+    """Check that a value is a list of at most `most` pairs (value, count) whose sum of counts fits in 64 bits."""
     listed(pairs, what, 0, most)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -72,13 +72,13 @@ def counted(pairs: Any, what: str, most: int) -> None:
 
 
 CELLS = 2000
-"""Of one width: each probability of a quantile, in thousandths or in sixteenths, is where one ends."""
+"""number of cells of equal width; every probability in use, a multiple of 1/1000 or 1/16, ends a cell"""
 PIECE = 1 << 15
-"""So many numbers at a time stay in a processor's cache, and torch does not wake other threads for them."""
+"""count of numbers that fit in a processor's cache and for which torch does not wake other threads"""
 
 
 def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor:
-    """A mask of `total` elements, exactly `chosen` of which are true, at random places."""
+    """Return a mask of `total` elements, of which exactly `chosen` are true, at random places."""
     device = generator.device
     chosen = max(0, min(chosen, total))
     if chosen in (0, total):
@@ -86,7 +86,7 @@ def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor
     mask = torch.rand(total, generator=generator, device=device) < chosen / total
     missing = chosen - int(torch.count_nonzero(mask))
     if missing:
-        # each for itself first, and a few put right: a permutation of millions takes several times longer
+        # draw each independently and correct a few: a permutation of millions takes several times longer
         others = (mask == (missing < 0)).nonzero().reshape(-1)
         few = abs(missing)
         offset = torch.randint(len(others), (), generator=generator, device=device)
@@ -95,13 +95,13 @@ def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> torch.Tensor:
-    """A mask of `total` elements, exactly `chosen` of which are true, in so many runs at random places."""
+    """Return a mask of `total` elements, of which exactly `chosen` are true, in `runs` runs at random places."""
     device = generator.device
     others = total - chosen
     if chosen in (0, total):
         return torch.full((total,), chosen > 0, device=device)
     runs = max(1, min(runs, chosen, others + 1))
-    # a run goes before any of the other elements or behind the last, one to a place
+    # a run precedes one of the other elements or follows the last one, at most one per place
     place = exactly(runs, others + 1, generator).nonzero().reshape(-1)
     ends = exactly(runs - 1, chosen - 1, generator).nonzero().reshape(-1) + 1
     ends = torch.cat([ends, ends.new_tensor([chosen])])
@@ -113,24 +113,24 @@ def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> t
 
 
 def runs_of(mask: NDArray[np.bool_]) -> int:
-    """In how many runs the true elements of a mask (N,) stand."""
+    """Return the number of runs of true elements in a mask (N,)."""
     return int(np.count_nonzero(mask[1:] > mask[:-1])) + int(mask[0])
 
 
 def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The same elements in random order."""
+    """Return the elements in random order."""
     return values[torch.randperm(len(values), generator=generator, device=generator.device)]
 
 
 def between(low: int, high: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Whole numbers from `low` to `high`, evenly."""
-    # torch leaves the upper bound out, and one above the highest number is none of 64 bits
+    """Return uniform random integers from `low` to `high`, both included."""
+    # torch excludes the upper bound, and the successor of the largest integer does not fit in 64 bits
     bound = max(min(high + 1, HIGHEST), low + 1)
     return torch.randint(low, bound, (count,), generator=generator, device=generator.device)
 
 
 def distinct(count: int, low: int, high: int, generator: torch.Generator) -> torch.Tensor:
-    """As many different whole numbers from `low` to `high`, in random order; all of them where there are fewer."""
+    """Return `count` distinct integers from `low` to `high` in random order, or all of them if there are fewer."""
     width = max(0, high - low + 1)
     count = max(0, min(count, width))
     if width <= 4 * count + 1024:
@@ -142,13 +142,13 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 
 
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Whole numbers of at least one, in the proportion of weights, that add up to a total.
+    """Return integers of at least one that are proportional to weights and add up to `total`.
 
     Parameters
     ----------
     total : at least the number of parts
-    weights : (P,) float64, one a part
-    most : that a part may be, where the total allows it
+    weights : (P,) float64, one per part
+    most : upper limit of a part, if the total allows it
     """
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()
@@ -164,7 +164,7 @@ def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.T
 def at_quantiles(
     quantiles: list[float], probabilities: tuple[float, ...], count: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Random numbers (float64) whose distribution function goes straight from each quantile to the next.
+    """Return random numbers (float64) whose distribution function is linear between the quantiles.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def at_quantiles(
     device = generator.device
     knots = torch.tensor(probabilities, dtype=torch.float64)
     levels = torch.tensor(quantiles, dtype=torch.float64)
-    # cells of one width are found by a product, which takes a seventh of the time of a search among the knots
+    # cells of equal width are found by a multiplication, which takes a seventh of the time of a search for the quantile
     at = torch.arange(CELLS + 1, dtype=torch.float64) / CELLS
     knot = torch.bucketize(at, knots[1:-1], right=True)
     marks = _between_levels(levels, knot, (at - knots[knot]) / (knots[knot + 1] - knots[knot])).to(device)
@@ -186,11 +186,11 @@ def at_quantiles(
 
 
 def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """What lies at a part of the way from the level of each cell to the next."""
-    # not by their difference, which may be more than a float holds
+    """Return the interpolation between the level of each cell and the next one."""
+    # the difference of two levels can overflow a float
     return levels[cell] * (1 - part) + levels[cell + 1] * part
 
 
 def scaled(share: int, whole: int, size: int) -> int:
-    """How many of `size` are as many as `share` of `whole`."""
+    """Return the count out of `size` that corresponds to `share` out of `whole`."""
     return share if size == whole else round(share * size / whole)

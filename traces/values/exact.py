@@ -1,4 +1,4 @@
-"""Value models of few values: all of a small tensor, or the one that a tensor consists of."""
+"""Value models of tensors with few values: all elements of a small tensor, or the value of a constant one."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class Exact:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Exact | None:
-        """The values, where they are few."""
+        """Return the model of a small tensor, or None for a larger one."""
         if tensor.numel() > MAX_ELEMENTS:
             return None
         return cls(tensor.reshape(-1).tolist())
 
     def check(self) -> None:
-        """Numbers only."""
+        """Raise `FormatError` unless all values are numbers."""
         checks.listed(self.data, "exact values", 1, MAX_ELEMENTS)
         for value in self.data:
             check_element(value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """The values again; repeated or cut where the shape holds more or fewer."""
+        """Return the values, repeated or cut to fit the shape."""
         values = elements(self.data, dtype, generator.device)
         count = torch.Size(shape).numel()
         return values.repeat(-(-count // len(self.data)))[:count].reshape(shape)
 
 
 def check_element(value: Any) -> None:
-    """A number that a tensor can hold."""
+    """Raise `FormatError` unless a value is a number that a tensor can hold."""
     if not isinstance(value, bool | int | float | complex):
         raise FormatError(f"a value that is no number: {str(value)[:40]}")
     if isinstance(value, int) and not LOWEST <= value <= UNSIGNED:
@@ -53,13 +53,13 @@ def check_element(value: Any) -> None:
 
 
 def elements(data: list[bool | int | float | complex], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor (N,) of these numbers; where the dtype cannot hold one, what torch makes of it."""
+    """Return a tensor (N,) of these numbers, converted by torch's rules if the dtype cannot hold them."""
     if dtype.is_complex:
         return torch.tensor([complex(value) for value in data], dtype=torch.complex128, device=device).to(dtype)
     real = [value.real for value in data]
     if dtype.is_floating_point or not all(isinstance(value, int) for value in real):
         return torch.tensor([float(value) for value in real], dtype=torch.float64, device=device).to(dtype)
-    # torch reads whole numbers as of 64 bits with a sign; those without one are the same bits
+    # torch reads integers as signed 64-bit integers, which have the same bits as unsigned ones
     signed = [value if value <= HIGHEST else value - UNSIGNED - 1 for value in map(int, real)]
     return torch.tensor(signed, dtype=torch.int64, device=device).to(dtype)
 
@@ -67,7 +67,7 @@ def elements(data: list[bool | int | float | complex], dtype: torch.dtype, devic
 @value_models.register("constant")
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The value that all elements of a tensor of any size have, which may be nan."""
+    """The common value of all elements of a tensor of any size, which may be nan."""
 
     value: bool | int | float | complex
 
@@ -76,7 +76,7 @@ class Constant:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Constant | None:
-        """The value, where there is but one."""
+        """Return the model of a constant tensor, or None for other tensors."""
         first, last = (tensor[(at,) * tensor.dim()] for at in (0, -1))
         value, other = first.item(), last.item()
         if value != value:
@@ -85,9 +85,9 @@ class Constant:
         return cls(value) if value == other and bool((tensor == first).all()) else None
 
     def check(self) -> None:
-        """A number that a tensor can hold."""
+        """Raise `FormatError` unless the value is a number that a tensor can hold."""
         check_element(self.value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """The value again."""
+        """Return a tensor filled with the value."""
         return elements([self.value], dtype, generator.device)[0].expand(shape).clone()

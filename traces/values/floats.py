@@ -1,4 +1,4 @@
-"""Distribution and order of a floating-point tensor, and the share of values that are not plain numbers."""
+"""Value model of floating-point tensors: distribution, order, and shares of values that are not plain numbers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from opgrip.traces.values.model import PIECES, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 
 ROUNDS = 8
-"""So often, more numbers are drawn where too many are equal."""
+"""maximum number of times that further numbers are drawn because too many are equal"""
 SAMPLED = 1 << 15
-"""Above this many elements, the distribution is that of an even sample; range and shares are those of all."""
+"""number of elements above which the distribution is taken from an even sample; range and shares count all elements"""
 
 
 @value_models.register("floats")
 @dataclass(frozen=True, slots=True)
 class Floats(Ordered):
-    """A distribution cut to a range, with exact zeros, denormals, nan and inf in their shares.
+    """A distribution cut to a range, with the shares of exact zeros, denormals, nan and inf.
 
-    Complex tensors are described by their real and imaginary parts taken together. *Plain* elements are those that
-    are finite and neither zero nor denormal.
+    Complex tensors are described by their real and imaginary parts taken together. *Plain* elements are finite and
+    neither zero nor denormal.
 
     Attributes
     ----------
-    mean, std, low, high : of the plain elements; 0 where there are none
+    mean, std, low, high : of the plain elements; 0 if there are none
     zeros, nan, inf, minus_inf, denormals : share of all elements, 0 to 1
-    shape : of the plain elements' distribution: `normal`, `uniform` or `quantiles`
+    shape : distribution of the plain elements: `normal`, `uniform` or `quantiles`
     quantiles : of the plain elements, at `distribution.PROBABILITIES`; None for the other shapes
-    whole : all plain elements are whole numbers
-    distinct : how many different values there are, where an operator's output told
-    zero_runs : pieces, in row-major order, in which all elements are zero, as a share of all elements; None where there
-        are none. The square root of zeros that stand together takes a fifth of the time of as many among others
+    whole : whether all plain elements are integers
+    distinct : number of different values, if an operator's output determines it
+    zero_runs : number of runs of zeros in row-major order, relative to the number of elements; None without zeros. The
+        square root of contiguous zeros takes a fifth of the time of as many zeros among other values
     """
 
     mean: float
@@ -69,7 +69,7 @@ class Floats(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Floats | None:
-        """The model of a floating-point or complex tensor."""
+        """Return the model of a floating-point or complex tensor, or None for other dtypes."""
         if tensor.dtype.is_complex:
             tensor = torch.view_as_real(tensor)
         if not tensor.dtype.is_floating_point:
@@ -100,7 +100,7 @@ class Floats(Ordered):
         )
 
     def check(self) -> None:
-        """Finite moments, shares between 0 and 1."""
+        """Raise `FormatError` unless moments are finite and shares lie between 0 and 1."""
         for value in (self.mean, self.std, self.low, self.high):
             checks.finite(value, "a moment of floats")
         if self.std < 0 or self.low > self.high:
@@ -119,7 +119,7 @@ class Floats(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Numbers of that distribution; exactly as many zeros, denormals, nan and inf, at random places."""
+        """Return numbers from the distribution with the same shares of zeros, denormals, nan and inf."""
         if dtype.is_complex:
             return torch.view_as_complex(self.draw((*shape, 2), dtype.to_real(), generator))
         wide = dtype.is_floating_point and dtype.itemsize > 1
@@ -129,20 +129,20 @@ class Floats(Ordered):
         return values.to(dtype).reshape(shape)
 
     def _values(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """So many values, zeros in their runs, all else in random order."""
+        """Return `count` values: zeros in runs, and all others in random order."""
         zeros = round(self.zeros * count)
         if self.zero_runs is None or not zeros:
             return self._others(count, dtype, generator, self.zeros)
         mask = in_runs(zeros, count, round(self.zero_runs * count), generator)
         values = torch.zeros(count, dtype=dtype, device=generator.device)
-        # shares are of all elements
+        # shares are relative to all elements
         values[~mask] = self._others(count - zeros, dtype, generator, 0.0, count)
         return values
 
     def _others(
         self, count: int, dtype: torch.dtype, generator: torch.Generator, zeros: float, total: int | None = None
     ) -> torch.Tensor:
-        """So many of `total` values, this share of which are zero, in random order."""
+        """Return `count` of `total` values in random order, of which the share `zeros` is zero."""
         specials: list[torch.Tensor] = []
         free, device, total = count, generator.device, count if total is None else total
         for value, share in (
@@ -168,13 +168,13 @@ class Floats(Ordered):
         return values
 
     def _plain(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """So many plain elements; as many different ones as were told."""
+        """Return `count` plain elements, with the recorded number of distinct values if it is known."""
         if self.distinct is None or not count:
             return self.spread.draw(count, dtype, generator)
         kinds = min(count, max(1, self.distinct - sum(share > 0 for share in (self.zeros, self.inf, self.minus_inf))))
         values = self.spread.draw(kinds, dtype, generator).unique()
         for _ in range(ROUNDS):
-            # floats that are near to each other can be the same in the dtype
+            # floats that are close to each other can become equal in the dtype
             if len(values) < kinds:
                 values = torch.cat([values, self.spread.draw(kinds, dtype, generator)]).unique()
         values = shuffled(values, generator)[:kinds]
@@ -184,5 +184,5 @@ class Floats(Ordered):
 
     @property
     def spread(self) -> Distribution:
-        """The distribution of the plain elements."""
+        """Return the distribution of the plain elements."""
         return Distribution(self.mean, self.std, self.low, self.high, self.shape, self.quantiles, self.whole)

@@ -1,4 +1,4 @@
-"""The range of an integer tensor, its frequent values, how many there are of the others, and in which order."""
+"""Value model of integer tensors: range, frequent values, number of other values, and order."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from opgrip.traces.values.order import Ordered, last_length, order_of
 Integers1D = NDArray[np.int64]
 
 WIDEST = 1 << 22
-"""No range of more numbers than that is counted number by number."""
+"""widest range whose numbers are counted one by one"""
 SORTED = 1 << 20
-"""So many elements are sorted to be counted; of more, a sample is."""
+"""number of elements up to which all are sorted to be counted; larger tensors are sampled"""
 SAMPLED = 1 << 15
 HASHED = 1 << 18
-"""Of about so many elements the distinct ones are counted, to estimate those of all."""
+"""approximate number of elements whose distinct values are counted to estimate the total"""
 
 
 def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
-    """Distinct values of integers (N,), ascending, and their counts."""
+    """Return the distinct values of integers (N,), ascending, and their counts."""
     low, high = int(flat.min()), int(flat.max())
     if is_narrow(low, high, len(flat)):
         histogram = np.bincount(flat - low if low else flat)
@@ -41,14 +41,14 @@ def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
 
 
 def is_narrow(low: int, high: int, count: int) -> bool:
-    """Whether counting every number of a range is cheaper than sorting so many elements."""
+    """Return True if counting each number of a range is cheaper than sorting `count` elements."""
     return high - low < min(max(4 * count, 1024), WIDEST)
 
 
 def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
-    """Of very many elements, distinct values and counts of a sample, and an estimate of all distinct ones."""
+    """Return the distinct values and counts of a sample of many elements, and an estimate of all distinct values."""
     values, counts = tally(every_so_many(flat, SAMPLED))
-    # all elements of a value fall into the same part of their hashes, so the distinct ones of a part tell of all
+    # equal elements have equal hashes, so the number of distinct values in a part of the hashes can be extrapolated
     bits = max(0, (len(flat) // HASHED).bit_length())
     hashed = (flat * np.int64(-7046029254386353131)) >> 32
     part = flat[(hashed & ((1 << bits) - 1)) == 0]
@@ -57,9 +57,9 @@ def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
 
 
 FREQUENT = 64
-"""How many distinct values are kept with their counts."""
+"""number of distinct values that are kept with their counts"""
 SENTINELS = 4
-"""So many values below zero, beside more that are not, say something else than the others, as an `ignore_index`."""
+"""maximum number of negative values that count as special values, such as an `ignore_index`, among other values"""
 
 
 @value_models.register("integers")
@@ -67,19 +67,19 @@ SENTINELS = 4
 class Integers(Ordered):
     """Frequent values with their counts, and the range and number of the rest.
 
-    Frequent values carry what a range would lose: an `ignore_index` of -100 beside labels from 0 to 79, however seldom
-    it is, or the few levels that indices into a pyramid take. Zero is one wherever the range holds it, for `nonzero`'s
-    sake.
+    Frequent values preserve what a range would lose: an `ignore_index` of -100 next to labels from 0 to 79, however
+    rare it is, or the few levels in indices into a pyramid. Zero is always one of them if it lies in the range, because
+    `nonzero` depends on it.
 
     Attributes
     ----------
     frequent : (value, count) of at most 64 values, the most frequent first
-    low, high : range of the other elements, both within it; None where there are none
-    others : how many other elements there are
-    ascending : no element is smaller than the one before it, as in offsets and sorted keys
-    distinct : how many values there are, frequent or not; None in old traces
-    zipf : the r-th of the other values occurs about in proportion to r to minus this
-    total : what the elements add up to, where an operator's output told; a draw's do too
+    low, high : smallest and largest of the other elements; None if there are none
+    others : number of other elements
+    ascending : whether no element is smaller than the one before it, as in offsets and sorted keys
+    distinct : number of distinct values, frequent or not; None in old traces
+    zipf : exponent z such that the r-th most frequent of the other values occurs about in proportion to r**-z
+    total : sum of all elements, if an operator's output determines it; drawn values have the same sum
     """
 
     frequent: list[list[int]]
@@ -96,7 +96,7 @@ class Integers(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Integers | None:
-        """The model of a tensor of integers."""
+        """Return the model of an integer tensor, or None for other dtypes."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         # torch lacks most operations for the wider unsigned types
@@ -135,7 +135,7 @@ class Integers(Ordered):
         )
 
     def check(self) -> None:
-        """Counts are none below zero and the range is one."""
+        """Raise `FormatError` for negative counts or an invalid range."""
         checks.counted(self.frequent, "frequent values", FREQUENT)
         frequent_count = sum(count for _, count in self.frequent)
         checks.whole(self.others, "a count of other values", 0, checks.HIGHEST - frequent_count)
@@ -155,7 +155,7 @@ class Integers(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """The frequent values as often as they were, as many distinct others as there were, in their order."""
+        """Return integers with the recorded counts of frequent values, number of other values, and order."""
         count, device = torch.Size(shape).numel(), generator.device
         fitted_count = self.others + sum(n for _, n in self.frequent)
         repeats = torch.tensor([n * count // fitted_count for _, n in self.frequent], dtype=torch.int64, device=device)
@@ -177,7 +177,7 @@ class Integers(Ordered):
     def _rest(
         self, count: int, low: int, high: int, frequent: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor:
-        """So many elements that are none of the frequent ones, from all of the range."""
+        """Return `count` elements from the whole range that are not frequent values."""
         if self.distinct is None:
             rest = between(low, high, count, generator)
             rest[:1], rest[1:2] = low, high
@@ -185,7 +185,7 @@ class Integers(Ordered):
         kinds = max(1, self.distinct - sum(n > 0 for _, n in self.frequent))
         kinds = min(count, kinds if count == self.others else max(1, scaled(kinds, max(1, self.others), count)))
         bounds = torch.tensor([low, high][: min(kinds, 1 + (low < high))], dtype=torch.int64, device=generator.device)
-        # not one is expected below zero: that which an old trace has there is such a value
+        # negative elements are not expected here: in old traces, they are special values
         least = 0 if 0 < -low * kinds < high - kinds - len(frequent) else low + 1
         inner = distinct(kinds + len(frequent), least, high - 1, generator) if kinds > 2 else bounds[:0]
         inner = inner[~torch.isin(inner, frequent)][: kinds - len(bounds)]
@@ -193,34 +193,34 @@ class Integers(Ordered):
         if not count:
             return values[:0]
         ranks = torch.arange(1, len(values) + 1, dtype=torch.float64, device=generator.device)
-        # none of them is more frequent than the frequent ones
+        # they may not become more frequent than the frequent values
         most = min((n for value, n in self.frequent if value and n), default=None) if count == self.others else None
         return values.repeat_interleave(parts(count, ranks.pow(-self.zipf), most))
 
 
 def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[list[int]]:
-    """The most frequent values and their counts.
+    """Return the most frequent values and their counts.
 
     Parameters
     ----------
-    complete : these are all values and not those of a sample
+    complete : whether the values come from all elements and not from a sample
     """
     places = np.argsort(-counts, kind="stable")[:FREQUENT]
     most = counts[places]
-    # a value met once tells nothing that the range does not, unless all values are kept
+    # a value that occurs once adds nothing to the range, unless all values are kept
     count = len(counts) if complete and len(counts) <= FREQUENT else int(np.count_nonzero(most > 1))
     return [list(pair) for pair in zip(values[places[:count]].tolist(), most[:count].tolist(), strict=True)]
 
 
 def _with(frequent: list[list[int]], wanted: list[list[int]]) -> list[list[int]]:
-    """The values with some among them, which were counted so often."""
+    """Return the frequent values including the wanted ones, which replace the least frequent ones if necessary."""
     there = {value for value, _ in frequent}
     added = [pair for pair in wanted if pair[0] not in there]
     return [*frequent[: FREQUENT - len(added)], *added]
 
 
 def _places(values: Integers1D, queries: list[int]) -> Integers1D:
-    """Where these are among the distinct values, in ascending order; those that are not there are left out."""
+    """Return the positions of the queries among the ascending distinct values; missing queries are left out."""
     wanted = np.array(queries, dtype=np.int64)
     places = np.searchsorted(values, wanted).clip(max=len(values) - 1)
     there: Integers1D = places[values[places] == wanted]
@@ -228,12 +228,12 @@ def _places(values: Integers1D, queries: list[int]) -> Integers1D:
 
 
 def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) -> tuple[int | None, int | None]:
-    """Smallest and largest of the elements that are none of the frequent values; None where there is none.
+    """Return the smallest and the largest element that is not a frequent value, or None and None without such elements.
 
     Parameters
     ----------
     low, high : range of all elements, which a sample may have missed
-    values : the distinct ones, in ascending order
+    values : distinct values in ascending order
     """
     few = len(frequent) + 1
     others = [value for value in [low, *values[:few].tolist(), *values[-few:].tolist(), high] if value not in frequent]
@@ -241,11 +241,11 @@ def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) 
 
 
 def _zipf(counts: Integers1D) -> float:
-    """The exponent by which counts fall with their rank, those of one left out."""
+    """Return the exponent by which counts decrease with their rank, ignoring counts of one."""
     most = int(counts.max()) if len(counts) else 0
     if most < 2:
         return 0.0
-    # how many values have so large a count or a larger one
+    # number of values with at least this count
     ranks = np.bincount(counts)[::-1].cumsum()
     probe_ranks = [2**power for power in range(len(counts).bit_length())]
     sizes = (most - np.searchsorted(ranks, probe_ranks)).tolist()
@@ -258,11 +258,11 @@ def _zipf(counts: Integers1D) -> float:
 
 
 def _summing_to(values: torch.Tensor, total: int) -> torch.Tensor:
-    """The values, in random order, some made larger or smaller within their range so that they add up to a total."""
+    """Return randomly ordered values, of which some are changed within their range so that the sum is `total`."""
     low, high = (int(bound) for bound in torch.aminmax(values))
     if max(abs(low), abs(high)) * len(values) > checks.HIGHEST:
         return values
-    # one element keeps each bound
+    # one element keeps each bound of the range
     fixed = (values == low) & ((values == low).cumsum(0) == 1) | (values == high) & ((values == high).cumsum(0) == 1)
     while missing := total - int(values.sum()):
         room = (high if missing > 0 else low) - values

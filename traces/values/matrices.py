@@ -1,4 +1,4 @@
-"""Square matrices that solvers ask for: positive definite ones, and triangular ones."""
+"""Value models of square matrices that solvers require: positive definite and triangular ones."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.model import value_models
 
 LARGEST = 512
-"""Larger matrices are not factored to see whether they can be."""
+"""size above which matrices are not tested for a Cholesky factor"""
 LOOKED_AT = 4
-"""So many matrices of a batch are factored."""
+"""maximum number of matrices of a batch that are tested"""
 
 
 @value_models.register("factorable")
 @dataclass(frozen=True, slots=True)
 class Factorable:
-    """Matrices (..., N, N) that are symmetric and positive definite.
+    """Symmetric positive definite matrices (..., N, N).
 
     Attributes
     ----------
     diagonal : mean of the diagonal
-    spread : root mean square of the other elements, as a part of `diagonal`
+    spread : root mean square of the other elements, relative to `diagonal`
     """
 
     diagonal: float
@@ -37,7 +37,7 @@ class Factorable:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Factorable | None:
-        """The model of float matrices of two rows or more that have a Cholesky factor."""
+        """Return the model of float matrices of at least two rows that have a Cholesky factor, else None."""
         matrices = _matrices(tensor)
         if matrices is None or matrices.shape[-1] > LARGEST:
             return None
@@ -53,19 +53,19 @@ class Factorable:
         return cls(mean, math.sqrt(max(0.0, rest)) / mean) if mean > 0 and size > 1 else None
 
     def check(self) -> None:
-        """A diagonal above zero."""
+        """Raise `FormatError` unless the diagonal is positive."""
         checks.finite(self.diagonal, "a diagonal")
         checks.finite(self.spread, "a spread")
         if self.diagonal <= 0 or self.spread < 0:
             raise FormatError("positive definite matrices without a diagonal")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Products of random matrices with themselves, and some of the identity."""
+        """Return products of random matrices with their transposes, mixed with the identity."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.diagonal, shape, dtype, generator)
         size = shape[-1]
         values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
-        # the other elements of such a product have a root mean square of 1 / sqrt(size) beside a diagonal of 1
+        # the off-diagonal elements of such a product have a root mean square of 1 / sqrt(size) for a diagonal of 1
         part = min(0.95, self.spread * math.sqrt(size))
         values = values @ values.mT * (part / size)
         values.diagonal(dim1=-2, dim2=-1).add_(1 - part)
@@ -75,14 +75,14 @@ class Factorable:
 @value_models.register("triangular")
 @dataclass(frozen=True, slots=True)
 class Triangular:
-    """Matrices (..., N, N) with nothing but zeros on one side of a diagonal without zeros.
+    """Triangular matrices (..., N, N) with a diagonal without zeros.
 
     Attributes
     ----------
-    upper : the zeros are below the diagonal
+    upper : whether the zeros are below the diagonal
     low, high : range of the diagonal's absolute values
-    spread : root mean square of the elements beside it
-    negative : share of the diagonal that is below zero
+    spread : root mean square of the non-zero triangle, without the diagonal
+    negative : share of negative elements on the diagonal
     """
 
     upper: bool
@@ -96,7 +96,7 @@ class Triangular:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Triangular | None:
-        """The model of float matrices of two rows or more."""
+        """Return the model of triangular float matrices of at least two rows, or None for other tensors."""
         matrices = _matrices(tensor)
         if matrices is None:
             return None
@@ -114,7 +114,7 @@ class Triangular:
         return cls(upper, low, high, math.sqrt(max(0.0, float(beside))), negative)
 
     def check(self) -> None:
-        """A diagonal without zeros."""
+        """Raise `FormatError` if the diagonal may contain zeros."""
         checks.flag(self.upper, "upper")
         for value in (self.low, self.high, self.spread):
             checks.finite(value, "an element of triangular matrices")
@@ -123,12 +123,12 @@ class Triangular:
             raise FormatError("triangular matrices without a diagonal")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Triangular matrices by which vectors can be divided: random ones as they were would make these grow."""
+        """Return triangular matrices whose linear systems have bounded solutions, unlike those of plain random ones."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.high, shape, dtype, generator)
         device = generator.device
         values = torch.randn(shape, dtype=torch.float64, generator=generator, device=device)
-        # so small that a solution grows by a constant factor, not with a power of the size
+        # small enough that a solution grows by a constant factor and not with a power of the size
         values *= min(self.spread, self.low / math.sqrt(shape[-1]))
         values = values.triu(1) if self.upper else values.tril(-1)
         parts = torch.rand((2, *shape[:-1]), dtype=torch.float64, generator=generator, device=device)
@@ -138,7 +138,7 @@ class Triangular:
 
 
 def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Some of the matrices (B, N, N) of a batch; None where they are no real square ones."""
+    """Return some matrices of a batch, (B, N, N), or None unless they are square and real."""
     shape = tensor.shape
     if tensor.dim() < 2 or shape[-1] != shape[-2] or shape[-1] < 2 or not tensor.dtype.is_floating_point:
         return None
@@ -149,6 +149,6 @@ def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _any(scale: float, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Normal values, for a shape that is no square."""
+    """Return normal values, for a shape that is not square."""
     values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
     return (values * scale).to(dtype)

@@ -1,4 +1,4 @@
-"""Which value model a tensor gets, and the pieces of a large tensor that models see."""
+"""Choice of the value model of a tensor, and selection of the pieces of a large tensor from which models are fitted."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _FORMS = {
         torch.complex128: "c16",
     }.items()
 }
-"""What numpy calls the dtypes that it has too."""
+"""numpy's names of the dtypes that it shares with torch"""
 
 
 class _Memory:
-    """What an array takes its memory from, and holds for as long as it lives."""
+    """The owner of an array's memory, which the array keeps alive."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -48,15 +48,15 @@ class _Memory:
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor's elements as an array of its shape: read-only, over its memory, which it keeps.
+    """Return a tensor's elements as a read-only array over the same memory, which the array keeps alive.
 
-    `Tensor.numpy` makes memory that cannot be resized any more, so that the program could neither free a parameter's
-    memory nor let an output grow. Here it stays as it is, and must not be resized while the array is in use.
+    `Tensor.numpy` makes the memory non-resizable, so that the program could neither free a parameter's memory nor let
+    an output grow. This function leaves it resizable; it must not be resized while the array is in use.
 
     Raises
     ------
-    TypeError, RuntimeError : as `Tensor.numpy`, where numpy has no such dtype or the memory is not the host's
-    ValueError : where the program has freed the memory
+    TypeError, RuntimeError : as from `Tensor.numpy`, if numpy lacks the dtype or the memory is not on the host
+    ValueError : if the program has freed the memory
     """
     form = _FORMS.get(tensor.dtype)
     if form is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
@@ -76,23 +76,24 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 Number = TypeVar("Number", bound=np.generic)
 
 MOST = 4096
-"""Elements in all pieces; a tensor of no more is looked at whole."""
+"""number of elements in all pieces; a tensor of at most this size is used whole"""
 LENGTH = 256
-"""Elements of a piece."""
+"""number of elements in a piece"""
 SHORT, MORE = (16, 1), 1 << 14
-"""Lengths of pieces where longer ones hold one value alone, and elements in them."""
+"""lengths of pieces to try if longer ones are constant, and the total number of elements in them"""
 FEWEST_ROWS = 4
-"""Of rows so long that all elements are in one."""
+"""minimum number of rows, even if a single row has enough elements"""
 GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples are spread evenly and meet no period."""
+"""the golden ratio's fraction: its multiples are evenly spread and do not resonate with any period"""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pieces(tensor: torch.Tensor) -> torch.Tensor:
-    """Pieces (R, C) in row-major order: rows along the last dimension, or parts of rows that are longer than a piece.
+    """Return pieces (R, C) in row-major order: rows along the last dimension, or parts of rows longer than a piece.
 
-    They are more and shorter where one holds a single value, as most do of a table of which few rows were used.
+    If a piece is constant, as are most pieces of a table of which few rows were used, pieces are shorter and more
+    numerous.
 
     Parameters
     ----------
@@ -109,7 +110,7 @@ def pieces(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same, of whole rows; fewer where they are long."""
+    """Return pieces that consist of whole rows; long rows make them fewer."""
     if tensor.numel() <= FEWEST_ROWS * tensor.shape[-1]:
         return tensor
     return _pieces(tensor, LENGTH, MOST, whole_rows=True)
@@ -121,29 +122,30 @@ def _pieces(tensor: torch.Tensor, length: int, most: int, whole_rows: bool = Fal
 
 
 def _holds_constants(part: torch.Tensor) -> bool:
-    """Whether all elements of a piece are the same."""
+    """Return True if all elements of some piece are equal."""
     flat = part.reshape(-1)
     whole = flat[: len(flat) // LENGTH * LENGTH].view(-1, LENGTH)
     return bool((whole == whole[:, :1]).all(dim=1).any())
 
 
 def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torch.Tensor:
-    """Elements by how far they lie in memory behind the first, in the offsets' shape.
+    """Return the elements at these offsets in memory from the first element, in the shape of `offsets`.
 
     Parameters
     ----------
-    extent : more than any offset
+    extent : larger than any offset
     """
     memory = tensor.as_strided((extent,), (1,))
     if tensor.itemsize not in _BITS:
         return torch.from_numpy(np.take(array_of(memory), offsets))
-    # by numpy: torch shares the least work out to threads, whose processors may be busy; it has no bfloat16
+    # by numpy: torch distributes even the smallest work to threads, which may have to wait for busy processors; numpy
+    # lacks bfloat16
     return torch.from_numpy(np.take(array_of(memory.view(_BITS[tensor.itemsize])), offsets)).view(tensor.dtype)
 
 
 def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
-    """At most so many elements (N,), at equal distances; a view."""
-    # an odd distance: every second element of interleaved pairs would be one of the two alone
+    """Return a view of at most `most` equidistant elements (N,)."""
+    # an odd distance: an even one would take only one element of each interleaved pair
     return values if len(values) <= most else values[:: -(-len(values) // most) | 1]
 
 
@@ -151,7 +153,7 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Places (R, C) of the elements in memory after the first, and how much memory these reach over."""
+    """Return the offsets (R, C) in memory of the pieces' elements, and the extent of memory that they span."""
     columns, rows = shape[-1], int(np.prod(shape[:-1], dtype=np.int64))
     height, width = max(1, length // columns), columns if whole_rows else min(columns, length)
     count = max(min(rows, FEWEST_ROWS), most // (height * width))
@@ -169,30 +171,31 @@ def _offsets(
 
 
 def _starts(count: int, total: int, length: int) -> NDArray[np.int64]:
-    """Where so many pieces of this length begin that lie apart, one in each part of as many."""
+    """Return the starts of `count` separate pieces of this length, one in each of `count` equal parts."""
     parts, size = np.arange(count), total / count
     return np.floor(parts * size + parts * GOLDEN % 1 * max(0.0, size - length)).astype(np.int64)
 
 
 ALL, PIECES, ROWS = "all", "pieces", "rows"
-"""What a kind of model sees of a large tensor of whose elements none decides for itself: all, pieces, whole rows."""
+"""part of a large tensor that a kind of model examines if single elements do not matter"""
 
 
 value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opgrip.value_models")
-"""Kinds of value models by the name that stands in the trace."""
+"""kinds of value models by their names in the trace"""
 
 
 def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool = True) -> ValueModel | None:
-    """The first model that fits a tensor, None for an empty one.
+    """Return the first model that fits a tensor, or None for an empty tensor.
 
     Parameters
     ----------
-    requested_kinds : names of kinds to try that else are not, those with `on_request = True`
-    exact : all kinds see all elements; else of a large tensor some see pieces, as their `seen` says
+    requested_kinds : names of kinds with `on_request = True` to try
+    exact : whether all kinds examine all elements; otherwise some examine pieces of a large tensor, as their `seen`
+        says
     """
     if tensor.numel() == 0:
         return None
-    # whatever a program asks numpy to do where numbers overflow, it is not the program's numbers that do
+    # numpy's error settings are the program's, and should only react to the program's numbers
     with torch.no_grad(), np.errstate(all="ignore"):
         plain = tensor.detach().resolve_conj().resolve_neg()
         parts = {ALL: plain}
@@ -208,23 +211,23 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
 
 @lru_cache
 def _kinds(requested: frozenset[str], known: int) -> tuple[type[ValueModel], ...]:
-    """The kinds to try, in their order, of so many that are known by now."""
+    """Return the kinds to try in their order; `known`, the number of registered kinds, only keys the cache."""
     kinds = [kind for name, kind in value_models.items() if name in requested or not getattr(kind, "on_request", False)]
     return tuple(sorted(kinds, key=lambda kind: kind.priority))
 
 
 def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Some elements of a large tensor, evenly from all of it; a view that copies nothing.
+    """Return a view of some elements of a large tensor, spread evenly.
 
     Parameters
     ----------
-    most : elements that a tensor may have to be given whole
+    most : number of elements up to which a tensor is returned whole
     """
     while tensor.numel() > most:
         longest = max(range(tensor.dim()), key=lambda dimension: tensor.shape[dimension])
         if tensor.shape[longest] == 1:
             break
-        # by threes: every second element of interleaved pairs would be one of the two alone
+        # a step of three: a step of two would take only one element of each interleaved pair
         steps = [slice(None)] * tensor.dim()
         steps[longest] = slice(None, None, 3)
         tensor = tensor[tuple(steps)]
@@ -232,7 +235,7 @@ def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """The first elements of a large tensor in row-major order, in whole rows where these fit; a view."""
+    """Return a view of the first elements of a large tensor in row-major order, in whole rows if these fit."""
     for dimension in range(tensor.dim()):
         if tensor.numel() <= most:
             break
@@ -242,7 +245,7 @@ def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def value_model_to_json(model: ValueModel) -> dict[str, Json]:
-    """The fields of a model, with its name under `model`; without those that have their default."""
+    """Return the fields of a model that differ from their defaults, and its name under `model`."""
     name = next(name for name, kind in value_models.items() if kind is type(model))
     values = {field.name: getattr(model, field.name) for field in fields(model)}
     defaults = {field.name: field.default for field in fields(model)}
@@ -252,11 +255,11 @@ def value_model_to_json(model: ValueModel) -> dict[str, Json]:
 
 
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
-    """The model of a record that `value_model_to_json` made, now or in an older version.
+    """Return the model from the output of `value_model_to_json` of this or an older version.
 
     Raises
     ------
-    FormatError : for a model of unknown kind, or fields that it cannot draw from
+    FormatError : for an unknown kind of model, or fields from which values cannot be drawn
     """
     name = str(form.get("model"))[:60]
     kind = value_models.get(name)

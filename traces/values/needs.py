@@ -1,7 +1,7 @@
-"""Which arguments of which operators need which values, and what recorded outputs tell of these.
+"""Table of the values that operators need in their arguments, and of what recorded outputs reveal about these values.
 
-The table is for people to read and to add to. Most rows name a model that a tensor of such values gets by itself; those
-named `factorable` and `triangular` are tried for these rows alone, since to look costs.
+People are meant to read and extend the table. Most rows name a model that such a tensor gets anyway; `factorable` and
+`triangular` are only tried for rows that name them, because fitting them is expensive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.model import fit
 
 Refine = Callable[[Any, Any], ValueModel]
-"""The model with what the outputs, a tree of `TensorSpec`, tell."""
+"""function that adds what the outputs, a tree of `TensorSpec`, reveal to a model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class ValueNeed:
 
     Attributes
     ----------
-    op : a pattern as of file names; behind an exclamation mark, of those that the row is not about
-    argument : such patterns, with a bar between them
-    model : name of the value model that such an argument needs; empty where any will do
+    op : shell pattern of operator names; after an exclamation mark, of the operators that the row does not apply to
+    argument : shell patterns of argument names, separated by `|`
+    model : name of the value model that the argument needs; empty if any model will do
     why : what goes wrong, or is slow, with other values
-    varies : other values that the model could draw can change the operator's time, or its outputs' sizes
-    refine : what is learnt from the outputs
-    of : kinds of dtypes that the row is about: of `bool`, `int`, `float`; empty for all
+    varies : whether other draws of the same model can change the operator's time or its outputs' sizes
+    refine : function that uses the recorded outputs
+    of : kinds of dtypes that the row applies to, out of `bool`, `int` and `float`; empty for all
     """
 
     op: str
@@ -50,34 +50,34 @@ class ValueNeed:
     of: str = ""
 
     def is_about(self, op: str) -> bool:
-        """Whether this row is about an operator, whatever its arguments are."""
+        """Return True if the row applies to an operator, whatever its arguments are."""
         return fnmatchcase(op, self.op.removeprefix("!")) is not self.op.startswith("!")
 
     @property
     def counts_all(self) -> bool:
-        """Whether a few elements among many decide: what sizes are, or what is read."""
+        """Return True if few elements among many can decide the sizes of outputs or the memory that is read."""
         return self.why == _COUNT or self.model not in ("", "floats")
 
 
 def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
-    """The first model that fits an argument of an operator, None for an empty tensor.
+    """Return the first model that fits an argument of an operator, or None for an empty tensor.
 
     Parameters
     ----------
     op : as in a signature: `aten.nonzero.default`, `mmcv._ext:nms`
-    argument : its name in the operator's schema, that of the list for tensors in a list; for a function of an extension
-        the keyword, or the place as text
+    argument : name in the operator's schema, of the list for tensors in a list; for an extension function, the keyword
+        or the position as text
     """
     needs = _needs(op, argument, tensor.dtype)
     return fit(tensor, {need.model for need in needs}, any(need.counts_all for need in needs))
 
 
 def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
-    """The model with the fields that the recorded outputs tell, the same where they tell none.
+    """Return the model with the fields that the recorded outputs determine, or unchanged if they determine none.
 
     Parameters
     ----------
-    outputs : of the call, a tree of `TensorSpec`
+    outputs : outputs of the call, a tree of `TensorSpec`
     """
     for need in _needs(op, argument, None):
         if need.refine is not None:
@@ -87,39 +87,39 @@ def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> Val
 
 @lru_cache(maxsize=4096)
 def is_refined(op: str) -> bool:
-    """Whether the outputs of an operator tell something of the values that it takes."""
+    """Return True if the outputs of an operator reveal something about the values of its arguments."""
     return any(need.refine is not None and need.is_about(op) for need in NEEDS)
 
 
 def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Whether an operator asks something of an argument's values, for which those of another call may be wrong."""
+    """Return True if an operator has needs for an argument, so that values of another call may be wrong."""
     return bool(_needs(op, argument, dtype))
 
 
 def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Whether other values of an argument could change the operator's time or the sizes of its outputs."""
+    """Return True if other values of an argument could change the operator's time or the sizes of its outputs."""
     return any(need.varies for need in _needs(op, argument, dtype))
 
 
 def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str]:
-    """Names of the kinds of models that an operator asks for an argument."""
+    """Return the names of the model kinds that an operator needs for an argument."""
     return frozenset(need.model for need in _needs(op, argument, dtype) if need.model)
 
 
 def reads_places(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Whether an argument's values are sizes and places in memory, which others would lead out of it."""
+    """Return True if an argument's values are sizes and offsets in memory; others would read out of bounds."""
     return any(need.model in ("exact", "offsets") or need.why.endswith(_EXACT) for need in _needs(op, argument, dtype))
 
 
 def sizes_outputs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Whether an argument's values decide how large outputs are."""
+    """Return True if an argument's values determine the sizes of outputs."""
     needs = _needs(op, argument, dtype)
     return any(need.refine is not None or "output's size" in need.why or need.why == _GROUPS for need in needs)
 
 
 @lru_cache(maxsize=4096)
 def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[ValueNeed, ...]:
-    """The rows about an argument, of tensors of any dtype where that is None."""
+    """Return the rows that apply to an argument; None matches any dtype."""
     return tuple(
         need
         for need in NEEDS
@@ -136,7 +136,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
-    """A size of one of the tensors of an output, None where there is none."""
+    """Return a size of one of the output tensors, or None if it does not exist."""
     specs = list(tensors(outputs))
     if which >= len(specs) or dimension >= len(specs[which].shape):
         return None
@@ -144,7 +144,7 @@ def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
 
 
 def _with_true(model: Any, outputs: Any) -> Any:
-    """As many true elements as places were found; of other models the count of zeros is exact."""
+    """Return the model with as many true elements as output rows; other models count zeros exactly."""
     rows = _size(outputs)
     if type(model) is not Booleans or rows is None or rows > model.total:
         return model
@@ -153,25 +153,25 @@ def _with_true(model: Any, outputs: Any) -> Any:
 
 
 def _with_distinct(model: Any, outputs: Any) -> Any:
-    """As many different values as were found."""
+    """Return the model with as many distinct values as output rows."""
     rows = _size(outputs)
     return replace(model, distinct=rows) if isinstance(model, Integers | Floats) and rows else model
 
 
 def _with_runs(model: Any, outputs: Any) -> Any:
-    """The same, where equal values stand side by side."""
+    """Return the model with as many distinct values as output rows if equal values are adjacent."""
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
     return _with_distinct(model, outputs) if is_sorted else model
 
 
 def _with_total(model: Any, outputs: Any) -> Any:
-    """Repeats that add up to the rows that came out."""
+    """Return the model of repeats whose sum is the number of output rows."""
     rows = _size(outputs)
     return replace(model, total=rows) if isinstance(model, Integers) and rows is not None else model
 
 
 def _with_groups(model: Any, outputs: Any) -> Any:
-    """As many groups of boxes as boxes were kept."""
+    """Return the model with as many groups of boxes as boxes were kept."""
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
 
@@ -279,12 +279,12 @@ NEEDS = (
     ValueNeed("aten.*ctc_loss*", "input_lengths|target_lengths", "integers", "lengths set the work"),
     ValueNeed("aten.multi*_margin_loss*", "target", "integers", "a class that is none aborts", False),
     ValueNeed("mmcv._ext:*focal_loss*", "target|1", "integers", "a class that is none reads foreign memory", False),
-    # chances
+    # probabilities
     ValueNeed("aten.multinomial*", "self", "probabilities", "rows below zero, or of nothing but zeros, are refused"),
     ValueNeed("aten.bernoulli*", "self|p", "floats", "chances outside of 0 to 1 are refused", False),
     ValueNeed("aten.binomial*", "count|prob", "floats", "the sampling's method goes by them"),
     ValueNeed("aten.poisson*", "self", "floats", "below zero refused; the sampling's method goes by it"),
-    # places in images
+    # positions in images
     ValueNeed("aten.*grid_sampler*", "grid", "floats", "outside of -1 to 1 nothing is read; near ones share the cache"),
     ValueNeed("mmcv._ext:deform_conv_forward", "offset|2", "floats", "outside of the image nothing is read"),
     ValueNeed("mmcv._ext:modulated_deform_conv*", "offset|4", "floats", "outside of the image nothing is read"),
@@ -305,6 +305,6 @@ NEEDS = (
     ValueNeed("aten._linalg_svd*", "A", "", "what spread the singular values have sets the iterations"),
     ValueNeed("aten.linalg_eig*", "self", "", "what spread the eigenvalues have sets the iterations"),
     ValueNeed("aten.linalg_lu_solve*", "pivots", "integers", "rows to swap, " + _EXACT, False),
-    # what other people's functions do with such arguments is not known: more often than not, index
+    # the meaning of arguments of third-party functions is unknown; integers and booleans are usually indices
     ValueNeed("!aten.*", "*", "", "not known", of="int|bool"),
 )

@@ -1,4 +1,4 @@
-"""In which order values stand, and permutations."""
+"""The order of a tensor's values, and the value model of permutations."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from opgrip.traces.values.drawing import distinct, exactly, shuffled
 from opgrip.traces.values.model import MOST, array_of, pieces, value_models
 
 LOOKED_AT = 1 << 20
-"""So many elements, the first ones, are compared with their neighbours."""
+"""number of leading elements that are compared with their neighbours"""
 STEPPED = 1 << 15
-"""So many elements, the first ones, are subtracted from their neighbours."""
+"""number of leading elements whose distances to their neighbours are computed"""
 SHARE_DIGITS = 10
-"""After the point: enough to find again how many of the elements that are looked at rose."""
+"""digits after the decimal point: enough to recover the number of rises among the examined elements"""
 STEP_DIGITS = 6
-"""Significant ones of a mean distance."""
+"""significant digits of a mean distance"""
 TRIES = 8
-"""So often, what depends on itself is found anew."""
+"""number of fixed-point iterations"""
 CLOSE = 0.7
-"""Neighbours are close to each other where they differ by less than this part of what any two elements do."""
+"""ratio of the distance of neighbours to the distance of random pairs below which neighbours count as close"""
 WALK = 1 << 16
-"""So many elements a walk goes by: to sort these stays within the caches."""
+"""number of elements in a random walk, which sorts within the caches"""
 SORTED_BY_NUMPY = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
-    """Base of a model whose elements have an order.
+    """Base class of models whose elements have an order.
 
     Attributes
     ----------
-    rises, falls : share of neighbours, in row-major order, of which the second is larger, smaller; None in old traces
+    rises, falls : shares of neighbours, in row-major order, of which the second is larger or smaller; None in old
+        traces
     step : mean distance of neighbours
-    by_row : every row along the last dimension is sorted, upwards where there are more rises
+    by_row : whether every row along the last dimension is sorted, upwards if `rises` exceeds `falls`
     """
 
     rises: float | None = None
@@ -49,7 +50,7 @@ class Ordered:
     by_row: bool = False
 
     def check_order(self) -> None:
-        """Shares that make no more than a whole."""
+        """Raise `FormatError` unless the shares add up to at most one."""
         for value, what in ((self.rises, "a share of rises"), (self.falls, "a share of falls")):
             if value is not None:
                 checks.share(value, what)
@@ -62,12 +63,12 @@ class Ordered:
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Values in that order.
+        """Return the values in the recorded order.
 
         Parameters
         ----------
         values : (N,), in random order
-        shape : of the tensor that they are for
+        shape : shape of the resulting tensor
         """
         pairs = len(values) - 1
         if self.rises is None or self.falls is None or pairs < 1:
@@ -80,24 +81,24 @@ class Ordered:
         if turns <= changes // 4:
             return _in_runs(values, turns + 1, downwards, generator)
         usual, differing = _mean_step(_as_array(values)), int(torch.count_nonzero(values[1:] != values[:-1]))
-        # only those neighbours that differ tell whether they are near
+        # only pairs of different neighbours show whether neighbours are close
         if self.step and self.step / changes < CLOSE * usual / max(1, differing):
             return _random_walk(values, self.step, usual, generator)
         return values if changes > 0.98 * pairs else _in_blocks(values, changes + 1, generator)
 
 
 def last_length(tensor: torch.Tensor) -> int:
-    """The length of a row, which all of a tensor without dimensions is."""
+    """Return the length of a row; a tensor without dimensions is a row of one element."""
     return tensor.shape[-1] if tensor.dim() else 1
 
 
 def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
-    """The fields of `Ordered` for the elements of a tensor.
+    """Return the fields of `Ordered` for the elements of a tensor.
 
     Parameters
     ----------
     values : (N,), in row-major order
-    row : length of the last dimension; of a tensor that has no other, N
+    row : length of the last dimension; N for a tensor with one dimension
     """
     flat = values[: max(1, LOOKED_AT // row) * row if row < len(values) else LOOKED_AT]
     pairs = len(flat) - 1
@@ -107,7 +108,7 @@ def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
     rises, falls = int(np.count_nonzero(rising)), int(np.count_nonzero(falling))
     by_row = False
     if 2 < row < len(flat) and 0 < min(rises, falls) < len(flat) // row:
-        # rows that are sorted turn back nowhere but between them
+        # in sorted rows, the direction only reverses between rows
         turns = falling if falls < rises else rising
         by_row = int(np.count_nonzero(turns[row - 1 :: row])) == min(rises, falls)
     shares = {name: round(count / pairs, SHARE_DIGITS) for name, count in (("rises", rises), ("falls", falls))}
@@ -115,7 +116,7 @@ def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
 
 
 def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
-    """So many sorted runs of equal length, of random elements each."""
+    """Return `count` sorted runs of equal length, each of random elements."""
     ranked = values.sort(descending=downwards).values
     if count == 1:
         return ranked
@@ -128,7 +129,7 @@ def _as_array(values: torch.Tensor) -> NDArray[Any]:
 
 
 def _mean_step(values: NDArray[Any]) -> float:
-    """Mean distance of neighbours that are finite, 0 where there are none."""
+    """Return the mean distance of finite neighbours, or 0 without such neighbours."""
     with np.errstate(over="ignore", invalid="ignore"):
         distances = np.abs(np.diff(values[: STEPPED + 1].astype(np.float64)))
         mean = float(distances.mean()) if len(distances) else 0.0
@@ -139,21 +140,22 @@ def _mean_step(values: NDArray[Any]) -> float:
 
 
 def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
-    """The values as a random walk between two walls, which visits all ranks alike, comes by them.
+    """Return the values in the order of a random walk between two walls, which visits all ranks equally often.
 
     Parameters
     ----------
-    step, usual : mean distance of neighbours as it is to be, and as it is in random order
+    step : mean distance of neighbours to reach
+    usual : mean distance of neighbours in random order
     """
-    # values come in random order, so any of them stand for all, and a walk of each row is one of the whole
+    # values are in random order, so any part is representative and each row can have its own walk
     sample, rest = values[:WALK], values[WALK:]
-    # the mean step of the walk is 0.8 times its spread; that of two elements at random is a third of the way
+    # the mean step of the walk is 0.8 times its spread; random pairs are a third of the range apart on average
     spread = step / usual / 3 / 0.8
     ranked = sample.sort().values
     noise = torch.randn(len(sample), dtype=torch.float64, generator=generator, device=values.device)
     for _ in range(3):
         walk = _walk_of_rows(ranked[None], noise[None], spread)[0]
-        # where values are more crowded than elsewhere, steps differ
+        # adjusts for values that are denser in some ranges than in others
         spread *= step / max(_mean_step(_as_array(walk)), 1e-3 * step)
     walks = [walk]
     for rows in (rest[: len(rest) // WALK * WALK].reshape(-1, WALK), rest[len(rest) // WALK * WALK :][None]):
@@ -163,21 +165,21 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
 
 
 def _walk_of_rows(ranked: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
-    """Each sorted row, (R, W), by a walk of its own."""
+    """Return each sorted row, (R, W), in the order of a separate random walk."""
     folded = ((noise * spread).cumsum(-1).remainder(2) - 1).abs()
     order = torch.from_numpy(folded.numpy().argsort(axis=-1)) if folded.is_cpu else folded.argsort(dim=-1)
     return torch.empty_like(ranked).scatter_(-1, order, ranked)
 
 
 def _sorted_rows(rows: torch.Tensor) -> torch.Tensor:
-    # numpy's sort is several times as quick as torch's on a processor
+    # numpy sorts several times faster than torch on a CPU
     if rows.is_cpu and rows.dtype in SORTED_BY_NUMPY:
         return torch.from_numpy(np.sort(rows.numpy(), axis=-1))
     return rows.sort(dim=-1).values
 
 
 def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """So many blocks of equal values in random order; the values as they are where that has as many of itself."""
+    """Return `count` blocks of equal values in random order, or `values` if random order has enough blocks."""
     ranked = values.sort().values
     total = len(ranked)
     changes = ranked[1:] != ranked[:-1]
@@ -190,7 +192,7 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
     weights = (sizes - 1) / len(inside)
     blocks = target_blocks = float(max(count, len(sizes)))
     for _ in range(TRIES):
-        # blocks of equal value that come to lie side by side are one
+        # adjacent blocks of equal value merge into one
         each = 1 + (blocks - len(sizes)) * weights
         blocks = min(float(total), target_blocks + float((each * (each - 1)).sum()) / blocks)
     cuts = inside[exactly(round(blocks) - len(sizes), len(inside), generator)]
@@ -203,7 +205,7 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
 @value_models.register("permutation")
 @dataclass(frozen=True, slots=True)
 class Permutation(Ordered):
-    """The range of a permutation, as `randperm` and `argsort` give it, and its order."""
+    """The range and the order of a permutation, such as the result of `randperm` or `argsort`."""
 
     low: int
     high: int
@@ -212,7 +214,7 @@ class Permutation(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Permutation | None:
-        """The model of integers no two of which are equal, with none missing between them."""
+        """Return the model of integers that are all different and leave no gap, or None for other tensors."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         if tensor.itemsize == 1 and tensor.numel() > 256:
@@ -222,7 +224,7 @@ class Permutation(Ordered):
         values = array_of(tensor.to(torch.int64)).reshape(-1)
         low, high = int(values.min()), int(values.max())
         count = len(values)
-        # most others are told by their sum, which may overflow alike on both sides
+        # the sum rules out most other tensors; it may overflow in the same way on both sides
         if high - low + 1 != count or (int(values.sum()) - (low + high) * count // 2) % (1 << 64):
             return None
         if int(np.bincount(values - low).max()) != 1:
@@ -230,13 +232,13 @@ class Permutation(Ordered):
         return cls(low, high, **order_of(values, last_length(tensor)))
 
     def check(self) -> None:
-        """A range."""
+        """Raise `FormatError` for an invalid range."""
         checks.whole(self.low, "a lower bound")
         checks.whole(self.high, "an upper bound", self.low)
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Another permutation; some of the numbers where the shape holds fewer, all as often where it holds more."""
+        """Return another permutation: part of it if the shape is smaller, with equal repetitions if it is larger."""
         count, width = torch.Size(shape).numel(), self.high - self.low + 1
         if count <= width:
             values = distinct(count, self.low, self.high, generator)

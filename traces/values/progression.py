@@ -1,4 +1,4 @@
-"""Value models of rising numbers: those at equal distances, and offsets."""
+"""Value models of increasing numbers: arithmetic progressions and offsets."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from opgrip.traces.values.integers import tally
 from opgrip.traces.values.model import array_of, leading, taken, value_models
 
 HEADS = (64, 1 << 12)
-"""So many elements, the first ones, are looked at before others are, until two of them differ."""
+"""numbers of leading elements that are examined in turn until two elements differ"""
 LOOKED_AT = 1 << 14
-"""Elements that must stand where the progression has them; of a tensor that has no more, all."""
+"""number of elements that are compared with the progression; all of them in smaller tensors"""
 MOST_STEP = 1 << 62
-"""No step is as large, and no progression as long: the numbers are of 64 bits."""
+"""limit of the step and of the span of a progression, so that numbers fit in 64 bits"""
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @value_models.register("progression")
 @dataclass(frozen=True, slots=True)
 class Progression:
-    """Element i, in row-major order, is `start + step * (i // repeats % period)`, exactly.
+    """A tensor whose element i, in row-major order, is exactly `start + step * (i // repeats % period)`.
 
-    So are the coordinates of a grid's cells, in one column each.
+    Each column of the coordinates of a grid's cells has this form.
     """
 
     start: int | float
@@ -41,7 +41,7 @@ class Progression:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Progression | None:
-        """The model of a tensor of whole numbers, or of floats that are exactly such multiples."""
+        """Return the model of integers, or of floats that are exactly such multiples, else None."""
         narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
         if tensor.dtype == torch.bool or tensor.dtype.is_complex or narrow:
             return None
@@ -67,7 +67,7 @@ class Progression:
         return cls(start, step, repeats, period)
 
     def check(self) -> None:
-        """Numbers of 64 bits from the first to the last."""
+        """Raise `FormatError` unless all numbers of the progression fit in 64 bits."""
         checks.whole(self.repeats, "a count of repeats", 1)
         checks.whole(self.period, "a period", 1)
         for value in (self.start, self.step, self.start + self.step * (self.period - 1)):
@@ -77,7 +77,7 @@ class Progression:
                 checks.finite(value, "a progression")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """The same numbers; from the start again where the shape holds more."""
+        """Return the same numbers, continued periodically if the shape is larger."""
         places = torch.arange(torch.Size(shape).numel(), device=generator.device)
         places = places // self.repeats % self.period
         whole = type(self.start) is type(self.step) is int
@@ -85,7 +85,7 @@ class Progression:
 
 
 def _may_be(tensor: torch.Tensor) -> bool:
-    """Whether a progression can begin with a tensor's first elements."""
+    """Return True if a tensor's first elements can begin a progression."""
     for count in HEADS:
         head = leading(tensor, count).reshape(-1)
         values = array_of(head.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64))
@@ -98,7 +98,7 @@ def _may_be(tensor: torch.Tensor) -> bool:
 
 
 def _goes_on(blocks: NDArray[Any]) -> bool:
-    """Whether these begin a progression, which begins anew after some."""
+    """Return True if the blocks form a progression that may restart periodically."""
     ramp = blocks[0] + (blocks[1] - blocks[0]) * np.arange(len(blocks))
     breaks = blocks != ramp
     period = int(breaks.argmax())
@@ -108,7 +108,7 @@ def _goes_on(blocks: NDArray[Any]) -> bool:
 
 
 def _looked_at(count: int) -> NDArray[np.int64]:
-    """Places of the elements that are looked at, ascending: all, or the first ones and some of the others."""
+    """Return the ascending positions of the elements to compare: all, or the first ones and some of the others."""
     if count <= LOOKED_AT:
         return np.arange(count)
     rest = np.linspace(HEADS[-1], count - 1, LOOKED_AT - HEADS[-1], dtype=np.int64)
@@ -116,7 +116,7 @@ def _looked_at(count: int) -> NDArray[np.int64]:
 
 
 def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
-    """Elements by their places in row-major order, as float64 or int64."""
+    """Return the elements at positions in row-major order, as float64 or int64."""
     if tensor.is_contiguous():
         offsets = places
     else:
@@ -128,7 +128,7 @@ def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArray[Any]) -> int | None:
-    """The first place whose element is not the first one, where elements come in blocks, as in a progression."""
+    """Return the first position whose element differs from the first one, assuming blocks of equal elements."""
     differs = values != values[0]
     at = int(differs.argmax())
     # nan is not even equal to itself
@@ -146,11 +146,12 @@ def _period(
     step: float,
     repeats: int,
 ) -> int | None:
-    """The first block that does not go on as those before it do, where a period ends; None where all do.
+    """Return the first block that does not continue the progression, which ends a period, or None if all do.
 
     Parameters
     ----------
-    blocks, breaks : numbers of blocks that were looked at, and whether these do not
+    blocks : numbers of the examined blocks
+    breaks : mask of the blocks that do not continue the progression
     """
     at = int(breaks.argmax())
     if not breaks[at]:
@@ -163,24 +164,24 @@ def _period(
 
 
 DISTINCT = 64
-"""So many different lengths are kept with their counts; of more, quantiles."""
+"""maximum number of different lengths that are kept with their counts; beyond it, quantiles are kept"""
 PROBABILITIES = tuple(at / 16 for at in range(17))
-"""Those of the quantiles that are kept."""
+"""probabilities of the quantiles that are kept"""
 
 
 @value_models.register("offsets")
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """The first and the last of integers (N,) that ascend, and the lengths between neighbours.
+    """The first and the last of ascending integers (N,), and the distribution of their differences (lengths).
 
-    Sorted numbers of segments are the same thing: each has a length of one or zero.
+    Sorted segment numbers are included: their lengths are one or zero.
 
     Attributes
     ----------
-    lengths : (length, count) where there are at most 64 different lengths
-    quantiles : of the lengths that are not zero, where there are more; 17, at equal distances
-    count : of all lengths
-    empty : of those that are zero
+    lengths : (length, count), if there are at most 64 different lengths
+    quantiles : 17 equidistant quantiles of the non-zero lengths, if there are more different lengths
+    count : number of lengths
+    empty : number of zero lengths
     """
 
     first: int
@@ -194,7 +195,7 @@ class Offsets:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Offsets | None:
-        """The model of integers in one dimension, none of which is smaller than the one before it."""
+        """Return the model of ascending integers in one dimension, or None for other tensors."""
         dtype = tensor.dtype
         if tensor.dim() != 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
             return None
@@ -218,7 +219,7 @@ class Offsets:
         return cls(first, last, len(lengths), empty, quantiles=[float(size) for size in sizes[ranks].tolist()])
 
     def check(self) -> None:
-        """Lengths that are none below zero."""
+        """Raise `FormatError` for negative lengths."""
         checks.whole(self.first, "a first offset")
         checks.whole(self.last, "a last offset", self.first, min(checks.HIGHEST, self.first + checks.HIGHEST))
         checks.whole(self.count, "a count of lengths", 1)
@@ -236,7 +237,7 @@ class Offsets:
             raise FormatError("offsets without lengths")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Offsets from the first to the last, the lengths between them in random order."""
+        """Return offsets from the first to the last one, with lengths in random order."""
         values = torch.full((torch.Size(shape).numel(),), self.first, dtype=torch.int64, device=generator.device)
         if len(values) > 1:
             lengths = self._lengths(len(values) - 1, generator)
@@ -245,7 +246,7 @@ class Offsets:
         return values.to(dtype).reshape(shape)
 
     def _lengths(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """So many lengths, in random order, that lead from the first offset to the last."""
+        """Return `count` random lengths that add up to the distance from the first to the last offset."""
         device = generator.device
         if self.lengths is not None:
             sizes = torch.tensor([length for length, _ in self.lengths], dtype=torch.int64, device=device)
@@ -269,7 +270,7 @@ class Offsets:
 
 
 def _summing_to(lengths: torch.Tensor, total: int) -> torch.Tensor:
-    """The lengths made longer or shorter in proportion; none that is not zero becomes so, where the total allows it."""
+    """Return the lengths scaled to a total; non-zero lengths stay non-zero if the total allows it."""
     some = (lengths > 0).long()
     least = int(some.sum())
     if least == 0:
@@ -282,6 +283,6 @@ def _summing_to(lengths: torch.Tensor, total: int) -> torch.Tensor:
         if not bool(weights.any()):
             weights = some.double()
     steps = weights.cumsum(0)
-    # a float's nearest to the highest number may be above it
+    # the float nearest to the largest integer may be above it
     steps = (steps / steps[-1] * rest).clamp(max=1 << 62).long().clamp(max=rest)
     return base + steps.diff(prepend=steps.new_zeros(1))
