@@ -1,1 +1,1 @@
-"""Blocks of calls written to files: flushing, limits, and the flight recorder."""
+"""Writing of calls to files: blocks, flushing, limits, and the flight recorder."""

@@ -1,4 +1,4 @@
-"""Turns what the modes kept of calls into records, and gives backward calls the scope of the forward call."""
+"""Conversion of the modes' rows to records, in which backward calls refer to the scope of their forward call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from opgrip.capture.timing.place_times import PlaceTimes
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread
 
 BLOCK = 1024
-"""Calls in one record."""
+"""maximum number of calls in one record"""
 COLUMNS = 4
-"""Integers that a mode keeps of a call, before those of its tensors."""
+"""integers that a mode keeps per call, before the ones of its tensors"""
 INTERRUPTED_NS = 1_000_000
-"""Duration of calls that other processes may have interrupted: the system gives a processor for about so long."""
+"""duration of calls that other processes may have interrupted: about the time slice that the system gives a process"""
 MOST_SEQUENCES = 1 << 18
-"""Forward calls that wait for their backward calls."""
+"""maximum number of forward calls that wait for their backward calls"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class ThreadCalls:
 
     Attributes
     ----------
-    calls : a row each: number of its pair, start, end, sequence number
-    tensors : how many tensors each has
-    flows : their storages, one call's after another's
-    open_since_ns : the start of the first call that has not ended by the last of these
+    calls : one row per call: pair number, start, end, sequence number
+    tensors : number of tensors of each call
+    flows : storage numbers of these tensors, call after call
+    open_since_ns : start of the first call that has not ended when the last of these ended
     """
 
     mode: ThreadMode
@@ -49,32 +49,32 @@ class ThreadCalls:
         return len(self.calls)
 
     def part(self, first: int, stop: int) -> ThreadCalls:
-        """The calls from one place to before another."""
+        """Return the calls with indices from `first` up to, not including, `stop`."""
         ends = np.concatenate([[0], np.cumsum(self.tensors)])
         own, flows = slice(first, stop), slice(ends[first], ends[stop])
         open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
         return ThreadCalls(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
 
     def copied(self) -> ThreadCalls:
-        """The same calls in memory of their own, where they are part of others."""
+        """Return these calls in separate memory if their arrays are views of larger ones."""
         return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())
 
 
 class Blocks:
-    """Makes the records of one process's calls.
+    """Producer of the records of one process's calls.
 
     Attributes
     ----------
-    calls : how many there were
-    marks : how many of them were marks of `record_function`, by their signature
-    perturbed : how many of the others ran right after the capture's own work
-    newest : the largest number of a storage in them
+    calls : number of calls
+    marks : number of `record_function` marks included in `calls`, by signature
+    perturbed : number of other calls that ran right after the capture's own work
+    newest : largest storage number in the calls
     duration_ns : sum of the durations of calls
-    is_contended : whether other processes used the processors while the next calls ran
+    is_contended : True if other processes used the processors while the next calls ran
 
     Parameters
     ----------
-    looks : let calls be looked at for what these calls took
+    looks : request observations of later calls according to the times of these calls
     """
 
     def __init__(self, recorder: Recorder, looks: bool = True) -> None:
@@ -89,23 +89,24 @@ class Blocks:
         self.newest = -1
         self.is_contended = False
         self.duration_ns = 0
-        # by thread: the last sequence number, the scope of the forward call that made each node, the last call
+        # by thread: last sequence number; scope of the forward call that made each node; start and end of the last call
         self._sequence: dict[int, int] = {}
         self._forward: dict[int, dict[int, int]] = {}
         self._last: dict[int, tuple[int, int]] = {}
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """All calls that are there, removed from their modes, in parts of at most a block.
+        """Remove and return the calls of all modes, in parts of at most `BLOCK` calls.
 
         Parameters
         ----------
-        room : the most calls to take in all
+        room : maximum number of calls to take in total, or None
         """
         blocks: list[ThreadCalls] = []
         remaining_calls = room
-        # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
+        # Take the latest threads first: their backward calls belong to forward calls of earlier threads, which are
+        # taken afterwards.
         for mode in reversed(self.recorder.threads.all):
-            # before the rows: what ends in between has its row here
+            # read this before the rows: a call that ends in between is then in the rows
             open_since_ns = min((start for start, _ in self._running(mode)), default=NONE_OPEN)
             count = len(mode.rows)
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
@@ -117,17 +118,17 @@ class Blocks:
             if remaining_calls is not None:
                 remaining_calls -= len(whole)
             blocks[:0] = [whole.part(first, min(first + BLOCK, len(whole))) for first in range(0, len(whole), BLOCK)]
-        # all forward calls are known before the first call of a backward pass is paired
+        # collect all forward calls before the first backward call is paired
         for block in blocks:
             self._remember_forward(block)
         return blocks
 
     def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
-        """The records of what `take` gave.
+        """Yield the records of a block that `take` returned.
 
         Parameters
         ----------
-        learning : the calls themselves are neither among them nor counted
+        learning : neither yield nor count the calls themselves
         """
         mode, pairs, table = block.mode, self.recorder.scopes.pairs, block.calls
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
@@ -173,7 +174,7 @@ class Blocks:
         )
 
     def begin_file(self) -> None:
-        """The records to come go to a file that has none yet."""
+        """Start a new file, which contains none of the earlier records."""
         self.calls = self.perturbed = 0
         self.marks.clear()
         self._threads.clear()
@@ -181,14 +182,14 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Forget what else is kept of calls of which no record is made."""
+        """Discard the measurements of calls for which no record is made."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
         mode.device.forget(starts)
 
     def forget_thread(self, number: int) -> None:
-        """Forget a thread that has ended, by its mode's number."""
+        """Remove a thread that has ended, given its mode's number."""
         for table in (self._threads, self._sequence, self._forward, self._last):
             table.pop(number, None)
 
@@ -199,7 +200,7 @@ class Blocks:
             yield replace(entered, thread=self._threads[mode.number])
 
     def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
-        """Yield the same, with the number of its mode for a thread's."""
+        """Yield the calls that each thread is in with the thread's mode. Their thread number is the mode's number."""
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
                 opened = self.recorder.signatures.open_record(node.number)
@@ -212,8 +213,9 @@ class Blocks:
     def _split(
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
-        """The calls in a mode's rows, and how many integers these were."""
-        # plain integers alone: a list for each call would have Python's collector go through all that a program holds
+        """Return the calls in a mode's rows, and the number of integers used."""
+        # Use plain integers only: with a list per call, Python's garbage collector would traverse all of the program's
+        # objects.
         places: list[int] = []
         place, pairs = 0, self.recorder.scopes.pairs
         while place < len(values) and (most is None or len(places) < most):
@@ -239,7 +241,7 @@ class Blocks:
         for pair, sequence in zip(followed[:, 0].tolist(), followed[:, 3].tolist(), strict=True):
             signature, scope, _ = self.recorder.scopes.pairs[pair]
             if sequence != last and signature in self.recorder.signatures.differentiable:
-                # a node is made before its operator is seen, and counted by then
+                # autograd makes and counts a node before the operator's call is seen
                 forward[sequence - 1] = scope
                 last = sequence
         self._sequence[block.mode.number] = last
@@ -247,7 +249,7 @@ class Blocks:
             del forward[number]
 
     def _pair_with_forward(self, scopes: list[int], sequences: NDArray[np.int64]) -> list[int]:
-        """The scopes of a thread's calls, with those of the forward calls for the calls in a backward pass."""
+        """Return the scopes of a thread's calls; for backward calls, scopes that refer to the forward call."""
         for place in np.flatnonzero((sequences < 0) & (sequences != UNPAIRED)).tolist():
             caused_by = self._forward_scope(-1 - int(sequences[place]))
             if caused_by is not None:
@@ -255,7 +257,7 @@ class Blocks:
         return scopes
 
     def _forward_scope(self, number: int) -> int | None:
-        """The scope of the forward call that made a node; None where several threads made one of this number."""
+        """Return the scope of the forward call that made a node, or None if several threads made one of this number."""
         matching_scopes = [scopes[number] for scopes in self._forward.values() if number in scopes]
         if len(matching_scopes) != 1 or not self.recorder.scopes.has_scope(matching_scopes[0]):
             return None
@@ -263,7 +265,7 @@ class Blocks:
 
 
 def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
-    """Return runs that cover single places too."""
+    """Return runs that also cover these indices."""
     if not places:
         return runs
     covered = {place for first, length in runs for place in range(first, first + length)}
@@ -271,7 +273,7 @@ def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
 
 
 def _first(block: ThreadCalls) -> list[int]:
-    """The memory of each call's first tensor."""
+    """Return the storage number of each call's first tensor."""
     firsts = np.cumsum(block.tensors) - block.tensors
     padded = np.append(block.flows, NO_STORAGE)
     numbers: list[int] = np.where(block.tensors > 0, padded[firsts], NO_STORAGE).tolist()

@@ -1,4 +1,4 @@
-"""Records that calls refer to, written to a file only if a call in it needs them, and limits of a recording."""
+"""Records that calls refer to, written only to files whose calls need them, and the limits of a recording."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from opgrip.traces.schema.arguments import numbers_of
 from opgrip.traces.schema.records import Calls, Context, Entered, Observed, Record, Scope, Signature, Thread, Values
 
 CALL_BYTES = 48
-"""Bytes of a call in a block, estimated too high, so that the last calls before a limit come in ever smaller blocks."""
+"""size of a call in a block in bytes. The estimate is too high on purpose, so that blocks shrink before a limit"""
 SIGNATURE_BYTES = 8_000
-"""Bytes that a capture's process grows by for a signature, with its value models and what predicts its calls: measured
-on linear layers whose batches all have other sizes."""
+"""memory in bytes that a capture needs per signature, with its value models and predictions; measured on linear layers
+that each get a different batch size
+"""
 INTEGER_BYTES = 40
-"""Bytes of an integer in a row that waits to be written."""
+"""memory in bytes of an integer in a row that waits to be written"""
 
 Pending = tuple[Record, bytes]
-"""A record and its line."""
+"""a record and its encoded line"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A record as it stands in a file if it is not redacted first, its place among all, and what it refers to."""
+    """A record, encoded unless it will be redacted first, with its position among all records and its references."""
 
     place: int
     content: bytes | Record
@@ -38,14 +39,14 @@ class _Line:
 
 @dataclass(slots=True)
 class _File:
-    """What one file has.
+    """Contents of one file.
 
     Attributes
     ----------
-    redaction : of this file, whose value models it numbers; None if nothing is redacted
-    written : how many lines of a name it has
-    late : names that got others since
-    signatures : how many it has
+    redaction : redaction of this file, which numbers its value models, or None if nothing is redacted
+    written : number of lines written per name
+    late : names with new lines since they were written
+    signatures : number of signatures
     """
 
     redaction: Redaction | None
@@ -55,19 +56,20 @@ class _File:
 
 
 class Definitions:
-    """Records by the names that others refer to them by, for one file or for several, one after another.
+    """Records by the name that other records use to refer to them, for one file or several successive files.
 
-    Redacted, they are so when they go to a file, each file by a redaction of its own: value models have other numbers
-    then, which what was forgotten of one file would upset in the next.
+    Records are redacted when they are written to a file. Each file has a separate redaction, because a redaction
+    assigns
+    new numbers to value models, and records forgotten after one file would make the numbers of the next inconsistent.
 
     Parameters
     ----------
-    privacy : how records are redacted; None to write the lines that come with them
-    keeps_written : keep records for further files
+    privacy : policy by which records are redacted, or None to write their lines unchanged
+    keeps_written : keep written records for further files
 
     Attributes
     ----------
-    file : what the file that is being written has
+    file : contents of the file that is being written
     """
 
     def __init__(self, privacy: Policy | None = None, keeps_written: bool = True) -> None:
@@ -77,22 +79,22 @@ class Definitions:
         self.begin_file()
 
     def begin_file(self) -> None:
-        """Begin a file that has nothing yet."""
+        """Start a new, empty file."""
         self.file = _File(self.make_redaction())
 
     def make_redaction(self) -> Redaction | None:
-        """Return a redaction for another file, which numbers value models in its own way; None if there is none."""
+        """Return a redaction for another file, with its own numbers of value models, or None if nothing is redacted."""
         return None if self._privacy is None else Redaction(self._privacy)
 
     def add(self, pending: Iterable[Pending]) -> None:
-        """Hold records."""
+        """Add records."""
         for record, text in pending:
             name = name_of(record)
             content = text if self._privacy is None else record
             kinds = isinstance(record, Signature), isinstance(record, Thread)
             line = _Line(self._count, content, tuple(references_of(record)), *kinds)
             if isinstance(record, Thread):
-                # each file numbers threads in its own way
+                # each file numbers its threads separately
                 self._lines.pop(name, None)
             self._lines.setdefault(name, []).append(line)
             self._count += 1
@@ -100,34 +102,37 @@ class Definitions:
                 self.file.late.add(name)
 
     def lines_for(self, records: Iterable[Record]) -> bytes:
-        """Return the lines that the file lacks of what records refer to, and late ones of others in it."""
+        """Return the lines that the file needs before these records, including new lines of names it contains."""
         return self._take(name for record in records for name in references_of(record))
 
     def other_lines(self) -> bytes:
-        """Return all lines that the file lacks."""
+        """Return all lines that the file does not contain yet."""
         return self._take(list(self._lines))
 
     def all_lines(self, redaction: Redaction | None) -> bytes:
-        """Return the lines of all records that are held, for a file with a redaction of its own."""
+        """Return the lines of all records, for a file with a separate redaction."""
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the bytes of what names need that is neither in the file nor in `besides`, which then has it too."""
+        """Return the size in bytes of the lines that `names` need, without names in the file or in `besides`.
+
+        Add the counted names to `besides`.
+        """
         new = set(self._closure(names, lambda name: name not in self.file.written and name not in besides))
         besides |= new
         lines = (line.content for name in new for line in self._lines.get(name, ()))
         return sum(len(content) for content in lines if isinstance(content, bytes))
 
     def encode(self, records: Iterable[Record], redaction: Redaction | None) -> bytes:
-        """Return the lines of records, redacted if the file has a redaction."""
+        """Return the lines of records, redacted if there is a redaction."""
         if redaction is not None:
-            # values are redacted by operators, which are not calls of the program
+            # redaction runs operators on values; they are not calls of the program
             with without_modes(), without_functions():
                 records = [item for record in records for item in redaction.records(record)]
         return b"".join(map(encode_line, records))
 
     def prune(self, names: Iterable[Hashable]) -> None:
-        """Forget all but the records of some names, and what these refer to."""
+        """Remove all records except the ones with these names and the records they refer to."""
         kept = set(self._closure(names, lambda name: True))
         self._lines = {name: lines for name, lines in self._lines.items() if name in kept}
 
@@ -151,7 +156,7 @@ class Definitions:
         return b"".join(item if isinstance(item, bytes) else self.encode([item], redaction) for item in contents)
 
     def _closure(self, names: Iterable[Hashable], is_asked: Callable[[Hashable], bool]) -> Iterator[Hashable]:
-        """Yield names, and those of all that their records refer to, as far as they are asked for."""
+        """Yield the names, and the names that their records refer to, as far as `is_asked` accepts them."""
         waiting, visited = list(names), set[Hashable]()
         while waiting:
             name = waiting.pop()
@@ -162,18 +167,18 @@ class Definitions:
 
 
 def name_of(record: Record) -> Hashable:
-    """Return what other records refer to a record by."""
+    """Return the name by which other records refer to a record."""
     if isinstance(record, Observed):
         return Observed, record.signature
     return type(record), getattr(record, "number", None)
 
 
 def references_of(record: Record) -> Iterator[Hashable]:
-    """Yield the names of what a record refers to."""
+    """Yield the names that a record refers to."""
     match record:
         case Signature():
             yield from ((Values, number) for number in numbers_of((record.args, record.kwargs)) if number is not None)
-            # what was seen of its later calls belongs to it
+            # observations of its later calls belong to the signature
             yield Observed, record.number
         case Observed():
             yield from ((Values, number) for number in record.values if number is not None)
@@ -194,13 +199,13 @@ def references_of(record: Record) -> Iterator[Hashable]:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLimits:
-    """Where a recording ends although the program goes on.
+    """Limits that end a recording while the program continues.
 
     Attributes
     ----------
-    calls : after so many calls
-    bytes : after so many bytes before compression, whole values included
-    memory : once what is kept of the program takes about so many bytes
+    calls : number of calls
+    bytes : bytes before compression, including whole values
+    memory : approximate bytes that the capture keeps in memory
     """
 
     calls: int | None = None
@@ -208,7 +213,7 @@ class RecordingLimits:
     memory: int | None = None
 
     def is_over_memory(self, recorder: Recorder) -> bool:
-        """Return True if a recorder keeps more than the limit."""
+        """Return True if a recorder uses more memory than the limit."""
         if self.memory is None:
             return False
         return len(recorder.signatures) * SIGNATURE_BYTES + recorder.threads.waiting * INTEGER_BYTES > self.memory
@@ -220,7 +225,8 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Return a block's first calls, which likely fit in `room` bytes, but at least one, and the others.
+    """Split a block into the first calls, which probably fit in `room` bytes, and the rest. The first part has at least
+    one call.
 
     Parameters
     ----------

@@ -1,10 +1,11 @@
-"""Keep the last calls, in memory and in a ring file, and write them as a whole trace when something happens.
+"""A recorder that keeps the last calls in memory and in a ring file, and writes them as a trace when an event occurs.
 
-Promise: whatever ends the process, its last calls can be read. While Python runs, they are written as a trace. If the
-process dies (`kill -9`, a segmentation fault, `os._exit`), its ring file stays, which is read like a trace; it has what
-ended until the last half second, with `write_ahead` until the last call. The file is gone once the recording ends.
+Guarantee: the last calls can be read however the process ends. While Python runs, they are written as a trace. If the
+process dies (`kill -9`, a segmentation fault, `os._exit`), its ring file remains and can be read like a trace. It
+contains the calls that ended up to half a second before, or with `write_ahead` up to the last call. The file is removed
+when the recording ends.
 
-A call costs what it takes to copy its integers. None is made a record before a trace is written.
+A call costs only the copy of its integers, because records are made only when a trace is written.
 """
 
 from __future__ import annotations
@@ -29,22 +30,25 @@ from opgrip.traces.io.writer import TraceWriter, encode_line
 from opgrip.traces.schema.records import Header, Record, Scope, Signature, Thread
 
 MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
-"""Numbers of each kind after which the tables begin anew. What it takes to know a signature is some 10 kB."""
+"""numbers of each kind after which the tables start again; a known signature takes about 10 kB"""
 MOST_DUMPS = 8
-"""Traces written for what a program survives: a service whose requests fail all day must not fill the disk."""
+"""maximum number of traces for events that the program survives, so that a service with permanently failing requests
+does
+not fill the disk
+"""
 SIGNAL_WAIT_S = 5.0
-"""How long the handler of a signal waits for another thread that writes."""
+"""maximum time that a signal handler waits for another thread that is writing"""
 
 OpenDump = Callable[[int, dict[str, Any]], TraceWriter]
-"""Begins a trace: the number of the dump from 1, and fields of its header."""
+"""function that opens a trace, given the number of the dump from 1 and fields of its header"""
 
 
 class Ring:
-    """The calls that ended last, of all threads together.
+    """The calls of all threads that ended last.
 
     Parameters
     ----------
-    last : how many are kept
+    last : number of calls to keep
     """
 
     def __init__(self, last: int) -> None:
@@ -55,7 +59,7 @@ class Ring:
         return sum(map(len, self.blocks))
 
     def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Keep calls in the order in which each thread made them; return those that have no room any more."""
+        """Add calls in the order in which each thread made them; return the calls that exceed the limit."""
         self.blocks += blocks
         surplus = len(self) - self.last
         if surplus <= 0:
@@ -64,7 +68,7 @@ class Ring:
         oldest_ns = int(np.partition(ends, surplus)[surplus])
         forgotten, kept = [], []
         for block in self.blocks:
-            # a thread's calls stand in the order of their ends
+            # a thread's calls are in the order of their ends
             first = int(np.searchsorted(block.calls[:, 2], oldest_ns))
             if first:
                 forgotten.append(block.part(0, first))
@@ -79,24 +83,24 @@ class Ring:
         return blocks
 
     def pairs(self) -> set[int]:
-        """Return the numbers of the calls' pairs."""
+        """Return the pair numbers of the calls."""
         return {number for block in self.blocks for number in np.unique(block.calls[:, 0]).tolist()}
 
 
 class FlightRecorder(Flusher):
-    """A thread that takes what a recorder has, and keeps the last calls.
+    """A flusher that keeps the last calls instead of writing all of them.
 
     Parameters
     ----------
-    open_dump : begins a trace
-    last : number of calls that are kept
-    path : of the first trace
+    open_dump : opens a trace
+    last : number of calls to keep
+    path : path of the first trace
     make_header : makes the header of a file from some of its fields
 
     Attributes
     ----------
     dumps : traces that were written
-    left_out : how many more there would have been without a limit
+    left_out : number of traces not written because of the limit
     """
 
     def __init__(
@@ -121,38 +125,38 @@ class FlightRecorder(Flusher):
         self._mirror = RingMirror(self, path, make_header)
 
     def prepare(self) -> None:
-        """Raise what would keep a trace from being written; there is none until something happens."""
+        """Raise any error that would prevent writing a trace, by opening and discarding one."""
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Keep what has come since the last time. Nothing in it reaches the program."""
+        """Collect the calls since the last flush. Errors never reach the program."""
         if os.getpid() != self.recorder.pid or self._is_broken:
             return
         with self._turn():
             try:
                 self._collect()
             except Exception as error:
-                # record no more, after a fault of the capture's own
+                # stop recording after an internal error
                 self.failure, self._is_broken = error, True
                 self.recorder.stop()
 
     def write_running(self) -> None:
-        """Write to the ring file which calls the threads are in."""
+        """Write the calls that the threads are in to the ring file."""
         if os.getpid() == self.recorder.pid and not self._is_broken and not self.learning:
             with self._turn():
                 self._mirror.add_running()
 
     def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
-        """Write the calls that are kept, each once; None if there are none, or they cannot or must not be written.
+        """Write the kept calls, each call only once; return the trace's path, or None if nothing was written.
 
         Parameters
         ----------
-        reason : as the trace's header has it
-        always : also if enough traces were written for what the program survives
-        wait : for values that an accelerator still has
+        reason : reason to record in the trace's header
+        always : write even if the limit for events that the program survives is reached
+        wait : wait for values that are still on an accelerator
         """
         if not wait:
-            # a signal's handler, which may have interrupted what the thread that writes waits for
+            # this is a signal handler, which may have interrupted code that the writing thread waits for
             return self._dump(reason, always, wait)
         paths: list[Path | None] = []
         self.run_job(lambda: paths.append(self._dump(reason, always, wait)))
@@ -178,35 +182,35 @@ class FlightRecorder(Flusher):
                 self.failure = error
                 return None
             self.dumps.append(path)
-            # each call is in one trace
+            # each call is in only one trace
             self._mirror.remove()
             return path
 
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        """Write them before a signal's own handler runs; return whether that may run now.
+        """Write the kept calls before the program's signal handler runs; return True if that handler may run now.
 
         Parameters
         ----------
         always : as for `dump`
-        again : sends the signal once more, for later: this thread is writing already
+        again : raises the signal again, used later if this thread is already writing
         """
         if self._holder == threading.get_ident():
             self._later = again
             return False
-        # not for ever: the thread that writes may wait for what this one holds
+        # do not wait forever: the writing thread may need a lock that this thread holds
         if self._writing.acquire(timeout=SIGNAL_WAIT_S):
             self._writing.release()
             self.dump(name, always, wait=False)
         return True
 
     def finish(self) -> None:
-        """Leave no ring file: nothing happened that was not written by now."""
+        """Remove the ring file, because everything to keep has been written."""
         self._mirror.remove()
         self.recorder.storages.close()
 
     @property
     def signatures(self) -> int:
-        """How many signatures are in the last trace."""
+        """Number of signatures in the last trace."""
         return self._signatures
 
     @contextmanager
@@ -226,7 +230,7 @@ class FlightRecorder(Flusher):
         epochs = self._epochs_in_use()
         ended = [mode for mode in recorder.threads.all if mode.ended]
         blocks = self.blocks.take()
-        # what the calls refer to was known by then
+        # take pending records after the calls, so that they include everything the calls refer to
         pending = self._keep_pending()
         self._seen += sum(map(len, blocks))
         forgotten = blocks if self.learning else self.ring.add(blocks)
@@ -259,7 +263,7 @@ class FlightRecorder(Flusher):
         return self._open_dump(len(self.dumps) + 1, self._flight(None))
 
     def _flight(self, reason: str | None, kept: int = 0) -> dict[str, Any]:
-        """Return the field of a header that describes the recording."""
+        """Return the header field that describes the recording."""
         happened = {} if reason is None else {"reason": reason}
         return {"flight": {"last": self.ring.last, "before": self._seen - kept, **happened}}
 

@@ -1,4 +1,4 @@
-"""When the flight recorder writes the last calls: signals, failures and requests."""
+"""Events that make the flight recorder write the last calls: signals, failures and requests."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-"""Those that end a program, unless it says otherwise."""
+"""signals that end a program unless it handles them"""
 
 
 class SignalWatch:
-    """While it is entered, `stopped` is called with a signal's name before the handler that the program has.
+    """A context in which `stopped` is called with a signal's name before the program's signal handler.
 
-    A program that sets its handler later is asked for none the less, and sees its own where it asks. Signals that it
-    ignores stay ignored, and handlers that are not Python's stay in place.
+    The program may set its handler later, and reading a handler returns the program's own. Ignored signals stay
+    ignored,
+    and handlers outside Python stay in place.
 
     Parameters
     ----------
-    stopped : gets the name, whether the signal ends the program, and what sends it once more; whether the program's
-        handler is to run now
-    handled : is called where a handler of the program has returned, so that it goes on
+    stopped : receives the name, True if the signal ends the program, and a function that raises the signal again;
+    returns
+        True if the program's handler should run now
+    handled : function called after a handler of the program has returned and the program continues
 
     Attributes
     ----------
-    refused : why signals are not seen; None where they are
+    refused : reason why signals are not watched, or None
     """
 
     def __init__(
@@ -70,13 +72,13 @@ class SignalWatch:
         self._active = False
         self._patches.undo()
         for number, handler in self._own.items():
-            # elsewhere than in the main thread there is no way; the handler then does as the program's would
+            # impossible outside the main thread; the handler then calls the program's handler
             with suppress(ValueError):
                 self._set(number, handler)
 
     def _watch(self, number: int, handler: Any) -> None:
         if handler == self._handle:
-            # whatever the program took it for, it is what stands there already
+            # the program set the handler that is already in place
             return
         self._own.pop(number, None)
         if handler is None or handler == signal.SIG_IGN:
@@ -87,7 +89,7 @@ class SignalWatch:
     def _watching_signal(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(signalnum: int, handler: Any) -> Any:
             before = self._own.get(signalnum)
-            # raises where the program may not, or there is no such handler
+            # raises an error if this is not the main thread or the handler is invalid
             previous = original(signalnum, handler)
             if self._active and signalnum in STOPPING:
                 try:
@@ -99,7 +101,7 @@ class SignalWatch:
         return watched
 
     def _watching_getsignal(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        # a handler may be SIG_DFL, which is 0
+        # use `in`: a handler may be SIG_DFL, which is 0
         return lambda signalnum: self._own[signalnum] if signalnum in self._own else original(signalnum)
 
     def _handle(self, number: int, frame: FrameType | None) -> Any:
@@ -119,25 +121,26 @@ class SignalWatch:
         try:
             return self._stopped(signal.Signals(number).name, is_last, partial(signal.raise_signal, number))
         except Exception as error:
-            # another signal may have come meanwhile
+            # the exception may come from the handler of another signal
             raise_if_from_program(error)
             return True
 
 
 BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
-"""Begins a trace: its path, and fields of its header."""
+"""function that opens a trace, given its path and fields of its header"""
 
 WRITTEN = "_opgrip_written"
-"""Attribute of errors that were met before: by which process and capture, as errors can be pickled, and whether the
-last calls were written then."""
+"""attribute that marks an error as already handled. It contains the process and the capture, because errors can be
+pickled, and whether the last calls were written
+"""
 
 
 class Flights:
-    """Tells the recorder of the last calls what happens, from the beginning of a capture to its end.
+    """Connection between a capture's events and its flight recorder.
 
     Parameters
     ----------
-    last : how many are kept
+    last : number of calls to keep
     """
 
     def __init__(self, recorder: Recorder, last: int) -> None:
@@ -150,17 +153,17 @@ class Flights:
 
     @property
     def dumps(self) -> list[Path]:
-        """The traces that were written."""
+        """Traces that were written."""
         return [] if self._flight is None else self._flight.dumps
 
     def recorder_to(
         self, path: str | Path, begin_file: BeginFile, make_header: Callable[[dict[str, Any]], Header]
     ) -> FlightRecorder:
-        """Return what keeps the calls of this process.
+        """Return the flight recorder of this process.
 
         Parameters
         ----------
-        path : of the first trace
+        path : path of the first trace
         make_header : makes the header of a file from some of its fields
         """
 
@@ -171,28 +174,28 @@ class Flights:
         return self._flight
 
     def begin(self) -> None:
-        """Watch what happens to the program."""
+        """Start watching the program's signals and errors."""
         self._was_signalled = False
         self._is_active = True
         self.signals.__enter__()
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._is_active = False
         self.signals.__exit__(None, None, None)
 
     def dump(self, reason: str, always: bool = True) -> Path | None:
-        """Write the last calls; None where there are none, they cannot be written, or enough have been.
+        """Write the last calls; return the trace's path, or None if nothing was written.
 
         Parameters
         ----------
-        always : also where enough have been, as for what was asked for and what the program does not survive
+        always : write even if the limit is reached, as for requests and for events that the program does not survive
         """
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write them for an error that leaves a step or the program, once on its way."""
-        # what a signal's handler raises, as for Ctrl-C, was written for the signal
+        """Write the last calls for an error that leaves a step or the program, once per error."""
+        # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
         if is_of_signal or not _is_failure(error):
             return
@@ -203,12 +206,13 @@ class Flights:
             return
         path = self.dump(one_line(error), always)
         with suppress(Exception):
-            # not in a table: its id, and its traceback's, are those of the next one that a loop handles; held there,
-            # it would hold the frames that it left, and errors of C have no weak references
+            # Mark the error itself. In a table, its id or its traceback's id could be reused by the next error of a
+            # loop, a reference would keep the frames it left alive, and errors implemented in C have no weak
+            # references.
             setattr(error, WRITTEN, (*own, path is not None))
 
     def notes(self) -> Iterator[str]:
-        """What was asked for and could not be."""
+        """Yield messages about signals that were not watched and traces that were not written."""
         if self.signals.refused is not None:
             yield f"signals were not watched: {self.signals.refused}"
         if self._flight is not None and self._flight.left_out:
@@ -226,7 +230,7 @@ class Flights:
 
 
 def dump_path(path: Path, number: int) -> Path:
-    """Where a dump goes: the first one to the path, others beside it under a number that is free."""
+    """Return the path of a dump: `path` for the first one, and a free numbered name next to it for later ones."""
     if number == 1:
         return path
     while (other := with_mark(path, f"dump{number}")).exists():
@@ -241,7 +245,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it came from."""
+    """Yield an error and its causes and contexts."""
     visited: set[int] = set()
     here: BaseException | None = error
     while here is not None and id(here) not in visited:

@@ -1,4 +1,4 @@
-"""Writes a recorder's buffers every half second, so that a killed program leaves a trace."""
+"""Writing of a recorder's data every half second, so that a killed program leaves a trace."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from opgrip.traces.table.accelerators import describe_accelerators
 
 INTERVAL_S = 0.5
 SPAN_NS = 100_000_000
-"""Time after which contention is looked at again."""
+"""interval between checks for contention"""
 ALIVE_S = 1.0
-"""Between two looks at whether the thread that is waited for is there."""
+"""interval between checks whether the writing thread still runs"""
 PAUSE_S = 50e-6
 UNLIMITED = RecordingLimits()
 
 
 class Flusher:
-    """A thread that writes what a recorder has while it is entered, and the rest at the end.
+    """A thread that writes a recorder's data while the context is active, and the rest at its end.
 
     Parameters
     ----------
-    open_writer : begins the file, when there is something to write
-    learns : some steps are not to be recorded, and what no recorded call refers to is not written
+    open_writer : opens the file once there is data to write
+    learns : some steps are only for learning; records that no recorded call refers to are not written
 
     Attributes
     ----------
-    learning : calls are thrown away
-    failure : what stopped the writing, None where nothing did
-    discarded : leave no file
-    discards_empty : leave none where nothing was called
-    reached : the limit that ended the recording, None where none did
+    learning : True while calls are discarded
+    failure : error that stopped the writing, or None
+    discarded : True to leave no file
+    discards_empty : True to leave no file if no call was recorded
+    reached : limit that ended the recording, or None
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class Flusher:
         self._open_writer = open_writer
         self._writing = threading.Lock()
         self._stop = threading.Event()
-        # not the thread's `is_alive`, which says no for ever once an exception has interrupted it
+        # the thread's `is_alive` cannot be used: it returns False forever after an exception interrupts it
         self._running_in: int | None = None
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="opgrip-flusher", daemon=True)
 
     def open(self) -> TraceWriter:
-        """The file's writer, made where there is none."""
+        """Return the file's writer, opening the file if necessary."""
         if self.writer is None:
             self.writer = self._open_writer()
         return self.writer
 
     def prepare(self) -> None:
-        """Begin the file, so that what keeps it from being written is told before the program runs."""
+        """Open the file, so that errors occur before the program runs."""
         self.open()
 
     def __enter__(self) -> Flusher:
@@ -96,7 +96,8 @@ class Flusher:
         try:
             self.run_job(self.finish)
         except BaseException:
-            # the program was interrupted, not the thread: the trace is whole once that has run another job
+            # the interrupt hit the program and not the writing thread; the trace is complete once that thread ran
+            # another job
             self.run_job(lambda: None)
             raise
         finally:
@@ -107,10 +108,10 @@ class Flusher:
                 self._contention.close()
 
     def run_job(self, job: Callable[[], object]) -> None:
-        """Run a job in the thread that writes, and wait for it.
+        """Run a job in the writing thread and wait for it.
 
-        No exception of the program reaches that thread: what interrupts the program interrupts the wait, and nothing
-        that is half written.
+        Exceptions of the program never reach that thread. An interrupt of the program ends the wait, but not the
+        writing.
         """
         if not self._is_running() or self._thread.ident == threading.get_ident():
             job()
@@ -137,11 +138,11 @@ class Flusher:
             raise failure
 
     def _is_running(self) -> bool:
-        """Return True if the thread that writes runs in this process, which may be a fork."""
+        """Return True if the writing thread runs in this process; after a fork it does not."""
         return self._running_in == os.getpid()
 
     def write_now(self) -> None:
-        """Write what has come since the last time, and which calls the threads are in."""
+        """Write the data since the last flush, and the calls that the threads are in."""
         if not self.recorder.pending.is_held_here():
             self.run_job(self._write_now)
 
@@ -150,23 +151,24 @@ class Flusher:
         self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's.
+        """Write the data since the last flush. Do nothing in a forked child, whose file belongs to the parent.
 
         Parameters
         ----------
-        pause_s : rest after each block of calls, so that the program's threads never wait long for Python's lock:
-            writing in one go would lengthen a call that it meets by the interpreter's switch interval of 5 ms
+        pause_s : pause after each block of calls, so that the program's threads never wait long for Python's lock.
+        Without
+            pauses, writing would delay a concurrent call by the interpreter's switch interval of 5 ms
         """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return
         if self.recorder.graphs.is_ongoing and not self._stop.is_set():
-            # how long calls took can be asked when the program has its graph
+            # device times cannot be queried until the program has finished capturing its graph
             return
         with self._writing:
             try:
                 self._look_at_contention()
                 kernels = self.recorder.kernels
-                # what has ended by now, whose calls are all there
+                # take the windows first: all of their calls are then available
                 windows = [] if kernels is None else kernels.take_windows()
                 while self.reached is None and (blocks := self.blocks.take(self._room())):
                     for block in self._within_limit(blocks):
@@ -176,7 +178,8 @@ class Flusher:
                         if pause_s:
                             sleep(pause_s)
                     if pause_s:
-                        # what has come meanwhile is for the next time: a busy program would keep this going
+                        # leave the calls that arrived meanwhile to the next flush; a busy program would otherwise never
+                        # let this loop end
                         break
                 if kernels is not None and windows and self.writer is not None:
                     self._write(kernels.records(windows))
@@ -186,11 +189,11 @@ class Flusher:
                     self.open().flush()
             except Exception as error:
                 self.failure = error
-                # what cannot be written is not kept either
+                # data that cannot be written should not be kept in memory
                 self.recorder.stop()
 
     def set_learning(self, learning: bool) -> None:
-        """Throw calls away from now on, or record them; those before now are not concerned."""
+        """Start or stop discarding calls. Calls before this moment are not affected."""
         if learning is not self.learning:
             self.run_job(lambda: self._set_learning(learning))
 
@@ -200,7 +203,7 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Why there is no whole trace under a path, and what there is of it; None where nothing stopped the writing."""
+        """Return why a trace is incomplete and where its written part is, or None if there was no failure."""
         if self.failure is None:
             return None
         reason = reason_of(self.failure)
@@ -211,13 +214,13 @@ class Flusher:
 
     @property
     def signatures(self) -> int:
-        """How many signatures are in the file, where some may be left out of it; else how many were met."""
+        """Number of signatures in the file if it may omit some, otherwise of all signatures of the recording."""
         if self._held is None or not (self._learns or self.reached is not None):
             return len(self.recorder.signatures)
         return self._held.file.signatures
 
     def write_running(self) -> None:
-        """Write which calls the threads are in."""
+        """Write the calls that the threads are in."""
         with self._writing:
             try:
                 running = list(self.blocks.running())
@@ -228,7 +231,7 @@ class Flusher:
                 self.failure = error
 
     def finish(self) -> None:
-        """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
+        """Write the remaining data and the closing record, or leave no file if the capture was discarded."""
         if self.discards_empty and not self.discarded:
             self.flush()
             holds_calls = self.blocks.calls > self.blocks.marks.total()
@@ -253,7 +256,7 @@ class Flusher:
             end = self._end(recorder.signatures.closed if self._held is None else self._held.file.signatures)
             self.writer.write_lines(b"".join(map(encode_line, recorder.pending.outgoing(end))))
             if recorder.fitter.full is not None:
-                # first: a trace that has its name has its values
+                # finish the values first, so that a trace with its final name always has its values
                 recorder.fitter.full.finish()
             self.writer.close()
         except Exception as error:
@@ -261,7 +264,7 @@ class Flusher:
         recorder.storages.close()
 
     def _end(self, signatures: int) -> End:
-        """The closing record of a trace with so many signatures."""
+        """Return the closing record of a trace."""
         recorder = self.recorder
         return End(
             calls=self.blocks.calls,
@@ -286,7 +289,7 @@ class Flusher:
 
     def _write(self, records: Iterable[Record]) -> None:
         records = [item for record in records for item in self.recorder.pending.outgoing(record)]
-        # what the records refer to was known by then, and goes before them
+        # these include everything the records refer to, and are written before them
         pending = self.recorder.pending.take()
         if self._held is None:
             needed = b"".join(line for _, line in pending)
@@ -297,7 +300,7 @@ class Flusher:
         self.open().write_lines(b"".join(map(encode_line, records)))
 
     def _within_limit(self, blocks: Iterable[ThreadCalls]) -> Iterator[ThreadCalls]:
-        """The blocks, each in parts that end near a limit of bytes."""
+        """Yield the blocks, split so that they end near the limit of bytes."""
         if self.limits.bytes is None or self._held is None:
             yield from blocks
             return
@@ -326,7 +329,7 @@ class Flusher:
         return self.reached is not None
 
     def _look_at_contention(self) -> None:
-        """Find out whether other processes used the processors while the calls ran that are written next."""
+        """Check whether other processes used the processors while the calls to write next ran."""
         span = perf_counter_ns() - self._looked_ns
         if self._contention is None or (span < SPAN_NS and not self._stop.is_set()):
             return
@@ -338,7 +341,7 @@ class Flusher:
 
     @property
     def contended(self) -> float:
-        """Share of the recorded time in which other processes used the processors that the program waited for."""
+        """Share of the recorded time in which other processes used processors that the program waited for."""
         return round(self._contended_ns / max(self._recorded_ns, 1), 3)
 
     def _run(self) -> None:
@@ -348,7 +351,7 @@ class Flusher:
             self._running_in = None
 
     def _run_jobs(self) -> None:
-        # this thread waits while the program uses the processors, as it is to do
+        # this thread only waits while the program uses the processors; that is not contention
         self._contention = Contention(ignored=threading.get_native_id())
         with self.recorder.own_calls.lock:
             due_s = monotonic() + INTERVAL_S
@@ -359,7 +362,7 @@ class Flusher:
                         return
                     job()
                 except queue.Empty:
-                    # what is left is written by `finish`
+                    # `finish` writes the rest
                     if not self._stop.is_set():
                         self.flush(PAUSE_S)
                         self.write_running()

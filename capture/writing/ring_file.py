@@ -1,7 +1,7 @@
-"""A file, mapped into memory, that holds the last calls and all that they refer to, whatever ends the process.
+"""A memory-mapped file with the last calls and everything they refer to, which survives the process.
 
-What is written is in the file at once: the system writes mapped memory to the disk also after `kill -9`, a segmentation
-fault or `os._exit`. `opgrip.traces.formats.flight_ring` documents the layout and reads the file as a trace.
+The system writes mapped memory to the disk even after `kill -9`, a segmentation fault or `os._exit`.
+`opgrip.traces.formats.flight_ring` documents the layout and reads the file as a trace.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ if TYPE_CHECKING:
     from opgrip.capture.writing.flight_recorder import FlightRecorder
 
 LEAST_BYTES = 1 << 20
-"""Room of a new file beyond twice what is kept."""
+"""space in a new file in addition to twice the size of the kept data"""
 
 Payload = Sequence[bytes | NDArray[np.int64]]
 
 
 class RingFile:
-    """One file of a fixed size, to which chunks are added.
+    """A file of fixed size to which chunks are added.
 
     Parameters
     ----------
-    trace : the trace whose calls it has; the file stands beside it, with `.part` and the process's number in its name
+    trace : path of the trace; the file is in the same folder, with `.part` and the process id in its name
 
     Raises
     ------
-    OSError : if it cannot be created. Its space is reserved: a disk that is full later cannot hit the mapped memory
+    OSError : if the file cannot be created. Its disk space is reserved, so that a full disk cannot fail later writes to
+    the
+        mapped memory
     """
 
     def __init__(self, trace: Path, size: int) -> None:
@@ -63,16 +65,16 @@ class RingFile:
         self._end = len(MAGIC)
 
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
-        """Add a chunk; return False if there is no room for it.
+        """Add a chunk; return False if it does not fit.
 
         Parameters
         ----------
-        numbers : up to three integers of the chunk's head
+        numbers : up to three integers for the chunk's head
         """
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
         start = self._end + 8 * HEAD
         end = start + -(-sum(map(len, pieces)) // 8) * 8
-        # the next chunk's kind stays 0
+        # leave space for the kind 0 of the next chunk, which marks the end
         if end + 8 * HEAD > len(self._memory):
             return False
         memory, place = self._memory, start
@@ -82,23 +84,23 @@ class RingFile:
         head = np.zeros(HEAD, dtype="<i8")
         head[1 : 1 + len(numbers)] = numbers
         memory[self._end + 8 : start] = head[1:].tobytes()
-        # last: only now there is a chunk
+        # write the kind last; only then is the chunk valid
         head[0] = kind
         memory[self._end : self._end + 8] = head[:1].tobytes()
         self._end = end
         return True
 
     def remove(self) -> None:
-        """Remove the file."""
         with suppress(OSError):
             self.path.unlink()
 
 
 class RingMirror:
-    """Keeps what a flight recorder has in a ring file, a new one whenever the old one is full.
+    """Copy of a flight recorder's data in a ring file, which is replaced when it is full.
 
-    A new file is whole before the old one goes, so whenever the process dies there is one that can be read. What keeps
-    it from being written is the recorder's `failure`; the last calls are then in memory only.
+    A new file is complete before the old one is removed, so that a readable file exists at any time. An error that
+    prevents
+    writing becomes the recorder's `failure`; the last calls are then only in memory.
     """
 
     def __init__(self, flight: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:
@@ -110,19 +112,19 @@ class RingMirror:
         self._had_running = False
 
     def add(self, pending: list[Pending], blocks: list[ThreadCalls]) -> None:
-        """Add definitions, and then calls that refer to them."""
+        """Add definitions, and then the calls that refer to them."""
         if self._flight.failure is not None or not (pending or blocks):
             return
         file = self._file
         try:
-            # what is in a new file has all of this
+            # a new file already contains all of this
             if blocks if file is None else not self._add_to(file, pending, blocks):
                 self._begin(sum(block.calls.nbytes + block.flows.nbytes for block in blocks))
         except OSError as error:
             self._fail(error)
 
     def add_running(self) -> None:
-        """Add which calls the threads are in."""
+        """Add the calls that the threads are in."""
         if self._file is None:
             return
         running = list(self._flight.blocks.entered())
@@ -137,7 +139,7 @@ class RingMirror:
             self._fail(error)
 
     def remove(self) -> None:
-        """Remove the file; the next calls begin another one."""
+        """Remove the file; the next calls start a new one."""
         file, self._file = self._file, None
         if file is not None:
             file.remove()
@@ -162,7 +164,7 @@ class RingMirror:
         )
 
     def _begin(self, more_bytes: int) -> None:
-        """Begin a file with what is kept."""
+        """Start a new file with all kept data."""
         flight, old = self._flight, self._file
         recorder = flight.recorder
         self._redaction, self._threads, self._next_pair = flight.definitions.make_redaction(), set(), None
@@ -189,7 +191,7 @@ class RingMirror:
         return not lines or file.add(flight_ring.LINES, [len(lines)], [lines])
 
     def _add_pairs(self, file: RingFile) -> bool:
-        """Add the pairs that the file lacks: all that are kept, later those that are new."""
+        """Add the pairs that the file does not contain yet."""
         pairs, rows = self._flight.recorder.scopes.pairs, []
         if self._next_pair is None:
             rows = [(number, *pair) for number, pair in list(pairs.items())]
