@@ -1,1 +1,1 @@
-"""Cases: what to replay, and what a trace says about the calls around each case."""
+"""Cases: the calls to replay, and what a trace contains about the calls around each case."""

@@ -1,4 +1,4 @@
-"""Where the calls of a case were made: in which modules, phases and source lines."""
+"""The call sites of a case: the modules, phases and source lines that made its calls."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_SITES = 2048
-"""Call sites that a case keeps; of more, those with the fewest calls are added up by module and phase."""
+"""most call sites that a case keeps; if there are more, those with the fewest calls are added up by module and phase"""
 OTHERS = "(others)"
-"""Module or line of the call sites beyond `MOST_SITES`."""
+"""module or line of the call sites beyond `MOST_SITES`"""
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ["module", "phase", "file", "line", "function"]
 
 Where = tuple[str, str, str]
-"""Module, phase and line."""
+"""module, phase and line"""
 Amount = tuple[int, float]
-"""Number of calls, and the sum of their times in us."""
+"""number of calls, and the sum of their times in us"""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """Calls of one case from one source line in one module and phase.
+    """The calls of one case from one source line in one module and phase.
 
     line : `file:line function`; empty if unknown
     captured_us : sum of the calls' times in the program
@@ -74,7 +74,7 @@ def _add(totals: dict[Where, Amount], key: Where, one: Amount) -> None:
 
 
 def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
-    """Return at most `MOST_SITES` sites and one per phase, with the same sums: modules matter more than lines."""
+    """Return at most `MOST_SITES` sites and one per phase, with the same sums; lines are merged before modules."""
     if len(totals) <= MOST_SITES:
         return totals
     modules = {(module, phase) for module, phase, _ in totals}
@@ -125,7 +125,7 @@ def from_text(text: str) -> tuple[CallSite, ...]:
 
 
 def module_of(sites: Sequence[CallSite]) -> str:
-    """Return the module of all sites; if there are several, a pattern that matches them: `layers.*.linear1`."""
+    """Return the module of the call sites, or a pattern that matches all their modules: `layers.*.linear1`."""
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) < 2:
         return paths[0] if paths else ""
@@ -136,7 +136,7 @@ def module_of(sites: Sequence[CallSite]) -> str:
 
 
 def _common(parts: Iterable[Sequence[str]]) -> list[str]:
-    """Return the parts with which all paths begin."""
+    """Return the longest common prefix of the paths."""
     common = []
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:
@@ -146,6 +146,6 @@ def _common(parts: Iterable[Sequence[str]]) -> list[str]:
 
 
 def phase_of(sites: Sequence[CallSite]) -> str:
-    """Return the phase of all sites; if there are several, all of them: `forward, backward`."""
+    """Return the phase of the call sites, or all their phases: `forward, backward`."""
     phases = {site.phase for site in sites}
     return ", ".join([*(phase for phase in PHASES if phase in phases), *sorted(phases - {*PHASES})])

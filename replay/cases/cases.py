@@ -1,4 +1,4 @@
-"""Cases: the things to replay, made from a trace's signatures."""
+"""Cases: the calls to replay, made from a trace's signatures."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ from opgrip.traces.values import Drawable
 from opgrip.traces.zoo.manifest import chosen_numbers
 
 MOST_INPUT_SETS = 8
-"""Input sets of a case, besides the first one."""
+"""most input sets of a case, without the first one"""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One signature and how often it was called.
+    """One signature and its number of calls.
 
     values : value models of the signature's tensors, or the values themselves
     captured_us : median time of the calls in the program, on the device if they worked on one
-    captured_host_us : median time on the host, if `captured_us` is of a device
+    captured_host_us : median time on the host, if `captured_us` is a time on the device
     captured_spread : interquartile range of the calls' times, relative to their median
     perturbed : number of calls that ran right after the capture's own work; they count like the others
     share : share of the selected calls' time if each takes `captured_us`
     context : settings that most calls ran under
     phase : phase that most calls ran in
-    input_sets : the signature with the values and results of others of its calls
-    timing_clusters : the timing cluster of the signature and of each input set; empty if all are as frequent
+    input_sets : the signature with values and results of later calls
+    timing_clusters : the timing cluster of the signature and of each input set; empty if input sets are equally
+    frequent
     fresh : share of calls whose results were on new pages; None if unknown or irrelevant
-    operator : what the case calls, if the signature does not name it
-    reference : what to compare results with under every mode; None for the case itself under the reference mode
+    operator : the operator to call, if the signature does not name it
+    reference : the operator whose results are the reference under every mode; None for the case itself under the
+    reference mode
     unused : indices of results that the program does not use, see `with_unused_results`
     part_of : number of the trace's signature, if the case is one timing cluster of it
     load : completes the case in the process that runs it; None if it is complete
@@ -85,12 +87,12 @@ class Case:
 
     @property
     def number(self) -> int:
-        """Number of the case: that of its signature, or for a timing cluster one that no signature has."""
+        """Number of the case: that of its signature, or for a timing cluster a number that no signature has"""
         return self.signature.number
 
     @property
     def trace_number(self) -> int:
-        """Number by which the trace's calls refer to the signature."""
+        """Number by which the trace's calls refer to the signature"""
         return self.number if self.part_of is None else self.part_of
 
     @property
@@ -99,7 +101,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Identity of the case in any trace."""
+        """Identity of the case in any trace"""
         key = key_of_case(self.signature, self.context)
         return key if self.part_of is None else key_of_part(key, *(item.place for item in self.timing_clusters))
 
@@ -112,7 +114,7 @@ def make_cases(
     Calls inside an extension function are part of that function; a gripped function is represented by the calls that it
     made. Preceding calls of a distilled trace are left out.
     with_preceding_calls : make cases of a distilled trace's preceding calls too
-    in_order : without times, keep the order of the signatures
+    in_order : if no call has a time, keep the order of the signatures
     Raises `UserError` if a pattern selects nothing.
     """
     looked_at = calls_looked_at(trace)
@@ -171,8 +173,9 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
 
 
 def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for equal calls, but one row per call for the signatures in `looked_at`, under the call's own
-    index. If `looked_at` is a sample, each of its calls counts for several.
+    """Return one row per distinct call, but one row per call for the signatures in `looked_at`.
+
+    Rows of single calls keep the call's index. If `looked_at` is a sample, each of its calls counts several times.
     """
     if looked_at.empty:
         return distinct
@@ -189,7 +192,7 @@ def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What becomes a case: a signature, or one timing cluster of it.
+    """The calls that become one case: a signature, or one timing cluster of it.
 
     number : number of the signature in the trace
     signature : with the number of the case
@@ -211,7 +214,7 @@ def _kinds(trace: Trace, placed: Mapping[int, PlacedCalls], selected: pd.Index[i
         timing_clusters: list[TimingCluster] = []
         if number in placed:
             observed, timing_clusters = placed[number].observed_in(selected), placed[number].clusters(selected)
-        # numbers do not depend on what is selected
+        # numbered before the selection, so that numbers do not depend on it
         alone = [replace(item.signature, number=next(numbers)) for item in timing_clusters] if split else []
         present = [item for item in timing_clusters if len(item.calls)]
         if split and present:
@@ -241,7 +244,7 @@ def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any
 
 
 def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any]:
-    """Return the most frequent known value by signature; of equally frequent ones, the first."""
+    """Return the most frequent known value by signature, or the first of several equally frequent ones."""
     pairs = pd.DataFrame({"signature": calls["signature"], "value": values, COUNT: counts_of(calls)}).dropna()
     counts = pairs.groupby(["signature", "value"], sort=False, observed=True)[COUNT].sum()
     most = counts.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")

@@ -1,4 +1,4 @@
-"""The calls of a trace in order, with the storages that they take and give and the new pages that they use."""
+"""The calls of a trace in order, with their storages and the new pages that they use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FlowingCall:
     """One call, with storage numbers.
 
     captured_ns : time on the device if the call worked on one, else on the host
-    captured_host_ns : time on the host; both without the capture's perturbation
+    captured_host_ns : time on the host; both times are without the capture's perturbation
     takes, gives : storage of each tensor argument and result; `NO_STORAGE` if unknown
     over : storages that no later call uses
     settings : the same object for calls with equal settings
@@ -42,10 +42,10 @@ class FlowingCall:
 
 @dataclass(slots=True)
 class StorageNeed:
-    """What is known about a storage.
+    """The size and the views of a storage, as far as the calls show them.
 
-    bytes : end of the last tensor that a call took in it; of results, if none was taken
-    views : tensors taken in it that extend its range
+    bytes : end of the last argument tensor in it, or of the last result if no call takes one
+    views : argument tensors in it, each of which extended the known range
     """
 
     device: str
@@ -71,9 +71,9 @@ class ProgramFlow:
     """A trace's calls, and the storages between them.
 
     needs : by storage number
-    outside : storages that existed before the first call, with `outside_bytes`
-    peak_bytes : most memory alive at once, without `outside`
-    wall_ns : from the start of the first call to the end of the last
+    outside : storages that existed before the first call; their sizes add up to `outside_bytes`
+    peak_bytes : most memory in use at any time, without `outside`
+    wall_ns : time from the start of the first call to the end of the last
     critical_path : indices into `calls` of the longest dependent chain
     """
 
@@ -145,11 +145,11 @@ def _note(needs: dict[int, StorageNeed], interface: Interface, takes: tuple[int,
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
-    """Return settings by context number; equal settings are the same object. Key None has no settings."""
+    """Return settings by context number, as the same object if equal; key None has no settings."""
     distinct: dict[str, Mapping[str, Any]] = {}
     settings_of_context: dict[int | None, Mapping[str, Any]] = {None: {}}
     for number, settings in trace.contexts.items():
-        # gradients are off in a replay
+        # a replay runs with gradients off
         settings_without_grad = {name: value for name, value in settings.items() if name != "grad"}
         settings_of_context[number] = distinct.setdefault(
             repr(sorted(settings_without_grad.items())), settings_without_grad
@@ -158,7 +158,7 @@ def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
 
 
 UNWRITTEN = ("aten.empty", "aten.new_empty")
-"""Operators that do not write their results. The first call that takes such a result causes the page faults."""
+"""operators that do not write their results; the first call that takes such a result causes the page faults"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class NewMemory:
     """Large memory that a call allocated on the CPU.
 
     sizes : bytes of each block
-    fresh_bytes : bytes on new pages, for the blocks and for what else the call needed
+    fresh_bytes : bytes on new pages, of the blocks and of other memory that the call needed
     """
 
     sizes: tuple[int, ...]
@@ -188,7 +188,7 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
         sizes = {number: flow.needs[number].bytes for number in numbers if _is_large(flow, number)}
         given = {*call.gives}
         for number in {*call.takes} & unwritten.keys():
-            # a view of it meets no page
+            # a call that only makes a view of it touches no page
             if fresh or number not in given:
                 maker, size = unwritten.pop(number)
                 made[maker] = NewMemory((size,), max(min(fresh - sum(sizes.values()), size), 0))
@@ -200,8 +200,9 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
 
 
 def _faults(calls: pd.DataFrame) -> pd.Series[int]:
-    """Return page faults of calls. Those of perturbed calls are clipped to the range of their signature's other
-    calls.
+    """Return the page faults of calls.
+
+    Faults of perturbed calls are clipped to the range of their signature's other calls.
     """
     counts = calls["page_faults"]
     others = counts.where(~calls["perturbed"]).groupby(calls["signature"])

@@ -25,7 +25,7 @@ FunctionArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorValues:
-    """Draws the values of a tensor; for another shape they are repeated or cut."""
+    """A source of values for a tensor, which repeats or cuts them for another shape."""
 
     tensor: Tensor
 
@@ -48,7 +48,7 @@ def function_case(
 ) -> Case:
     """Return the case of a function, which runs on copies of the tensors among its arguments.
 
-    args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed as they are
+    args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed unchanged
     name : name of the row; None for the function's own name
     trial : a run of the function on these arguments; None to make one in the process that measures the case
     """
@@ -61,7 +61,10 @@ def function_case(
 def described_case(
     operator: Operator, arguments: FunctionArguments, values: Mapping[int, Drawable], name: str, number: int
 ) -> Case:
-    """Return the case of a function. `values` says what to draw tensor arguments from, by index."""
+    """Return the case of a function.
+
+    values : source of the values of each tensor argument, by index
+    """
     places = count()
     storages: dict[int, int] = {}
 
@@ -133,7 +136,7 @@ class FunctionTrial:
 
 
 def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> FunctionTrial:
-    """Run a function once on copies of its arguments. Errors are not raised, since the row reports them."""
+    """Run a function once on copies of its arguments; errors are not raised, since the row reports them."""
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
     versions = [tensor._version for tensor in argument_tensors]
@@ -142,7 +145,7 @@ def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> 
             results = function(*args, **kwargs)
         except Exception:
             return FunctionTrial(writes=True, failed=True)
-        # what writes by `.data` or by numpy leaves the versions as they are
+        # writes through `.data` or numpy do not change a tensor's version
         writes = versions != [tensor._version for tensor in argument_tensors] or not all(
             map(_same_values, argument_tensors, tensors_in(list(arguments)))
         )
@@ -159,7 +162,7 @@ def _copied(arguments: Any) -> Any:
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors hold the same numbers, or cannot be compared."""
+    """Return True if two tensors contain the same numbers, or cannot be compared."""
     try:
         different = one != other
         if one.is_floating_point() or one.is_complex():

@@ -1,7 +1,7 @@
-"""The calls that precede a case's calls in the program, and which of the case's tensors they just used.
+"""The calls that precede a case's calls in the program, and the case's tensors that were used shortly before.
 
-A call's time depends on what ran before it. In a loop over one call, code and data are in the nearest cache; in the
-program, the cache holds what the calls before it left.
+A call's time depends on the calls before it. In a loop over one call, code and data are in the nearest cache; in the
+program, the cache contains what the calls before it left there.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from opgrip.traces.schema.records import NO_STORAGE, Signature
 from opgrip.traces.table.profiler_labels import own_calls
 
 BEFORE = 4
-"""Number of preceding calls to run before a call."""
+"""number of preceding calls to run before a call"""
 FLUSHING_BYTES = 64 << 20
-"""A call that uses this much memory evicts everything from a cache, so that earlier calls need not run."""
+"""memory use of a call that evicts everything from a cache, so that earlier calls need not run"""
 MOST_PLACES = 32
-"""Calls of a case whose preceding calls are used."""
+"""most calls of a case whose preceding calls are used"""
 MOST_CALLS = 300_000
 RECENT_BYTES = 8 << 20
-"""Memory that may be used after a tensor before it leaves a CPU's cache."""
+"""memory that may be used after a tensor before it leaves a CPU's cache"""
 SHARE_OF_CACHE = 0.5
-"""The same for an accelerator, as a share of its last cache. Large caches have two halves that may hold the same
-data."""
+"""share of an accelerator's last cache that may be used after a tensor before it leaves the cache
+
+Large caches have two halves that may contain the same data.
+"""
 MOST_RECENT_BYTES = 1 << 30
 
 
@@ -43,9 +45,9 @@ class CallPosition:
     """One call in the program.
 
     position : index in its thread's calls
-    before : signatures of the preceding calls, the last one last
+    before : signatures of the preceding calls, in order
     recent : indices of its argument tensors that were used shortly before
-    used_bytes : memory that calls used since each of these was
+    used_bytes : for each of these tensors, the memory that calls used since then
     """
 
     position: int
@@ -54,14 +56,14 @@ class CallPosition:
     used_bytes: tuple[int, ...] = ()
 
     def within(self, cache_bytes: int) -> CallPosition:
-        """Return the call site for a cache of this size: without tensors that were used longer ago."""
+        """Return the position for a cache of this size, without the tensors that have left the cache."""
         recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
         return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 
 
 @dataclass(frozen=True, slots=True)
 class PrecedingCalls:
-    """Preceding calls of all cases.
+    """The preceding calls of all cases.
 
     places : by case number
     cases : by signature number, the case with all its calls, measured or not
@@ -78,7 +80,7 @@ class PrecedingCalls:
         return places[0].position if places else 0
 
     def around(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the other cases that precede some cases."""
+        """Return the cases that precede the given ones and are not among them."""
         own = {case.number for case in cases}
         before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
@@ -87,7 +89,7 @@ class PrecedingCalls:
 def recent_bytes(device: str) -> int:
     """Return how much memory may be used after a tensor before it leaves the device's cache.
 
-    Asks the device, so only the process that runs cases on it may call this.
+    This queries the device, so only the process that runs cases on it may call this.
     """
     if torch.device(device).type == "cpu":
         return RECENT_BYTES
@@ -99,12 +101,12 @@ def make_preceding_calls(
 ) -> PrecedingCalls:
     """Return the preceding calls of all cases of a trace.
 
-    everything : these cases, if they are known already
-    measured : cases to measure; timing clusters among them have call sites of their own
+    everything : all cases of the trace, or None to make them
+    measured : cases to measure; timing clusters in this list have their own preceding calls
     """
     if everything is None:
         with warnings.catch_warnings():
-            # what is wrong with the values of some is told where these are selected
+            # warnings about values are shown when cases are selected
             warnings.simplefilter("ignore")
             everything = make_cases(trace, with_preceding_calls=True)
     cases = {case.number: case for case in everything if case.signature.raised is None}
@@ -128,7 +130,7 @@ def make_preceding_calls(
 
 
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the signatures to run before a call, as far back as they leave something in a cache."""
+    """Return the signatures to run before a call, as far back as their data may still be in a cache."""
     before: list[int] = []
     used = 0
     for number in reversed(order[max(0, index - BEFORE) : index].tolist()):

@@ -1,4 +1,4 @@
-"""Which cases are replayed."""
+"""The selection of cases to replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see
 @titled("which cases")
 @dataclass(frozen=True, slots=True)
 class Selection(Cut):
-    """Which calls of a trace, or which samples, are replayed. Patterns are shell patterns."""
+    """Options that select calls of a trace, or samples, by shell patterns."""
 
     unit: str = option(
         CALL,
@@ -167,7 +167,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
-    """Return the error that no name matches, with the nearest names."""
+    """Return the error for patterns that match no name, with the nearest names."""
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 

@@ -1,4 +1,4 @@
-"""The calls of a subgraph case: its runs in the trace, and where each tensor that a call takes comes from."""
+"""The calls of a subgraph case: its runs in the trace, and the source of each tensor that a call takes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from opgrip.traces.schema.tensor_specs import plain_name
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A signature, and what follows from it.
+    """A signature, and properties derived from it.
 
-    writes : for each tensor that a call takes, whether it may write into it
-    settings : see `is_setting`
-    varies : True if the size of results depends on values
-    refusal : why calls cannot run, as far as is known without finding the operator
+    writes : for each tensor that a call takes, whether the call may write into it
+    settings : arguments for which `is_setting` returns True
+    varies : True if the sizes of results depend on values
+    refusal : why such calls cannot run, as far as the signature shows it; None if it does not
     """
 
     signature: Signature
@@ -60,7 +60,7 @@ def facts_of(signature: Signature) -> Facts:
 
 
 def is_setting(leaf: object) -> bool:
-    """Return True if an argument depends on where and in which dtype a call is replayed."""
+    """Return True if an argument depends on the device or dtype of the replay."""
     return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
 
 
@@ -90,7 +90,7 @@ DETACH = "aten.detach.default"
 
 
 _Result: TypeAlias = tuple[int, int]
-"""A tensor that a call gives: the call's number, and the tensor's place."""
+"""a result, as the number of the call and the index of the tensor"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class SubgraphCall:
 class SubgraphRun:
     """Consecutive calls of one thread in one subgraph.
 
-    escaping_results : results that later calls outside take, as index of the call and index of the result
+    escaping_results : results that later calls outside the run take, as index of the call and index of the result
     time_ns, raw_ns : sums over its calls
     contexts : numbers of the settings that the calls ran under
     scope : number of its first call's scope
@@ -127,7 +127,7 @@ class SubgraphRun:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A call of the trace. `number` is its index in the table."""
+    """A call of the trace; `number` is its index in the table."""
 
     number: int
     place: TimelinePlace | None
@@ -144,7 +144,10 @@ class _Row:
 def make_runs(
     trace: Trace, places: Mapping[int, TimelinePlace], facts: Mapping[int, Facts], selected: Collection[int]
 ) -> list[SubgraphRun]:
-    """Return the runs of all subgraphs, in the order in which each thread made them. `selected` has call numbers."""
+    """Return the runs of all subgraphs, in the order in which each thread made them.
+
+    selected : numbers of the selected calls
+    """
     threads: dict[tuple[int, int], list[_Row]] = {}
     thread_rows = list(_rows(trace, places, facts, set(selected)))
     for thread, row in thread_rows:
@@ -154,7 +157,7 @@ def make_runs(
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
-    """Return what two tensors of the same storage share if they are the same tensor."""
+    """Return the properties by which tensors of one storage are recognized as the same tensor."""
     return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.layout, spec.conj, spec.neg)
 
 
@@ -182,7 +185,7 @@ def _rows(
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
     """Return the last call that takes each result.
 
-    A call that takes a tensor which no call gave takes the last result in that storage.
+    If no call returned exactly the tensor that a call takes, the last result in its storage counts as taken.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -196,13 +199,13 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result
     uses: dict[_Result, int] = {}
     for row in rows:
         for memory, shape in zip(row.takes, argument_shapes[row.signature], strict=False):
-            # memory that was there before the first call has no last result
+            # storages from before the first call have no last result
             result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
             if result is not None:
                 uses[result] = row.number
         for place, (memory, shape) in enumerate(zip(row.gives, result_shapes[row.signature], strict=False)):
             if memory == NO_STORAGE or row.signature in detaching:
-                # what is detached is taken as what it was before
+                # a use of a detached tensor counts as a use of the result that was detached
                 continue
             giver[memory, shape] = (row.number, place)
             if last_in.get(memory, giver) is not None:
@@ -256,8 +259,9 @@ Source: TypeAlias = Outside | ResultOf | ViewOf
 class Links:
     """The linked calls of a subgraph.
 
-    outside : tensors from outside, each once
-    settings : devices, floating dtypes and generators among the arguments, each once, since a replay may change them
+    outside : tensors from outside, without duplicates
+    settings : devices, floating-point dtypes and generators among the arguments, without duplicates; a replay may
+    change them
     sources : for each call, the sources of its tensors
     mutates : True if a call may write into a tensor from outside
     reason : why the calls cannot run as one function; None if they can
@@ -279,8 +283,9 @@ class Links:
 def link(
     calls: Sequence[SubgraphCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]
 ) -> Links:
-    """Link the calls of a subgraph. `escaping_results` are taken outside; if there are none, the last call's results
-    count.
+    """Link the calls of a subgraph.
+
+    escaping_results : results that calls outside take, which become the outputs; if empty, the last call's results do
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
@@ -299,7 +304,7 @@ def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
 
 
 class _Linker:
-    """Follows storages through a subgraph's calls."""
+    """A tracker of storages through a subgraph's calls."""
 
     def __init__(self) -> None:
         self.mutates = False
@@ -314,7 +319,7 @@ class _Linker:
 
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
-        """Return the tensors from outside, with storage numbers for those that share one."""
+        """Return the tensors from outside; tensors that share a storage have its number."""
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
@@ -326,7 +331,7 @@ class _Linker:
             if place < len(facts.gives):
                 self._give(memory, facts.gives[place], ResultOf(self._calls, place), facts)
             elif memory not in self._came:
-                # its outputs are not recorded
+                # outputs of such a call are not recorded
                 self._base_of_memory.setdefault(memory, None)
         self._calls += 1
         return sources
@@ -340,7 +345,8 @@ class _Linker:
             self._varying.setdefault(memory, []).append((result, spec))
         key = (memory, geometry(spec))
         if facts.signature.op == DETACH:
-            # autograd keeps results so too: what is taken later with a gradient is not this
+            # autograd also detaches results that it keeps, so a tensor that is taken later and requires a gradient is
+            # another one
             self._detached[key] = result
         else:
             self._source_of_tensor[key] = result
@@ -363,8 +369,9 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """Return the result that a tensor is, if only its size differs: a signature has the results of its first
-        call.
+        """Return the result that differs from a tensor only in its sizes, or None.
+
+        A signature contains the result sizes of its first call only.
         """
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):

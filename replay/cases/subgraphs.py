@@ -1,4 +1,4 @@
-"""Subgraph cases: all calls of a module or a Python function as one case, as a graph that compilers take."""
+"""Subgraph cases: all calls of a module or a Python function as one case, in the form of a graph for compilers."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ from opgrip.traces.values import Drawable
 class SubgraphOperator(Operator):
     """The function of a subgraph case, made when it is first needed.
 
-    It takes the tensors from outside, then devices, floating dtypes and generators. These are arguments because a
-    replay may run on another device or in another dtype. Raises `Unsupported` if the calls cannot run as one function.
+    Its arguments are the tensors from outside, then devices, floating-point dtypes and generators, because a replay may
+    run on another device or in another dtype. Raises `Unsupported` if the calls cannot run as one function.
     """
 
     __slots__ = ("_extensions", "_graph_module", "_links")
@@ -77,7 +77,7 @@ class SubgraphOperator(Operator):
         return self._graph_module
 
     def _set(self, **attributes: object) -> None:
-        # the class that this one extends lets nobody set any
+        # the base class is frozen
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
@@ -110,14 +110,15 @@ class _Builder:
         for index, (facts, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
             self._results.append(self._call(facts.signature, iter(sources)))
             for output in outputs_of_call.get(index, ()):
-                # at once, or results that nobody takes would live as long as the last that is taken
+                # extract outputs right after the call, or its unused results would stay alive until the last output is
+                # extracted
                 self._tensor(output)
         self.graph.output(tuple(self._tensor(output) for output in links.outputs))
 
     def _call(self, signature: Signature, sources: Iterator[Source]) -> fx.Node:
         function = find_operator(signature, self._extensions).function
         for name in signature.kwargs:
-            # names stand in the graph's code as they are, and a trace is a stranger's
+            # names become part of the graph's code, and a trace may be untrusted
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise Unsupported(f"{name!r} is not an argument's name")
 
@@ -162,9 +163,9 @@ def _paths(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:
-    """Return the place of each scope's calls, without those that are not selected.
+    """Return the module or function of each scope whose calls are selected.
 
-    A backward call has the place of the forward call that caused it, in a phase of its own.
+    A backward call belongs to the module or function of the forward call that caused it, in a separate phase.
     """
     origin = origins(trace)
     find = partial(_module, module_types(trace)) if unit == MODULE else _function
@@ -201,10 +202,10 @@ def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selec
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
-    """Return the outermost module around a call, itself included, that matches a pattern."""
+    """Return the outermost module around a call that matches a pattern; it may be the call's own module."""
     parts = path.split(".") if path else []
     if "" in patterns or (not parts and matches("", patterns)):
-        # the root matches `*` too, but only calls of its own are meant
+        # the root also matches `*`, but is meant only for calls made directly in it
         return ""
     prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
     return next((prefix for prefix in prefixes if matches(prefix, patterns)), None)
@@ -221,7 +222,7 @@ def _function(scope: Scope, phase: str, selection: Selection) -> TimelinePlace |
 
 
 UNIT = "unit"
-"""Kind of a subgraph's signature, which no trace holds."""
+"""kind of a subgraph's signature, which does not occur in traces"""
 
 
 def make_units(
@@ -232,11 +233,11 @@ def make_units(
 ) -> list[Case]:
     """Return one case per distinct subgraph, by falling share of time.
 
-    A subgraph is an uninterrupted run of calls of one thread in one module or function, with forward, backward and
-    optimizer apart. Subgraphs with equal signatures and equal dataflow are one case. Its function takes the tensors
-    from outside and the settings, and returns the results that later calls take, or those of its last call.
-    selection : `op` matches names of subgraphs, `module` paths. With `module`, the outermost matching module is the
-        subgraph of all calls in it; with `op`, the innermost matching function.
+    A subgraph is an uninterrupted run of calls of one thread in one module or function; forward, backward and optimizer
+    are separate. Subgraphs with equal signatures and equal dataflow are one case. Its function takes the tensors from
+    outside and the settings, and returns the results that later calls take, or the results of its last call.
+    selection : `op` matches names of subgraphs, `module` matches paths. With `module`, the outermost matching module is
+    the subgraph of all calls in it; with `op`, the innermost matching function is.
     Raises `UserError` if a pattern selects nothing or the trace lacks storages.
     """
     calls = trace.own_calls

@@ -20,9 +20,9 @@ from opgrip.traces.table.call_table import COUNT, quantiles
 from opgrip.traces.table.trace import Trace
 
 DIFFERENT = 1.5
-"""Ratio of times from which on call sites are in different clusters."""
+"""least ratio of times of call sites in different clusters"""
 ANY = -1
-"""Storage number of calls whose storage does not recur."""
+"""storage number of calls whose storage does not recur"""
 MOST_CALLS = 200_000
 MEMORY = "memory"
 COLUMNS = [
@@ -36,9 +36,9 @@ class TimingCluster:
     """One timing cluster.
 
     signature : with the values and results of one of its calls
-    calls : indices of the selected calls; of a long trace, a sample
-    captured_us : their median time; of all calls if none is selected
-    place : module, function and line of that call
+    calls : indices of the selected calls, or a sample of them in a long trace
+    captured_us : median time of these calls, or of all calls of the cluster if none is selected
+    place : module, function and line of the call with these values
     """
 
     signature: Signature
@@ -51,10 +51,10 @@ class TimingCluster:
 class PlacedCalls:
     """The calls of a signature that was observed at several call sites.
 
-    A call site here is a scope and the storage of the first tensor, if that recurs; else the scope alone.
-    calls : those of `calls_looked_at` by start time, selected or not
-    places : call site of each
-    typical_ns : typical time at the call site of each
+    A call site here is a scope and the storage of the first tensor; if that storage does not recur, only the scope.
+    calls : calls in `calls_looked_at`, by start time, selected or not
+    places : call site of each call
+    typical_ns : typical time at the call site of each call
     observed : values and results of later calls
     rows : index in `calls` of each observation; None if it has no call site
     """
@@ -67,7 +67,7 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters, the most frequent first; empty if there is one only."""
+        """Return the timing clusters, the most frequent first; empty if there is only one."""
         groups = self._groups()
         if len(groups) < 2:
             return []
@@ -104,7 +104,7 @@ class PlacedCalls:
     ) -> TimingCluster:
         is_selected = self.calls.index.isin(selected)
         places = set(self.places[is_selected].tolist())
-        # rather values of a selected place than of another that behaves so
+        # prefer the values of a selected call site to those of another in the same cluster
         row, input_set = next((item for item in examples if int(self.places[item[0]]) in places), examples[0])
         one = self.calls.iloc[row]
         place = f"{one['module']} {one['function']} {one['file']}:{one['line']}"
@@ -116,7 +116,7 @@ class PlacedCalls:
 def calls_looked_at(trace: Trace) -> pd.DataFrame:
     """Return the calls of signatures that were observed at several call sites, with the storage of the first tensor.
 
-    Of a long trace, the beginning, where the capture observed, and pieces all along.
+    Of a long trace, this returns the beginning, in which the capture observed values, and parts of the rest.
     """
     numbers = list(_looked_at(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
@@ -130,11 +130,11 @@ def calls_looked_at(trace: Trace) -> pd.DataFrame:
 def _pieces(
     parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
 ) -> Iterator[pd.DataFrame]:
-    """Return all calls of some signatures if they are few, else evenly spaced parts of them."""
+    """Yield all calls of some signatures if they are few, else evenly spaced parts of them."""
     seen = taken = 0
     for part, storages in parts:
         own = part[part["signature"].isin(numbers)]
-        # half of them are of the beginning
+        # half of the limit is for the beginning
         if all_calls <= MOST_CALLS or taken <= MOST_CALLS / 2 * (1 + seen / all_calls):
             yield own[COLUMNS].assign(**{MEMORY: _first_memory(own, storages)})
             taken += len(own)
@@ -178,13 +178,13 @@ def _rows(observed: Sequence[Observed], starts: NDArray[np.int64], memory: NDArr
             continue
         candidates = starts >= item.since_ns
         if item.storage is not None:
-            # calls of other threads, and of other processes in a merged trace, can begin meanwhile
+            # other threads, and other processes in a merged trace, can start a call in between
             candidates &= memory == item.storage
         yield int(candidates.argmax()) if candidates.any() else None
 
 
 def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[np.int64]:
-    # a call that has none can be the last
+    # the last call may have no tensors, so its index may be one past the end
     padded = np.append(storages, NO_STORAGE)
     return np.where(calls["tensors"] > 0, padded[calls["first_storage"].to_numpy()], NO_STORAGE)
 
@@ -215,13 +215,13 @@ def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
 
 
 FLOPS_PER_BYTE = 10
-"""Floating-point operations that a machine does while it moves a byte. Accelerators and CPUs do 5 to 200."""
+"""floating-point operations that a machine does while it moves a byte; 5 to 200 on accelerators and CPUs"""
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return the estimated cost of a call: bytes moved, plus the time of its arithmetic in the same unit.
+    """Return the estimated cost of a call: bytes moved, plus its arithmetic in the same unit.
 
-    The operator is not run; its formulas get tensors on the meta device.
+    The operator does not run; its formulas get tensors on the meta device.
     """
     if is_view(signature):
         return 1.0
@@ -261,7 +261,7 @@ def captured_times(
     calm, counts = calm_times(calls), calls[COUNT]
     of_case = calls.groupby(numbers)
     median = quantiles(_times_of(calls, calm, timing_clusters), numbers, counts)
-    # one way to behave is not scattered because there is another
+    # the spread is within each timing cluster: a difference between clusters is not noise
     typical = numbers.map(median)
     for cluster in timing_clusters:
         typical[cluster.calls] = cluster.captured_us * 1e3
@@ -280,7 +280,10 @@ def captured_times(
 
 
 def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
-    """Return the time of each case's calls; if no call has a time, their estimated cost, if there are signatures."""
+    """Return the time of each case's calls, or their estimated cost if no call has a time.
+
+    signatures : signatures to estimate costs of; without one, each call of a case costs the same
+    """
     times = {number: item.count * item.median_us for number, item in captured.items()}
     if any(times.values()):
         return times
@@ -291,7 +294,7 @@ def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, S
 def _times_of(
     calls: pd.DataFrame, calm: pd.Series[float], timing_clusters: Iterable[TimingCluster]
 ) -> pd.Series[float]:
-    """Return the time of each call in ns. A perturbed call gets the time of its timing cluster."""
+    """Return the time of each call in ns; a perturbed call gets the time of its timing cluster."""
     times = calls["time_ns"].astype(float)
     for cluster in timing_clusters:
         own = calm[cluster.calls]

@@ -1,7 +1,7 @@
 """Results that only a backward pass takes, and arguments that require gradients.
 
 A compiler's attention may return another logsumexp than eager's, or one of another shape; a program that only predicts
-never sees it. Such a result is compared and reported, but does not make a row wrong.
+never uses it. Such a result is compared and reported, but does not make a row wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opgrip.traces.zoo.manifest import FIELD
 _REFUSED = re.compile(
     r"not differentiable with respect to argument '(\w+)'|the derivative for '(\w+)' is not implemented"
 )
-"""Messages of torch for an argument that it does not differentiate, in several versions."""
+"""torch's messages for an argument that it does not differentiate, in several versions"""
 
 
 def require_gradients(signature: Signature) -> Signature:
@@ -35,7 +35,7 @@ def require_gradients(signature: Signature) -> Signature:
 
 
 def refused_argument(error: BaseException) -> str | None:
-    """Return the name of the argument that an operator takes no gradient of, or None for any other error."""
+    """Return the name of the argument for which an operator has no gradient, or None for any other error."""
     match = _REFUSED.search(str(error))
     return None if match is None else match[1] or match[2]
 
@@ -43,8 +43,8 @@ def refused_argument(error: BaseException) -> str | None:
 def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Case:
     """Return a case whose arguments require gradients where its calls can have them.
 
-    is_unsaid : the source does not say which tensors require gradients, so all floating-point ones do
-    refused : names of arguments that the operator is not differentiable in
+    is_unsaid : True if the source does not record which tensors require gradients; then all floating-point tensors do
+    refused : names of arguments for which the operator has no gradient
     """
     if not is_unsaid and not refused:
         return case
@@ -103,8 +103,10 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
     "mkldnn_rnn_layer": (3,),
     "_weight_norm_interface": (1,),
 }
-"""Indices of results that torch returns for the operator's own backward, by operator: statistics, seeds, indices. A
-trace does not say which results leave the program, so any other result may be used by the caller."""
+"""indices of results that torch returns for the operator's own backward (statistics, seeds, indices), by operator
+
+A trace does not record which results leave the program, so the caller may use any other result.
+"""
 
 
 def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
@@ -151,7 +153,7 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
     """Return the candidates that a later call takes, by signature."""
     takes = {item.number: len(interface_of(item).takes) for item in trace.signatures}
-    # of each result its memory, signature and place, (N, 3)
+    # storage, signature and index of each result, (N, 3)
     results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, takes)])
     taken = np.empty(0, dtype=np.int64)
     for calls, memory in trace.call_parts():

@@ -16,11 +16,11 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a case is run with.
+    """The values of the swept options: threads, batch scale and streams.
 
-    threads : threads of an operator; None for as many as in the program
+    threads : threads of an operator; None to use the recorded number
     batch : factor on the recorded batch size
-    streams : cases that run at once, on threads or on streams of a device
+    streams : number of cases that run concurrently, on threads or on streams of a device
     """
 
     threads: int | None = None
@@ -31,7 +31,7 @@ class Point:
 @titled("what they run on")
 @dataclass(frozen=True, slots=True)
 class PointOptions:
-    """What cases are run with: one row per combination."""
+    """Options that select the points at which cases are run; each combination is one row."""
 
     threads: tuple[int, ...] = option(
         (),
@@ -103,7 +103,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Words that distinguish the variant: `compile backward random`, `eager 2 threads`."""
+        """Words that distinguish the variant: `compile backward random`, `eager 2 threads`"""
         usual = (FORWARD, RECORDED)
         words = [self.mode, *(word for word in (self.direction, self.values) if word not in usual)]
         if self.point.threads is not None:

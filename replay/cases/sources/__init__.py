@@ -1,4 +1,4 @@
-"""Sources of cases. A source is a file here, or an entry point `opgrip.sources` of another package."""
+"""Sources of cases; a source is a file of this package, or an entry point `opgrip.sources` of another package."""
 
 from opgrip.replay.cases.sources.source import NO_TRACE, CaseSet, Source, source_of, sources
 

@@ -36,7 +36,7 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 
 def folders_in(target: Path) -> list[Path]:
-    """Return the sample folders that a path names: itself, or the ones in it."""
+    """Return the sample folders that a path names: itself, or the folders in it."""
     if (target / SAMPLE).is_file():
         return [target]
     return sorted(path.parent for path in target.glob(f"*/{SAMPLE}"))
@@ -54,11 +54,11 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case for each recorded call in sample folders, not numbered yet."""
+    """Yield a case, without a number yet, for each recorded call in sample folders."""
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
-            # values are read when its code has run, which may leave the working directory
+            # absolute, because values are read after the sample's code has run, which may change the working directory
             trace = load((sample.folder / CALLS).absolute(), partial=False, unbounded=True)
             yield from _cases(trace, {sample.name: sample}, Selection())
 
@@ -130,7 +130,7 @@ class _Code:
 
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
-    """Return the case of a recorded call. Loading it makes its arguments and function."""
+    """Return the case of a recorded call, whose `load` makes its arguments and function."""
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
     case = Case(signature, {}, calls, 0.0, 0.0, 0.0, context=context)
@@ -145,7 +145,10 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """Describes recorded arguments as `function_case` describes live ones. Of an object, only the class is kept."""
+    """A converter of recorded arguments to the form in which `function_case` describes live ones.
+
+    Objects are reduced to the name of their class.
+    """
 
     def __init__(self) -> None:
         self._places = count()

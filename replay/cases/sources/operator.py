@@ -30,15 +30,15 @@ MOST_CONFIGURATIONS = 100_000
 LONGEST = 1 << 62
 NAME = re.compile(r"[A-Za-z]\w*(?:(?:\.|::)\w+){0,3}|_\w+")
 WHOLE = ("index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths")
-"""Names of arguments that are integer tensors by default."""
+"""names of arguments that are integer tensors by default"""
 BOOLEAN = ("mask", "condition")
-"""Names of arguments that are bool tensors by default."""
+"""names of arguments that are bool tensors by default"""
 FORM = """give the arguments by name: --inputs '{"self": [1024, 1024], "other": [1024, 1024]}'"""
 TENSOR_KEYS = {"shape", "stride", "dtype", "device"}
 
 
 class OperatorSource:
-    """Operators of `--operator` and `--inputs`, joined by `target_of`."""
+    """The source for `--operator` and `--inputs`, which `target_of` joins to one target."""
 
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it out with --operator"
@@ -72,7 +72,7 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
     """Return the target for operators and configurations of arguments: `operator:aten.mm [{"self": [4, 4], ...}]`.
 
     operators : names, with or without overload
-    inputs : JSON; each an object of arguments or a list of such objects
+    inputs : JSON texts, each an object of arguments or a list of such objects
     extensions : modules of the user that may register the operators
     Raises `UserError` for invalid JSON or an extension that cannot be imported.
     """
@@ -93,7 +93,7 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
 
 
 def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:
-    """Return the user's extensions that may register an operator which is not registered yet."""
+    """Return the user's extensions if an operator is not registered without them."""
     if all(_schemas_of(name) for name in operators):
         return []
     return [name for name in extensions if name not in TRUSTED_EXTENSIONS]

@@ -1,4 +1,4 @@
-"""Samples as a source of cases: those that ship, by name, and those that were gripped, by folder."""
+"""Samples as a source of cases: shipped samples by name, and gripped samples by folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from opgrip.traces.io.sample_folder import CALLS
 
 
 class SampleSource:
-    """`samples`, `sample:NAME`, or a folder that `grip` wrote."""
+    """The source for `samples`, `sample:NAME`, and folders that `grip` wrote."""
 
     lacks: Sequence[str] = ("traces",)
     hint = "leave it out with samples"
@@ -48,7 +48,7 @@ class SampleSource:
         cases = [case for case in sample_cases(target, selection.op, selection.tag) if not selection.excludes(case.op)]
         if not cases:
             raise UserError(*ALL_EXCLUDED)
-        # inputs of samples that ship are made here; code of gripped ones is loaded in a worker
+        # inputs of shipped samples are made in this process; code of gripped samples is loaded in a worker
         has_run_code = any(case.load is None for case in cases)
         return CaseSet(cases[: selection.top], has_run_code=has_run_code)
 
@@ -61,25 +61,25 @@ sources.register("samples")(SampleSource())
 
 JOINED = "; opgrip trace merge joins several"
 LOOKED_AT = 20
-"""Files of a folder to look at."""
+"""number of files in a folder that are searched for a trace"""
 PREFIX = "sample:"
-"""Prefix of shipped samples, whatever folders exist: `sample:nms`."""
+"""prefix of targets that are always shipped samples, even if a folder has the name: `sample:nms`"""
 
 
 def names_samples(target: str) -> bool:
     """Return True if a target names samples: `samples`, `sample:nms`, `samples/nms` or a folder."""
     if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
         return True
-    # some other tools' files are folders
+    # some formats of other tools are folders
     return Path(target).is_dir() and format_of(Path(target)) is None
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
     """Return a case per configuration of shipped samples, and per recorded call of gripped ones.
 
-    target : a folder of gripped samples, or one of them; `sample:nms` for a shipped one; `samples` for all shipped ones
-        and those in a folder of that name; `samples/nms` for the folder if it exists, else the shipped one
-    patterns, tags : names to select, and tags that they must have
+    target : a folder of gripped samples, or one of them; `sample:nms` for a shipped sample; `samples` for all shipped
+    samples and the folder of that name; `samples/nms` for the folder if it exists, else the shipped sample
+    patterns, tags : names to select, and tags that the samples must have
     Warns if a local folder hides or extends the shipped samples; raises `UserError` if nothing is selected.
     """
     folders, name = _folders(target), _shipped_name(target)
@@ -137,7 +137,7 @@ def _folders(target: str) -> list[Path]:
 
 
 def _shipped_name(target: str) -> str | None:
-    """Return the name of a shipped sample, an empty text for all of them, or None."""
+    """Return the name of a shipped sample, an empty string for all of them, or None."""
     if target.startswith(PREFIX):
         return target.removeprefix(PREFIX)
     first, *others = PurePath(target).parts or ("",)
@@ -155,12 +155,12 @@ def _note(target: str, count: int) -> str:
 
 
 SHIPPED = "samples"
-"""Name of all shipped samples."""
+"""name of all shipped samples"""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """Draws one of the tensors that a sample's configuration makes. They are not kept in memory."""
+    """A source of values for one of the tensors that a sample's configuration makes; it makes them on each use."""
 
     name: str
     configuration: str
@@ -203,7 +203,7 @@ def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
     drawables = {
         place: ConfigurationTensor(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))
     }
-    # a function that writes nowhere is not run to see that it does not
+    # the tag makes a trial run to detect writes unnecessary
     may_write = Tag.IN_PLACE in sample.tags
     function = sample.function
     operator = FunctionOperator(function, (arguments, {})) if may_write else Operator(function, mutates=False)

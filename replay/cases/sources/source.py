@@ -1,4 +1,4 @@
-"""Sources of cases, and those in files: traces, and PARAM's operator configurations."""
+"""The interface of sources of cases, and the sources for files: traces, and PARAM's operator configurations."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 
 @dataclass(frozen=True, slots=True)
 class CaseSet:
-    """Cases from one source.
+    """The cases from one source.
 
-    cases : the selected ones, by falling share of time
+    cases : selected cases, by falling share of time
     are_calls : True if they are single calls of a trace, which have preceding calls
     all_cases : all cases of the trace, if they were made
-    has_run_code : True if functions were run to make them; forks of this process could then hang
+    has_run_code : True if functions were run to make the cases, after which forks of this process could hang
     is_cut : True if `Cut` was applied already
     """
 
@@ -47,8 +47,8 @@ class CaseSet:
 class Source(Protocol):
     """A source of cases.
 
-    lacks : words of `Option.only`; options for these are refused, with `hint`
-    place : sources are asked in this order, and the first that takes a target has it
+    lacks : values of `Option.only`; options limited to these are refused, with `hint`
+    place : sort key of the order in which sources are asked; the first that accepts a target is used
     in_program : True if its cases have preceding calls
     """
 
@@ -63,7 +63,7 @@ class Source(Protocol):
         """Return the cases of a target; raise `UserError` if it cannot be read or nothing is selected."""
 
     def fingerprint(self, target: str) -> str:
-        """Return a hash of what the cases are made from."""
+        """Return a hash of the data that determine the cases."""
 
 
 sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sources")
@@ -74,7 +74,7 @@ def source_of(target: str) -> Source:
 
 
 class TraceSource:
-    """Files that `Capture` or `opcapture` wrote."""
+    """The source for files that `Capture` or `opcapture` wrote."""
 
     lacks: Sequence[str] = ("samples",)
     hint = "replay them by: opreplay samples --tag ..."
@@ -109,7 +109,7 @@ class TraceSource:
 
 
 def _add_content(digest: hashlib.blake2b, path: Path) -> None:
-    """Hash a file in pieces: a long trace may be larger than memory."""
+    """Add a file to a hash in pieces, because a long trace may be larger than memory."""
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
@@ -119,7 +119,7 @@ sources.register("trace")(TraceSource())
 
 
 class ConfigurationSource:
-    """A file of PARAM's operator configurations. Cases are numbered in file order, which `--start` counts."""
+    """The source for files of PARAM's operator configurations; cases are numbered in file order, for `--start`."""
 
     lacks: Sequence[str] = ("samples",)
     hint = "replay samples by: opreplay samples --tag ..."
