@@ -141,8 +141,8 @@ class RecordBuilder:
     Parameters
     ----------
     name : name of the format
-    losses : what the reader skipped; it is written to the last record
-    facts : what the file says about versions, devices, the command and the time, for the header
+    losses : parts of the file that the reader skipped, for the last record
+    facts : versions, devices, command and time in the file, for the header
     is_timed : True if the file has durations
     """
 
@@ -256,7 +256,7 @@ class RecordBuilder:
 
 
 def says_gradients(header: Mapping[str, Any]) -> bool:
-    """Return True if the source of a trace says which tensors require gradients, as a capture does."""
+    """Return True if the source of a trace records which tensors require gradients, as a capture does."""
     if any(not says_gradients(process) for process in header.get("processes") or () if isinstance(process, Mapping)):
         return False
     if "converted_from" not in header:

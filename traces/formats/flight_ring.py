@@ -16,7 +16,7 @@ CALLS   thread, calls, storages                    of each call: pair, start, en
 RUNNING bytes                                      the calls that had not ended, as JSON lines
 ======= ========================================== ==========================================================
 
-The file lacks what is only known when a trace is written: device times, page faults, and which calls were perturbed.
+The file lacks data that are only known when a trace is written: device times, page faults and perturbed calls.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def members(
     Parameters
     ----------
     strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
-        duplicate name counts, and the items are those of the list
+        duplicate name counts, and such a list yields its items
 
     Raises
     ------

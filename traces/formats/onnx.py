@@ -135,7 +135,7 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
 
 
 def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
-    """Return values of small constants by name; remove those of weights, which inference does not need."""
+    """Return values of small constants by name; remove the values of weights, which inference does not need."""
     constants: dict[str, list[Any]] = {}
     for item in graph.initializer:
         values = _values(item, onnx)
@@ -216,7 +216,7 @@ def _is_concrete(value: Any) -> bool:
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
     """Return onnx's shape inference of one node.
 
-    Inference of a whole model is unbounded: thirty Gather nodes that index a tensor by itself each double its number
+    Inference of a whole model is unbounded: thirty Gather nodes that index a tensor with itself each double its number
     of dimensions.
     """
 

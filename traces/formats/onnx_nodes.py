@@ -1,8 +1,8 @@
 """Nodes of an ONNX graph with shapes and constants, inlined functions of the model, and computed sizes.
 
 Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it. onnx's
-inference over a whole model follows few of these nodes. It is not used, since it would also follow a decompression
-bomb.
+inference over a whole model follows few of these nodes. It is not used, since an untrusted model could make its shapes
+grow exponentially.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 
     Raises
     ------
-    NoOverload : if no operator of that name is registered, or none of its overloads accepts the arguments
+    NoOverload : if no operator of that name is registered, or no overload accepts the arguments
     """
     schemas = schemas_of(name)
     if not schemas:

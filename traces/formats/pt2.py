@@ -1,7 +1,7 @@
 """Programs written by `torch.export.save`, as traces of one run.
 
 The graph's JSON is read here and not by `torch.export.load`. That function unpickles weights, constants and sample
-inputs, including any names in them, evaluates expressions of sizes, and requires a file of its own version.
+inputs, including any names in them, evaluates expressions of sizes, and requires a file of the same version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Module `torch_private.py` as under a torch that has none of its private APIs."""
+"""Module `torch_private.py` as under a torch that lacks all of its private APIs."""
 
 from __future__ import annotations
 

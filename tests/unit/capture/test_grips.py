@@ -1,6 +1,4 @@
-"""Gripped functions: which are found, what is recorded of their calls, and that the program's behaviour is
-unchanged.
-"""
+"""Selection of gripped functions, recording of their calls, and unchanged behaviour of the program."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_short_call_runs_until_the_longest_is_done() -> None:
     measured(subject_of(short), subject_of(lambda _: matrix @ matrix @ matrix, 1))
     alone = runs.count(threading.current_thread().name)
     with compared_times():
-        # as many runs at once as alone, and many more under load
+        # there are as many concurrent as single runs, and many more under load
         assert len(runs) - alone > 2 * alone
 
 

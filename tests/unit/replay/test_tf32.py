@@ -1,4 +1,4 @@
-"""TF32 products of another mode while eager used float32. No GPU is needed: the CPU stands in for one."""
+"""TF32 products of another mode while eager used float32. No GPU is needed: the CPU replaces it."""
 
 from __future__ import annotations
 

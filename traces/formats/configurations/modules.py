@@ -255,7 +255,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise `ValueError` for tensors that an operator could split into more pieces than memory has room for."""
+    """Raise `ValueError` for tensors that an operator could split into more pieces than fit in memory."""
     if any(size > PIECES for tensor in tensors for size in tensor.shape):
         raise ValueError(f"it splits a tensor longer than {PIECES:,}")
 

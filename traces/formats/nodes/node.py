@@ -198,7 +198,7 @@ class NodeSpan:
     Attributes
     ----------
     start_ns : time since the first node; if the file has no times, only the order is meaningful
-    device_ns : duration of the kernels inside the node, -1 if there are no kernels
+    device_ns : duration of the kernels inside the node, -1 without kernels
     """
 
     start_ns: int

@@ -220,7 +220,7 @@ def test_the_repeats_of_all_cases_tell_how_much_one_varies() -> None:
     prior = learn([(value, 4) for value in squares], USUAL[False])
     assert prior.variance == pytest.approx(0.04, rel=0.2)
     assert prior.freedom > 20
-    # cases with a higher variance of their own keep it
+    # cases with different variances keep their own estimate
     scattered = learn([(value * 100.0 ** (place % 3), 4) for place, value in enumerate(squares)], USUAL[False])
     assert scattered.freedom < 2
     assert learn([(0.1, 4)] * 3, USUAL[True]) == USUAL[True]

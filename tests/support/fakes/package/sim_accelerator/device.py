@@ -105,7 +105,7 @@ class Stream(torch.Stream):
 
 
 def Event(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-    """Return a generic event, since torch measures times only between events of its own class."""
+    """Return a generic event, since torch measures times only between events of one class."""
     return torch.Event("sim", enable_timing=enable_timing)
 
 
