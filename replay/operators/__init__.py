@@ -1,1 +1,1 @@
-"""What a case calls: operators by name, settings, devices, memory and work."""
+"""The operators that a case calls: lookup by name, settings, devices, memory and work."""

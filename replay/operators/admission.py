@@ -1,4 +1,4 @@
-"""Which modules a trace may name, and the refusal of what cannot run here."""
+"""The modules that a trace may name, and the error for cases that cannot run here."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from opgrip.errors import UserError
 
 IMPORT_S = 120
 IMPORTED = 76
-"""Exit status after the import. An extension may itself exit with another one."""
+"""exit status that confirms an import; an extension that ends the process itself has another one"""
 
 TRUSTED_EXTENSIONS = ("mmcv._ext",)
-"""Extension modules that a trace may name. They run as code, so an untrusted trace cannot add to them."""
+"""extension modules that a trace may name; they run as code, so an untrusted trace cannot add to them"""
 
 
 def import_trusted(name: str) -> ModuleType:
-    """Import a module that the user names, from where modules are installed, else from the working directory."""
+    """Import a module that the user names; installed modules come before those in the working directory."""
     with _working_directory():
         return importlib.import_module(name)
 
 
 @contextmanager
 def _working_directory() -> Iterator[None]:
-    """Search the working directory after installed modules in the block."""
+    """Make modules in the working directory importable in the block, after installed modules."""
     sys.path.append("")
     try:
         yield
@@ -41,18 +41,18 @@ def _working_directory() -> Iterator[None]:
 
 
 class Unsupported(Exception):
-    """A case cannot run here. The message is the reason."""
+    """Raised if a case cannot run here; the message is the reason."""
 
 
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each module that is not installed."""
+    """Yield one message per module that is not installed."""
     for name in names:
         if not _is_installed(name):
             yield f"--extension {name}: no such module is installed, and its functions cannot run"
 
 
 def _is_installed(name: str) -> bool:
-    """Return True if a module can be found, without importing the packages that it is in."""
+    """Return True if a module can be found, without importing the packages that contain it."""
     first, *others = name.split(".")
     full_name = first
     try:

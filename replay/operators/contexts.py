@@ -1,4 +1,4 @@
-"""Run a case under the recorded settings of torch, and which operators may use TF32."""
+"""The recorded settings of torch that a case runs under, and the operators that may use TF32."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from opgrip.platform.precisions import allows_tf32, parse_precisions, read_preci
 from opgrip.traces.schema.arguments import DTYPES
 
 EPS = 2.0**-10
-"""Distance from 1 to the next TF32 number."""
+"""distance from 1 to the next TF32 number"""
 
 ROUNDED = frozenset({torch.float32, torch.complex64})
 KINDS = ("cuda",)
-"""Device types that have TF32."""
+"""device types that have TF32"""
 
 _CONVOLUTION = re.compile(r"(^|_)conv(olution)?(_|\d|$)")
 _RECURRENT = re.compile(r"(^|_)(rnn|lstm|gru)(_|$)")
@@ -29,7 +29,7 @@ _PRODUCT = re.compile(r"^_?(\w*bmm|(add)?mm|matmul|linear|einsum|cdist|bilinear|
 
 
 class OperatorNames(TorchDispatchMode):
-    """Records the names of the operators that run, such as `aten.mm`."""
+    """A dispatch mode that records the names of the operators that run, such as `aten.mm`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,9 +65,9 @@ _PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def restored(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Run the block under a context's settings; unknown settings of another torch or machine are skipped.
+    """Run the block under a context's settings; settings that this torch or machine does not know are skipped.
 
-    Autocast is not among them: calls are captured below it, with the arguments that it cast.
+    Autocast is not restored, because calls are recorded below it, with the arguments that it cast.
     """
     with ExitStack() as stack:
         for name, value in settings.items():
@@ -76,7 +76,7 @@ def restored(settings: Mapping[str, Any]) -> Iterator[None]:
                     _SETTERS[name](stack, value)
         _deterministic(stack, settings)
         if settings.get("inference") is True:
-            # never with False, which would turn gradients on
+            # inference_mode(False) would turn gradients on
             stack.enter_context(torch.inference_mode())
         yield
 

@@ -1,6 +1,7 @@
 """The device of a replay: index, streams, events, memory and the errors that end its use.
 
-Uses only what the modules of all accelerators have: `torch.cuda`, `torch.xpu`, or one from outside torch.
+This uses only functions that the modules of all accelerators have: `torch.cuda`, `torch.xpu`, or one from outside
+torch.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ DELAY_CYCLES_PER_US = 2_000
 
 
 class DeviceLostError(BaseException):
-    """A kernel failed and the device is unusable for this process.
+    """Raised if a kernel failed and the device is unusable for this process.
 
-    Not an `Exception`, so that it does not count as the failure of one case: the process has to end.
+    This is not an `Exception`, because the process has to end instead of reporting a failed case.
     """
 
 
@@ -42,7 +43,7 @@ def module_of(device: str) -> Any:
 
 
 def with_index(device: str) -> str:
-    """Return a device name with an index, 0 by default: a bare name means another device in each thread."""
+    """Return a device name with an index, 0 by default, because a bare name means another device in each thread."""
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
 
@@ -54,7 +55,7 @@ def use_device(device: str) -> None:
 def check_present(device: str) -> None:
     """Raise `UserError` if torch does not know a device or this machine lacks it.
 
-    Creates no context: it takes memory, and on some clusters keeps other processes off the device.
+    This creates no context, which takes memory, and on some clusters keeps other processes off the device.
     """
     place = parse_device(device)
     try:
@@ -73,7 +74,7 @@ def name_of(device: str) -> str:
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return what the results' header says about an accelerator; creates a context."""
+    """Return the facts about an accelerator for the results' header; creates a context."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
@@ -105,14 +106,14 @@ def current_stream(device: str) -> Any:
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep a device busy, so that the host runs ahead of it. Does nothing on devices without such a kernel."""
+    """Keep a device busy, so that the host runs ahead of it; does nothing on devices without such a kernel."""
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
         sleep(round(duration_us * DELAY_CYCLES_PER_US))
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Limit this process's memory on an accelerator and return the limit; most of the free memory by default."""
+    """Limit this process's memory on an accelerator, by default to most of the free memory; return the limit."""
     limit = limit or available_memory(device)
     module = module_of(device)
     if limit is not None and hasattr(module, "set_per_process_memory_fraction"):
@@ -153,12 +154,12 @@ class _SyncErrors:
 
 
 ALIKE = 0.98
-"""Ratio of memory sizes of equal devices: the driver reserves a part that varies."""
+"""least ratio of memory sizes of equal devices, because the driver reserves a part that varies"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
-    """What the time of a call on a device depends on.
+    """Properties of a device that affect the time of a call.
 
     capability : of a GPU, such as 9.0; empty for other kinds
     """
@@ -193,7 +194,7 @@ def check_equal(devices: Sequence[str]) -> None:
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
-    """Return traits by device name, from a process of its own, since asking creates a context on each device."""
+    """Return traits by device name, queried in a separate process, since a query creates a context on each device."""
     if all(module_of(device).is_initialized() for device in devices):
         return {device: _traits_of(device) for device in devices}
     done = subprocess.run(

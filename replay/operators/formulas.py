@@ -1,7 +1,7 @@
-"""Floating-point operations of a call: torch's formulas, and others.
+"""Floating-point operations of a call: torch's formulas, and further ones.
 
-A multiply-add is two operations; a comparison, a division or a function such as the exponential is one, since a limit
-must not ask for more than the best program needs. Moving data is none. Formulas follow from the operators' definitions
+A multiply-add is two operations. A comparison, a division or a function such as the exponential is one, because a limit
+must not require more than the best program needs. Moving data is none. Formulas follow from the operators' definitions
 with the fewest passes over the data; papers are named.
 """
 
@@ -39,7 +39,7 @@ class OperatorFacts:
 
 @cache
 def schema_of(function: torch._ops.OpOverload) -> OperatorFacts:
-    """Return facts about an operator. Cached, because asking torch takes longer than most calls."""
+    """Return facts about an operator; cached, because asking torch takes longer than most calls."""
     arguments, mutable = function._schema.arguments, function._schema.is_mutable
     packet = str(function._overloadpacket)
     return OperatorFacts(
@@ -71,7 +71,7 @@ class OperatorCall:
 
     @property
     def elements(self) -> int:
-        """Elements of the largest result; of all results if the operator takes lists of tensors."""
+        """Number of elements of the largest result, or of all results if the operator takes lists of tensors"""
         if self.name.startswith("aten._foreach_"):
             return sum(tensor.numel() for tensor in self.outs or tensors_among(self.values.get("self")))
         return max((tensor.numel() for tensor in self.outs), default=0)
@@ -117,7 +117,7 @@ MOVES = operators(
     "_local_scalar_dense split_with_sizes_copy unfold_copy im2col pixel_shuffle channel_shuffle view_copy "
     "_foreach_copy _foreach_zero"
 )
-"""Operators that compute nothing."""
+"""operators without arithmetic"""
 
 ELEMENTWISE: dict[str, int] = {
     **dict.fromkeys(("sigmoid", "sigmoid_backward", "tanh_backward", "lerp", "softplus", "mish"), 3),
@@ -129,7 +129,7 @@ ELEMENTWISE: dict[str, int] = {
     **dict.fromkeys(("mse_loss", "l1_loss"), 3),
     **dict.fromkeys(("smooth_l1_loss", "huber_loss", "mse_loss_backward", "smooth_l1_loss_backward"), 5),
 }
-"""Operations per element, of operators with more than one or that torch does not tag as pointwise."""
+"""operations per element, for operators with more than one or that torch does not tag as pointwise"""
 
 REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("sum", "nansum", "mean", "max", "min", "prod", "all", "any", "argmax", "argmin"), 1),
@@ -137,9 +137,9 @@ REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("linalg_vector_norm", "norm", "aminmax"), 2),
     # the sums of the elements and of their squares
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), 3),
-    # largest, difference, exponential, sum
+    # maximum, difference, exponential, sum
     "logsumexp": 4,
-    # largest, difference, exponential, sum, quotient or difference
+    # maximum, difference, exponential, sum, quotient or difference
     **dict.fromkeys(("_softmax", "_log_softmax"), 5),
     # y * (g - sum(g * y)), and g - exp(y) * sum(g)
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 4),
@@ -147,23 +147,29 @@ REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("index_add", "scatter_add", "scatter_reduce", "max_pool2d_with_indices_backward"), 1),
     "upsample_bilinear2d_backward": 8,
 }
-"""Operations per element of the largest argument."""
+"""operations per element of the largest argument"""
 
 NORMALIZATION = 2
-"""A difference and a product per element; scale and offset are two more if they cannot be folded in."""
+"""a difference and a product per element; scale and offset are two more if they cannot be folded in"""
 MOMENTS = 3
-"""An addition, a product and an addition per element: the sums of elements and of squares."""
+"""an addition, a product and an addition per element: the sums of elements and of squares"""
 BACK_NORMALIZED = 9
-"""g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3 for the sums, 4 for the rest. Ioffe, Szegedy 2015."""
+"""g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3 for the sums, 4 for the rest
+
+Source: Ioffe, Szegedy 2015.
+"""
 IOU = 13
-"""Intersection over union of two boxes: 4 comparisons for its corners, 2 differences, 2 clamps, an area, a sum and a
-difference for the union, a quotient, and a comparison with the threshold."""
+"""operations for the intersection over union of two boxes
+
+4 comparisons for its corners, 2 differences, 2 clamps, an area, a sum and a difference for the union, a quotient, and a
+comparison with the threshold.
+"""
 INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d": 31}
-"""A product per neighbour, and the additions."""
+"""a product per neighbour, and the additions"""
 
 
 def flops_of(call: OperatorCall) -> int | None:
-    """Return the floating-point operations of a call; None without a formula."""
+    """Return the floating-point operations of a call, or None without a formula."""
     if call.function is not None:
         formula = flop_registry.get(call.function._overloadpacket)
         if formula is not None:
@@ -173,7 +179,7 @@ def flops_of(call: OperatorCall) -> int | None:
     try:
         operations = _by_ours(call)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        # a formula that does not know these arguments is as good as none
+        # the formula does not cover these arguments
         return None
     return None if operations is None else int(operations)
 
@@ -187,7 +193,7 @@ def _by_torch(formula: Callable[..., Any], call: OperatorCall) -> int | None:
     try:
         return int(formula(*args, **kwargs, out_val=out_value))
     except Exception:
-        # it is torch's, and may raise what it likes on arguments that it does not know
+        # torch's formulas may raise any error on arguments that they do not cover
         return None
 
 
@@ -218,7 +224,7 @@ def _only_views(call: OperatorCall) -> bool:
 
 
 def _normalized(call: OperatorCall, training: bool, scaled: bool) -> float:
-    # without training, scale and mean of a batch norm are one factor and one offset
+    # without training, scale and mean of a batch norm fold into one factor and one offset
     return call.argument_elements * (NORMALIZATION + (MOMENTS if training else 0) + (2 if scaled and training else 0))
 
 
@@ -242,13 +248,16 @@ def _interpolated(call: OperatorCall) -> float:
 
 
 def _grid_sampled(call: OperatorCall) -> float:
-    """Linear, nearest or cubic interpolation, in the order of `interpolation_mode`; nearest computes nothing."""
+    """Return the operations of linear, nearest or cubic interpolation, in the order of `interpolation_mode`.
+
+    Nearest has no arithmetic.
+    """
     linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
     return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]
 
 
 def _row_length(call: OperatorCall) -> tuple[int, int]:
-    """Return the number of elements, and how many are ordered among themselves."""
+    """Return the number of elements, and the length of each row that is sorted."""
     tensor = call.values["self"]
     return tensor.numel(), tensor.shape[call.values["dim"]] if tensor.dim() else 1
 
@@ -259,7 +268,7 @@ def _sorted(call: OperatorCall) -> float:
 
 
 def _topk(call: OperatorCall) -> float:
-    """Each element is compared with the threshold, and the kept ones are sorted."""
+    """Return the operations to compare each element with the threshold, and to sort the kept elements."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
@@ -292,13 +301,19 @@ def _per_parameter(operations: int) -> Formula:
 
 
 def _nms(call: OperatorCall) -> float:
-    """Greedy suppression compares each kept box with those kept before it, and each other box with at least one."""
+    """Return the operations of greedy suppression.
+
+    It compares each kept box with the boxes kept before it, and each other box with at least one.
+    """
     boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
     return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 
 
 def _roi_align(call: OperatorCall) -> float:
-    """Bilinear samples and their mean: `sampling_ratio` squared per cell, at least one (He et al. 2017)."""
+    """Return the operations of bilinear samples and their mean.
+
+    A cell has `sampling_ratio` squared samples, at least one (He et al. 2017).
+    """
     ratio = max(int(call.values.get("sampling_ratio", 0)), 1)
     return call.ins[2].numel() * ratio**2 * (INTERPOLATION["bilinear2d"] + 1)
 
@@ -314,14 +329,14 @@ FORMULAS: dict[str, Formula] = {
         ),
         _batch_norm,
     ),
-    # scale and offset differ along what is normalized
+    # scale and offset differ along the normalized dimensions
     "aten.native_layer_norm": lambda call: _normalized(call, True, _scaled(call)),
     "aten.native_group_norm": lambda call: _normalized(call, True, _scaled(call)),
     # sum of squares, product with the root, scale
     "aten._fused_rms_norm": lambda call: 4 * call.argument_elements,
     "aten.native_batch_norm_backward": lambda call: BACK_NORMALIZED * call.argument_elements,
     "aten.native_group_norm_backward": lambda call: (BACK_NORMALIZED + 1) * call.argument_elements,
-    # the gradient times the scale, and sums over the rows for those of scale and offset
+    # the gradient times the scale, and sums over the rows for the gradients of scale and offset
     "aten.native_layer_norm_backward": lambda call: (BACK_NORMALIZED + 4) * call.argument_elements,
     **dict.fromkeys(
         (f"aten.{kind}" for kind in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")),
@@ -356,4 +371,4 @@ FORMULAS: dict[str, Formula] = {
     "mmcv._ext:nms": _nms,
     "mmcv._ext:roi_align_forward": _roi_align,
 }
-"""Formulas of operators that the tables per element do not cover."""
+"""formulas of operators that the tables per element do not cover"""

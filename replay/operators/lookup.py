@@ -1,6 +1,6 @@
-"""Find operators by name, if a trace may name them, and what their names say of how they use values.
+"""Lookup of the operators that a trace may name, and properties of operators that follow from their names.
 
-The rules go by namespace, argument types and name, so that they cover operators of later versions of torch. An unknown
+The rules use namespace, argument types and name, so that they cover operators of later versions of torch. An unknown
 namespace is refused.
 """
 
@@ -25,13 +25,13 @@ COMPUTING = frozenset(
     {
         *("aten", "prims", "quantized", "quantized_decomposed", "quantization", "onnx", "rngprims", "torchvision"),
         "torch_nn",
-        # copies of FSDP2 around its collectives
+        # copies that FSDP2 makes before and after its collectives
         "fsdp",
-        # marks a range of calls, and is passed over in units
+        # marks a range of calls; subgraphs skip it
         "profiler",
     }
 )
-"""Namespaces of operators on tensors that programs call."""
+"""namespaces of operators on tensors that programs call"""
 
 BETWEEN_PROCESSES = frozenset(
     {
@@ -39,7 +39,7 @@ BETWEEN_PROCESSES = frozenset(
         "mempool",
     }
 )
-"""Namespaces of operators between processes."""
+"""namespaces of operators that communicate between processes"""
 NO_OTHERS = "works with other processes, of which a replay has none"
 
 OF_TORCH_ITSELF = frozenset(
@@ -49,7 +49,7 @@ OF_TORCH_ITSELF = frozenset(
         *("sparse", "flex_lib", "flex_gemm", "_native", "_native_aot", "_test", "_inductor_test"),
     }
 )
-"""Namespaces of operators that compilers and runtimes call with checked arguments."""
+"""namespaces of operators that compilers and runtimes call with checked arguments"""
 
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
 UNCHECKED = re.compile(
@@ -57,8 +57,10 @@ UNCHECKED = re.compile(
     r"|sparse_compressed_tensor|_sobol_engine_\w+|_thnn_differentiable_\w+|_compute_linear_combination"
     r"|_(add|remove)_batch_dim|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
 )
-"""Operators that access memory at offsets which the caller gives and that programs do not call: views, or steps inside
-other operators."""
+"""operators that access memory at offsets which the caller chooses, and that programs do not call
+
+They are views, or steps inside other operators.
+"""
 
 _FILE_ARGUMENTS = re.compile(r"(file_?name|file|path|folder|directory|url|uri)s?")
 _NUMBERS = re.compile(r"int|float|bool|Tensor")
@@ -66,7 +68,7 @@ _ADDRESS_ARGUMENTS = re.compile(r".*(data_ptr|pointer|address).*|ptr|\w+_ptr")
 
 
 def _names_a_file(argument: Any) -> bool:
-    # einsum's path is one of whole numbers
+    # einsum's path is a list of integers
     return bool(_FILE_ARGUMENTS.fullmatch(argument.name)) and not _NUMBERS.search(str(argument.type))
 
 
@@ -105,19 +107,25 @@ REGISTERED_LATE = {
     "torch_nn": ("torch.nn.modules.linear_cross_entropy",),
     "fsdp": ("torch.distributed.fsdp",),
 }
-"""Modules of torch that register operators when they are first imported, by namespace."""
+"""modules of torch that register operators when they are first imported, by namespace"""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What a case calls. `mutates` says whether it may write into its arguments."""
+    """The function that a case calls.
+
+    mutates : whether it may write into its arguments
+    """
 
     function: Callable[..., Any]
     mutates: bool
 
 
 def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
-    """Return what a signature names; raise `Unsupported` if it is missing, not trusted or not allowed."""
+    """Return the operator or function of a signature.
+
+    Raises `Unsupported` if it is missing, not trusted or not allowed.
+    """
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is no operator: capture it with --compiled operators")
     if signature.kind == FUNCTION:
@@ -161,7 +169,7 @@ def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
     namespace, packet, overload = match.groups()
     function = _registered(namespace, packet, overload)
     if function is None:
-        # a module of torch, or one that the user trusts, registers its operators when it is imported
+        # modules of torch and of the user register their operators when they are imported
         own = (module for module in extensions if module.partition(".")[0] == namespace)
         for module in (*REGISTERED_LATE.get(namespace, ()), *own):
             with suppress(ImportError):
@@ -197,13 +205,13 @@ def _find_kernel(name: str, extensions: Collection[str]) -> Any:
 
 
 def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
-    """Return what a trusted module has under a name or None, the module's name and the attribute's."""
+    """Return an attribute of a trusted module, or None if it is missing, and the names of module and attribute."""
     match = _FUNCTION.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not a function's name")
     module_name, attribute = match.groups()
     if module_name == MAIN:
-        # a program is called so while it runs; as a module it has its file's name
+        # a running program is named __main__; its importable name comes from its file
         for trusted in extensions:
             with suppress(Unsupported):
                 thing = _attribute(f"{trusted}:{attribute}", extensions)
@@ -242,14 +250,14 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     ("reduction", r"sum|mean|^(arg)?(max|min)$|amax|amin|any|all$|prod|var|std|cum|norm|count|median|mode"),
     ("elementwise", r""),
 )  # fmt: skip
-"""Families, and patterns of their operators' names. The first match counts."""
+"""families and patterns of their operators' names; the first match counts"""
 _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 
 
 def family_of(op: str) -> str:
     """Return the family of an operator: convolution for `aten.convolution_backward.default`.
 
-    Functions of extension modules are a family, and so are Python functions and modules.
+    Functions of extension modules are one family, and Python functions and modules are another.
     """
     if ":" in op:
         return EXTENSION
@@ -267,7 +275,7 @@ CHECKED_ON_CPU = frozenset(
         *("scatter", "scatter_", "scatter_add", "scatter_add_", "nll_loss_forward"),
     }
 )
-"""Operators that raise for invalid indices on the CPU. On an accelerator these make the device unusable."""
+"""operators that raise for invalid indices on the CPU; on an accelerator such indices make the device unusable"""
 
 NO_INDICES = frozenset(
     {
@@ -279,15 +287,15 @@ NO_INDICES = frozenset(
         *("fill", "fill_", "zero", "zero_", "masked_fill_", "bernoulli_", "random_", "masked_select"),
     }
 )
-"""Operators that do not use integers as indices, besides views and pointwise ones."""
+"""operators that do not use integers as indices, in addition to views and pointwise operators"""
 
 DIVIDE = frozenset({"div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"})
-"""Operators that crash for some integers."""
+"""operators that crash for some integers"""
 
 OVERWRITE = frozenset(
     {"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_"}
 )
-"""Operators that overwrite their first argument."""
+"""operators that overwrite their first argument"""
 
 
 def overwrites(function: Callable[..., Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What a call takes: its tensors, their bytes, and the memory that it allocates."""
+"""The arguments of a call: its tensors, their bytes, and the memory that the call allocates."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ NO_MEMORY = (
     "resource_exhausted",
     "alloc_failed",
 )
-"""Lower-case messages of torch, CUDA libraries, Triton, ONNX Runtime and XLA."""
+"""out-of-memory messages of torch, CUDA libraries, Triton, ONNX Runtime and XLA, in lower case"""
 
 LARGE = 1 << 16
-"""Bytes of results from which on new pages matter."""
+"""size of results in bytes from which new pages affect the time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class CallMemory:
     """Memory of one call in bytes.
 
     allocated : sum of all allocations
-    peak : most memory held at once
+    peak : most memory allocated at any time
     reserved : most memory that the allocator took from the device, after releasing its free memory; None without such
-        an allocator
+    an allocator
     """
 
     allocated: int
@@ -55,7 +55,7 @@ class CallMemory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error, or one of its causes, is a lack of memory: compilers wrap such errors."""
+    """Return True if an error or one of its causes is a lack of memory; compilers wrap such errors."""
     seen: BaseException | None = error
     while seen is not None:
         text = str(seen).lower()
@@ -73,14 +73,15 @@ def release_memory(device: str) -> None:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the bytes of all tensors in a tree, each occurrence counted. Elements that an expanded tensor repeats
-    count once.
+    """Return the bytes of all tensors in a tree, counting each occurrence.
+
+    Elements that an expanded tensor repeats count once.
     """
     return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Return whether results were mostly on new pages. Takes numbers or columns."""
+    """Return whether results were mostly on new pages, for numbers or columns."""
     return fresh_bytes * 2 >= results
 
 
@@ -88,7 +89,7 @@ def with_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
     """Run a function, and return its result and the memory that it took from torch's allocator."""
     if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
-    # read when Kineto starts: below this it prints two lines for each profile
+    # Kineto reads this when it starts; at lower levels it prints two lines per profile
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(profile_memory=True) as profiled:
         result = run()
@@ -105,7 +106,7 @@ def with_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
 def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
     module = module_of(device)
     module.synchronize(device)
-    # else what earlier calls left is used again, and nothing is reserved
+    # otherwise the call reuses memory of earlier calls, and nothing is reserved
     if hasattr(module, "empty_cache"):
         module.empty_cache()
     module.reset_peak_memory_stats(device)
@@ -118,5 +119,5 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemor
     reserved = None
     if "reserved_bytes.all.peak" in after:
         reserved = after["reserved_bytes.all.peak"] - before["reserved_bytes.all.current"]
-    # some backends do not count all that was ever allocated
+    # some backends do not count the sum of all allocations
     return result, CallMemory(after[allocated] - before[allocated] if allocated in after else peak, peak, reserved)

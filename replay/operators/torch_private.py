@@ -37,7 +37,7 @@ _has_kernel = _places.take(
 
 
 def is_dispatched(function: Any) -> bool:
-    """Return True if an overload is in the dispatcher; TorchScript has others of its own."""
+    """Return True if an overload is in the dispatcher; TorchScript has overloads that are not."""
     return bool(_has_kernel(function.name()))
 
 
@@ -75,7 +75,7 @@ _inductor_config = _places.take_later("torch._inductor.config", None, "inductor 
 
 
 def compile_in_this_process() -> None:
-    """Keep inductor from starting processes: replay compiles in parallel already."""
+    """Keep inductor from starting processes, because replay already compiles in parallel."""
     config = _inductor_config()
     if config is not None:
         config.compile_threads = 1

@@ -19,7 +19,7 @@ _KERNELS = (("triton.runtime.jit", "JITFunction"), _INTERPRETED)
 _AROUND = (("triton.runtime.autotuner", "Autotuner"), ("triton.runtime.autotuner", "Heuristics"))
 
 FindKernel = Callable[[str], Any]
-"""Returns what a trusted module has under `module:kernel`."""
+"""function that returns the attribute of a trusted module for the name `module:kernel`"""
 
 
 def kernel_in(thing: Any) -> Any:
@@ -32,7 +32,7 @@ def kernel_in(thing: Any) -> Any:
 def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
     """Return a function that launches a kernel with the recorded grid, constants and options, without tuning.
 
-    It raises `Unsupported` for other parameters than recorded, or an invalid grid, constant or option.
+    It raises `Unsupported` if the kernel's parameters have changed, or for an invalid grid, constant or option.
     """
     if not _is_any(kernel, (_INTERPRETED,)):
         _check_driver()
@@ -90,7 +90,7 @@ def _check_grid(grid: Any) -> None:
 
 
 def _check_options(options: Mapping[str, Any], parameters: Collection[str]) -> None:
-    # those that are no numbers name files and targets
+    # options that are not numbers name files and targets
     for name, value in options.items():
         if type(value) not in (int, bool, float) or name in parameters or name in ("grid", "warmup"):
             raise Unsupported(f"the option {name[:60]!r} of the launch is none that a replay passes on")

@@ -1,4 +1,4 @@
-"""The work of a call: arithmetic, bytes to move, operators."""
+"""The work of a call: arithmetic, bytes to move, and number of operators."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from opgrip.replay.operators.formulas import OperatorCall, call_of, flops_of, op
 from opgrip.traces.schema.tensor_specs import plain_name
 
 OVERWRITES = operators("copy fill zero normal uniform bernoulli exponential random log_normal cauchy geometric")
-"""Operators that write all of their first argument without reading it."""
+"""operators that write all of their first argument without reading it"""
 GATHERS = {
     **dict.fromkeys(("aten.index", "aten._unsafe_index", "aten.index_select", "aten.gather", "aten.take"), "self"),
     **dict.fromkeys(("aten.masked_select", "aten.upsample_nearest1d", "aten.upsample_nearest2d"), "self"),
     **dict.fromkeys(("aten.embedding", "aten.quantized_embedding"), "weight"),
     "mmcv._ext:roi_align_forward": "0",
 }
-"""Operators that read no more elements of this argument than they return."""
+"""operators that read no more elements of this argument than they return"""
 SCATTERS = {
     **dict.fromkeys(("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put"), "values"),
     **dict.fromkeys(("aten.scatter", "aten.scatter_add", "aten.scatter_reduce"), "index"),
     **dict.fromkeys(("aten.index_add", "aten.index_copy"), "source"),
 }
-"""Operators that write no more elements of their first argument than this argument has."""
+"""operators that write no more elements of their first argument than this argument has"""
 ADDS = frozenset({"aten.scatter_add", "aten.scatter_reduce", "aten.index_add"})
-"""Those of `SCATTERS` that also read what they write."""
+"""operators in `SCATTERS` that also read the elements that they write"""
 UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_strided")
 
 
 def bytes_moved(call: OperatorCall) -> int | None:
     """Return the distinct bytes that a call reads plus those that it writes; None for non-strided tensors.
 
-    Repeated elements count once. Results in an argument's storage are views or in-place results and not counted again.
-    What is changed in place counts twice.
+    Repeated elements count once. Results in an argument's storage are views or in-place results and do not count again.
+    Elements that are changed in place count twice.
     """
     if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in (*call.ins, *call.outs)):
         return None
@@ -55,7 +55,7 @@ def distinct_bytes(tensor: torch.Tensor) -> int:
     pairs = [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if step or not size]
     elements = prod(size for size, _ in pairs)
     extent = 1 + sum((size - 1) * step for size, step in pairs) if elements else 0
-    # windows that overlap have more elements than memory
+    # overlapping windows have more elements than their memory
     return min(elements, extent) * tensor.element_size()
 
 
@@ -107,7 +107,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")
-"""8-bit products with wider results."""
+"""8-bit products with wider results"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,10 @@ def _work(call: OperatorCall) -> Work:
 
 
 def _dtype(call: OperatorCall) -> str | None:
-    """Return the dtype of the largest floating-point tensor, or else of the largest tensor."""
+    """Return the dtype of the largest floating-point tensor, or of the largest tensor if none is floating-point.
+
+    8-bit products have the dtype of `self`.
+    """
     if call.name in NARROW_PRODUCTS:
         return plain_name(call.values["self"].dtype)
     tensors: list[torch.Tensor] = sorted(

@@ -1,9 +1,9 @@
-"""Calls that would access memory outside their tensors: refused, or their indices brought into bounds.
+"""Checks of calls that would access memory outside their tensors: they are refused, or their indices are clamped.
 
-Traces may come from third parties, and some operators of torch trust their arguments: indices, and sizes that must
-agree. `indices` clamps the former, `checking` refuses the latter; both are tables by operator. They were found by
-calling the operators of the versions in `REVIEWED` with invalid arguments. A new version of torch needs another look:
-its new operators, and new kernels of old ones.
+Traces may come from third parties, and some operators of torch do not check their arguments: indices, and sizes that
+must agree. `indices` clamps indices, `checking` refuses sizes; both are tables by operator. The operators were found by
+calling those of the versions in `REVIEWED` with invalid arguments. A new version of torch needs another review, of new
+operators and of new kernels of old operators.
 """
 
 from opgrip.replay.operators.agreement.checking import (
@@ -21,7 +21,7 @@ from opgrip.replay.operators.agreement.indices import (
 )
 
 REVIEWED = ((2, 6), (2, 13), (2, 15))
-"""Versions of torch whose operators were called; those between them are covered by both ends."""
+"""versions of torch whose operators were called; versions in between count as reviewed"""
 
 __all__ = [
     "REVIEWED",

@@ -1,7 +1,7 @@
-"""The table of what must agree by operator, and the check of a call and of the calls of a graph.
+"""The table of sizes that must agree by operator, and the check of a call and of the calls of a graph.
 
-Found by calling torch's operators with arguments that do not agree, each tensor up against memory that may not be
-touched, and seeing which of them read or wrote there.
+The table was found by calling torch's operators with arguments that do not agree. Each tensor was next to protected
+memory, which showed which operators read or wrote outside of it.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
     **{f"aten::{name}": ("self",) for name in ("median", "nanmedian")},
     **{f"aten::rrelu_with_noise{ending}": ("noise",) for ending in ("", "_", "_functional", "_backward")},
 }
-"""Arguments whose elements the kernels read contiguously, whatever their strides."""
+"""arguments whose elements the kernels read contiguously, whatever their strides"""
 
 
 def _tables() -> Mapping[str, Check]:
@@ -172,11 +172,11 @@ def _tables() -> Mapping[str, Check]:
 
 
 CHECKS = _tables()
-"""All checks by operator."""
+"""all checks by operator"""
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Check that a call's arguments agree, where the operator does not; raise `Unsupported` if they do not."""
+    """Raise `Unsupported` if a call's arguments do not agree and the operator itself does not check that."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         return
@@ -196,7 +196,7 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 class _CheckedCalls(TorchDispatchMode):
-    """Checks each call that an operator makes."""
+    """A dispatch mode that checks each call that an operator makes."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -213,7 +213,10 @@ def checking_parts(function: Any) -> AbstractContextManager[Any]:
 
 
 def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run a composite operator once with its calls checked. Its other errors are raised again when it is measured."""
+    """Run a composite operator once with its calls checked.
+
+    Other errors are ignored, since they occur again when it is measured.
+    """
     with torch.no_grad(), checking_parts(function):
         try:
             function(*args, **kwargs)
@@ -231,7 +234,7 @@ def is_checked(graph: fx.Graph) -> bool:
 
 
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """Run a subgraph once with its calls checked, if it needs that. Sizes inside may differ from recorded ones."""
+    """Run a subgraph once with its calls checked, if needed, because sizes inside may differ from the recorded ones."""
     if is_checked(module.graph):
         with torch.no_grad(), _CheckedCalls():
             fx.Interpreter(module).run(*args)

@@ -1,4 +1,4 @@
-"""Gradients and optimizers: sizes that must agree with those of the forward call or of the parameters."""
+"""Checks of gradients and optimizers: sizes that must agree with those of the forward call or of the parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgrip.replay.operators.agreement.layers import Call, Check, Sizes, element
 
 
 def optimizer(call: Call) -> Iterator[Sizes]:
-    """Tensor lists have one entry per parameter, or none."""
+    """Check that tensor lists have one entry per parameter, or no entry."""
     expected = [shape_of(parameter) for parameter in call["self"]]
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
     if call.get("amsgrad"):
@@ -33,7 +33,7 @@ def optimizer(call: Call) -> Iterator[Sizes]:
 class Forward:
     """The forward of a backward operator.
 
-    results : names that the backward has for the forward's results and their gradients, by index
+    results : names of the backward's arguments that have the shape of each result of the forward
     """
 
     name: str
@@ -51,7 +51,7 @@ FORWARDS: Mapping[str, Forward] = {
     },
     "aten::unfold_backward": Forward("unfold", (("grad_in",),)),
 }
-"""Forward operator by backward. Arguments of the same name in both have the same sizes."""
+"""forward operator by backward operator; arguments of the same name in both have the same sizes"""
 
 
 def _on_meta(value: Any) -> Any:
@@ -59,7 +59,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def as_forward(forward: Forward) -> Check:
-    """Arguments of a backward have the shapes that the forward gives for the same arguments."""
+    """Return a check that arguments of a backward have the shapes of the forward's results for the same arguments."""
     function = getattr(torch.ops.aten, forward.name).default
 
     def check(call: Call) -> Iterator[Sizes]:
@@ -79,7 +79,7 @@ def as_forward(forward: Forward) -> Check:
 
 
 def pooled_planes(dimensions: int) -> Check:
-    """The gradient has as many planes as the input."""
+    """Return a check that the gradient has as many planes as the input."""
 
     def check(call: Call) -> Iterator[Sizes]:
         shape = shape_of(call["self"])
@@ -95,7 +95,7 @@ def pooled_planes(dimensions: int) -> Check:
 
 
 def pooled_to(dimensions: int) -> Check:
-    """One output size per pooled dimension."""
+    """Return a check that there is one output size per pooled dimension."""
 
     def check(call: Call) -> Iterator[Sizes]:
         yield "output_size", len(call["output_size"]), dimensions
@@ -121,7 +121,7 @@ def distances(call: Call) -> Iterator[Sizes]:
 
 
 def of_output(*names: str) -> Check:
-    """The named argument has the shape of the forward's result."""
+    """Return a check that the gradient has the shape of the named argument, a result of the forward."""
 
     def check(call: Call) -> Iterator[Sizes]:
         for name in names:
@@ -164,7 +164,7 @@ def ctc(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_int4(call: Call) -> Iterator[Sizes]:
-    """A matrix times a 4-bit matrix, scaled in groups along the summed dimension."""
+    """Check a product with a 4-bit matrix that is scaled in groups along the summed dimension."""
     inner, group = shape_of(call["self"])[-1], call["qGroupSize"]
     columns = shape_of(call["mat2"])[0]
     yield "qGroupSize in that of self", inner % group if group > 0 else None, 0
@@ -173,7 +173,7 @@ def matmul_int4(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_4bit(call: Call) -> Iterator[Sizes]:
-    """Rows times a 4-bit matrix that is packed with its scales and a bias."""
+    """Check a product with a 4-bit matrix that is packed with its scales and a bias."""
     block, inner, columns = call["block_size"], call["in_features"], call["out_features"]
     weight = call["packed_weights"]
     yield "sizes of inp but the first", shape_of(call["inp"])[1:], (inner,)
@@ -217,7 +217,7 @@ def numbered(call: Call) -> Iterator[Sizes]:
 
 
 def observed(call: Call) -> Iterator[Sizes]:
-    """One scale per channel or one for all; ranges may be empty."""
+    """Check that there is one scale per channel or one for all; ranges may be empty."""
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
     yield from elements(call, count, "scale", "zero_point")
     for name in ("running_min", "running_max"):

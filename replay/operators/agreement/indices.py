@@ -1,6 +1,7 @@
-"""Bounds for indices that operators do not check. A trace, which may be untrusted, says which values they have.
+"""Bounds for indices that operators do not check; their values come from a trace, which may be untrusted.
 
-Found by calling torch's operators with indices far out of bounds and observing which of them accessed other memory.
+The operators were found by calling torch's operators with indices far out of bounds and observing which of them
+accessed other memory.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.memory import Arguments, Function
 
 Call: TypeAlias = Mapping[str, Any]
-"""Arguments of a call by name."""
+"""arguments of a call by name"""
 Bound: TypeAlias = Callable[[Tensor, Call], Tensor]
-"""Returns the nearest valid values of an index."""
+"""function that returns the nearest valid values of an index"""
 
 
 def _below(size: Callable[[Call], int]) -> Bound:
@@ -34,7 +35,7 @@ def _up_to(size: Callable[[Call], int]) -> Bound:
 
 def _clamp(index: Tensor, last: int) -> Tensor:
     if last < 0:
-        # clamped, it would be the place before the first
+        # clamping to -1 would address memory before the first element
         raise IndexError("an index into nothing")
     return index.clamp(0, last)
 
@@ -44,7 +45,7 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _plane(dimensions: int) -> Bound:
-    """Index into the last dimensions of the pooled tensor."""
+    """Return the bound of an index into the last dimensions of the pooled tensor."""
     return _below(lambda call: prod(call["self"].shape[-dimensions:]))
 
 
@@ -53,7 +54,7 @@ def _ascending_up_to(size: Callable[[Call], int]) -> Bound:
 
 
 def _lengths(lengths: Tensor, call: Call) -> Tensor:
-    """Segment lengths, cut at the end of the data."""
+    """Return segment lengths, cut at the end of the data."""
     ends = lengths.clamp(0, _segmented(call)).cumsum(-1).clamp(max=_segmented(call))
     return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1]))
 
@@ -63,7 +64,7 @@ def _segmented(call: Call) -> int:
 
 
 def _shares(samples: Tensor, call: Call) -> Tensor:
-    """Start of windows as a share of the possible offset."""
+    """Return the start of windows as a share of the possible offset, clamped to 0 to 1."""
     return samples.nan_to_num().clamp(0, 1)
 
 
@@ -73,13 +74,13 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Regions whose first column is an image number."""
+    """Return regions with valid image numbers in their first column."""
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
-    """Offsets of bags up to the last one's end."""
+    """Return offsets of bags that ascend and end at the number of indices."""
     count = int(call["indices"].numel())
     offsets = offsets.clamp(0, count).cummax(-1).values
     if "grad" in call:
@@ -89,14 +90,14 @@ def _bags(offsets: Tensor, call: Call) -> Tensor:
 
 
 def _class_or_none(target: Tensor, call: Call) -> Tensor:
-    """Classes, or the ignored index."""
+    """Return valid classes; the ignored index stays."""
     shape = call["self"].shape
     bounded = _clamp(target, shape[1 if len(shape) > 1 else 0] - 1)
     return torch.where(target == call["ignore_index"], target, bounded)
 
 
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
-    """Row numbers from 1 on, negative only in pairs."""
+    """Return valid row numbers, counted from 1; they may be negative only in pairs."""
     size = int(call["LD"].shape[-1])
     rows = []
     for row in pivots.reshape(-1, size).tolist():
@@ -126,8 +127,9 @@ _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 
 
 def _longest_target(call: Call) -> int:
-    """Return the longest valid target: a row's length, or its share of a flat batch, and at most the backward's
-    states.
+    """Return the longest valid target: a row's length or an equal share of a flat batch.
+
+    The states of a backward limit it further.
     """
     targets, states = call["targets"], call.get("log_alpha")
     longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
@@ -157,7 +159,7 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "aten::nll_loss2d_backward": {"target": _class_or_none},
     **{f"quantized::embedding_bag_{bits}_rowwise_offsets": _PACKED for bits in ("byte", "4bit", "2bit")},
     "aten::linalg_ldl_solve": {"pivots": _pairs},
-    # torch looks for what is not finite in linalg_eig alone
+    # torch checks for infinite values only in linalg_eig
     "aten::linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
     "aten::_linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
     "aten::fractional_max_pool2d": {"random_samples": _shares},
@@ -179,7 +181,7 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "torchvision::ps_roi_pool": {"rois": _images},
     "torchvision::_ps_roi_pool_backward": {"rois": _images},
 }
-"""Index arguments that operators do not check, by operator."""
+"""bounds of index arguments that operators do not check, by operator"""
 
 
 NO_BOUNDS = "its indices cannot be brought into bounds"
@@ -187,7 +189,7 @@ NO_BOUNDS = "its indices cannot be brought into bounds"
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """Bounds of one operator's indices, and the names of its arguments in order."""
+    """The bounds of one operator's indices, and the names of its arguments in order."""
 
     names: tuple[str, ...]
     bounds: Mapping[str, Bound]
@@ -215,7 +217,7 @@ def _rules_of(function: Any) -> _Rules | None:
 
 @contextmanager
 def _refusing(reason: str) -> Iterator[None]:
-    """Raise `Unsupported` instead of what the rules raise for an invalid call."""
+    """Raise `Unsupported` instead of the errors that the bounds raise for an invalid call."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
@@ -248,7 +250,7 @@ def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
         others = {
             name: bounded
             for name, index, bounded in rules.of(args, kwargs)
-            # an accelerator is not waited for
+            # a comparison would wait for an accelerator
             if index.device.type != "cpu" or not torch.equal(index, bounded)
         }
     return rules.replace(args, kwargs, others)
@@ -265,7 +267,7 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def bounding(function: Function) -> Function:
     """Return a function that clamps the indices of each call, or the same function if it checks them itself.
 
-    For calls inside subgraphs, whose indices other calls compute.
+    This is for calls inside subgraphs, whose indices other calls compute.
     """
     rules = _rules_of(function)
     if rules is None:
@@ -280,7 +282,7 @@ def bounding(function: Function) -> Function:
 
 
 def bounded_function(function: Function) -> Function:
-    """Return the function that `bounding` wrapped."""
+    """Return the function that `bounding` wrapped, or the same function if it is not wrapped."""
     return getattr(function, "bounds", function)
 
 
@@ -288,5 +290,5 @@ def _write(tensor: Tensor, values: Tensor) -> None:
     try:
         tensor.copy_(values)
     except RuntimeError:
-        # elements that share memory; the first place is in bounds of whatever is not empty
+        # its elements share memory; index 0 is in bounds of every tensor that is not empty
         torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).zero_()

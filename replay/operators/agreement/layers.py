@@ -1,4 +1,4 @@
-"""Matrices, spectra, attention and recurrent layers, and the sizes that all checks read."""
+"""Checks of matrices, spectra, attention and recurrent layers, and functions that all checks use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.traces.schema.arguments import TensorSpec
 
 Call: TypeAlias = Mapping[str, Any]
-"""Arguments of a call by name: tensors, or their specs."""
+"""arguments of a call by name: tensors, or their specs"""
 Sizes: TypeAlias = tuple[str, object, object]
-"""A name, what it has, and what it should have."""
+"""name of a property, its actual value, and its expected value"""
 Check: TypeAlias = Callable[[Call], Iterator[Sizes]]
 
 
@@ -30,28 +30,28 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def shapes(call: Call, expected: tuple[int, ...], *names: str) -> Iterator[Sizes]:
-    """The named tensor arguments have this shape."""
+    """Check that the named tensor arguments have this shape."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, shape_of(call[name]), expected
 
 
 def elements(call: Call, expected: int, *names: str) -> Iterator[Sizes]:
-    """The named tensor arguments have this number of elements."""
+    """Check that the named tensor arguments have this number of elements."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, prod(shape_of(call[name])), expected
 
 
 def dtypes(call: Call, expected: torch.dtype, *names: str) -> Iterator[Sizes]:
-    """The named tensor arguments have this dtype."""
+    """Check that the named tensor arguments have this dtype."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, call[name].dtype, expected
 
 
 def own_memory(*names: str) -> Check:
-    """Elements of the named arguments do not share memory: the kernel reads them contiguously."""
+    """Return a check that elements of the named arguments do not share memory; the kernel reads them contiguously."""
 
     def check(call: Call) -> Iterator[Sizes]:
         for name in names:
@@ -65,7 +65,7 @@ def own_memory(*names: str) -> Check:
 
 
 def ends_in_a_row(call: Call, *names: str) -> Iterator[Sizes]:
-    """The last dimension of the named arguments is contiguous."""
+    """Check that the last dimension of the named arguments is contiguous."""
     for name in names:
         tensor = call.get(name)
         if is_tensor(tensor) and shape_of(tensor)[-1] > 1:
@@ -104,13 +104,13 @@ def attention(call: Call) -> Iterator[Sizes]:
     yield "batch of key", key[0], query[0]
     yield "head size of key", key[3], query[3]
     yield "value", value[:3], key[:3]
-    # several heads of a query may share one of a key
+    # several heads of a query may share one head of a key
     yield "heads of query modulo those of key", query[1] % key[1] if key[1] else query[1], 0
     yield from shapes(call, (*query[:3], value[3]), "grad_out", "grad_out_", "out")
 
 
 def attention_for_cpu(call: Call) -> Iterator[Sizes]:
-    """Blocked attention on the CPU, which walks along heads by pointers."""
+    """Check blocked attention on the CPU, whose kernel walks along heads by pointers."""
     yield from attention(call)
     yield "value", shape_of(call["value"]), shape_of(call["key"])
     yield from shapes(call, shape_of(call["query"])[:3], "logsumexp")
@@ -118,12 +118,12 @@ def attention_for_cpu(call: Call) -> Iterator[Sizes]:
 
 
 def _last_size(value: Any) -> int:
-    # a nested tensor has sizes of the dimensions that are even
+    # `shape` raises for a nested tensor; `size` works for its regular dimensions
     return int(value.size(-1)) if isinstance(value, Tensor) else int(value.shape[-1])
 
 
 def projected(call: Call) -> Iterator[Sizes]:
-    """Queries, keys and values in one tensor, with a bias."""
+    """Check queries, keys and values in one tensor, with a bias."""
     width, heads = _last_size(call["qkv"]), call["num_heads"]
     yield from shapes(call, (width,), "qkv_bias")
     yield from dtypes(call, call["qkv"].dtype, "qkv_bias")
@@ -146,7 +146,7 @@ def encoder(call: Call) -> Iterator[Sizes]:
 
 
 def rnn(call: Call) -> Iterator[Sizes]:
-    """One LSTM layer; other cells have no such kernel."""
+    """Check one LSTM layer; the kernel does not support other cells."""
     inputs, hidden = shape_of(call["input"]), call["hidden_size"]
     places = (0, 1, 2, 3) if "weight0" in call else (1, 2, 3, 4)
     first, second, *biases = (f"weight{place}" for place in places)
@@ -166,13 +166,13 @@ def rnn(call: Call) -> Iterator[Sizes]:
 
 
 def _workspace(call: Call) -> tuple[int, ...]:
-    """Return the shape of what the forward saves for its backward, which depends on the CPU."""
+    """Return the shape of the data that the forward saves for its backward, which depends on the CPU."""
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     renamed = {**{f"weight{place}": f"weight{place + 1}" for place in range(4)}, "cx_": "cx_tmp"}
     call = {**call, "train": True}
     arguments = (call[renamed.get(argument.name, argument.name)] for argument in forward._schema.arguments)
     on_zeros = (torch.zeros(shape_of(value), dtype=value.dtype) if is_tensor(value) else value for value in arguments)
-    # without gradients the forward leaves nothing
+    # the forward saves nothing without gradients
     with torch.enable_grad():
         return shape_of(forward(*on_zeros)[3])
 
@@ -201,13 +201,13 @@ def reduced_products(call: Call) -> Iterator[Sizes]:
     weight = shape_of(call["weight"])
     yield "rows of weight", weight[0], inner
     yield from shapes(call, (rows, weight[1]), "grad_out")
-    # sums keep none
+    # only these reductions save indices
     if call["reduce"] in ("amax", "amin"):
         yield from shapes(call, (rows, weight[1]), "arg_out")
 
 
 def reach(call: Call) -> Iterator[Sizes]:
-    """Products of strides fit in 64 bits: torch computes with them where a view ends."""
+    """Check that products of strides fit in 64 bits, because torch computes the end of a view from them."""
     last = (call.get("storage_offset") or 0) + sum(
         (size - 1) * stride for size, stride in zip(call["size"], call["stride"], strict=True) if size > 0
     )
@@ -215,7 +215,7 @@ def reach(call: Call) -> Iterator[Sizes]:
 
 
 def dimensions(call: Call) -> Iterator[Sizes]:
-    """Valid dimensions, each once."""
+    """Check that dimensions are valid and distinct."""
     count = len(shape_of(call["self"]))
     yield f"dimensions from {-count} to {count - 1}", all(-count <= dim < count for dim in call["dim"]), True
     yield "different dimensions", len({dim % count for dim in call["dim"]}) if count else 0, len(call["dim"])
@@ -235,7 +235,7 @@ def padded_rows(call: Call) -> Iterator[Sizes]:
 
 
 def classes(call: Call) -> Iterator[Sizes]:
-    """The backward of a loss over at least one class."""
+    """Check that a loss has at least one class."""
     shape = shape_of(call["self"])
     yield "classes", shape[1 if len(shape) > 1 else 0] > 0 or not prod(shape_of(call["target"])), True
 
@@ -254,9 +254,9 @@ def margins(call: Call) -> Iterator[Sizes]:
 
 
 def upsample(call: Call) -> Iterator[Sizes]:
-    """Scales fit the output size, one per dimension."""
+    """Check that scales agree with the output size, one per dimension."""
     if "output_size" not in call or "input" in call:
-        # this overload computes the one from the other
+        # this overload computes one from the other
         return
     input_size = tuple(call["input_size"]) if "input_size" in call else shape_of(call["self"])
     output_size = tuple(call["output_size"])
@@ -276,7 +276,7 @@ def batch_norm(call: Call) -> Iterator[Sizes]:
     yield from shapes(call, shape, "grad_out", "grad_output")
     trains = call.get("train", call.get("training", call.get("update", True)))
     for name in ("save_mean", "save_invstd", "save_var"):
-        # evaluation keeps none
+        # an evaluation saves no statistics
         if trains or (is_tensor(call.get(name)) and prod(shape_of(call[name]))):
             yield from elements(call, channels, name)
 
@@ -299,14 +299,14 @@ def group_norm(call: Call) -> Iterator[Sizes]:
 
 
 def group_norm_backward(call: Call) -> Iterator[Sizes]:
-    """As `group_norm`; some versions read gradients contiguously."""
+    """Check a backward of `group_norm`, of which some versions read gradients contiguously."""
     yield from group_norm(call)
     if not _takes_any_strides():
         yield from own_memory("grad_out", "input", "weight", "mean", "rstd")(call)
 
 
 class _Gradients(TorchDispatchMode):
-    """Records whether the backward of a group norm gets a non-contiguous gradient."""
+    """A dispatch mode that records whether the backward of a group norm gets a non-contiguous gradient."""
 
     any_strides: bool = False
 
@@ -319,7 +319,7 @@ class _Gradients(TorchDispatchMode):
 @cache
 def _takes_any_strides() -> bool:
     """Return True if the backward of a group norm makes a gradient contiguous itself, as in torch 2.15."""
-    # a thread of its own: the caller may be in a dispatch mode, where nothing has gradients
+    # in a new thread, because the caller may be in a dispatch mode, in which nothing has gradients
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_sees_any_strides).result()
 
