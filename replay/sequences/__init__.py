@@ -1,1 +1,1 @@
-"""Runs all calls of a trace in their order, on what flows between them."""
+"""Step replay: all calls of a trace in order, with the dataflow between them."""

@@ -1,4 +1,4 @@
-"""Time the calls of a pass, and find those during which other processes used the cores."""
+"""Timers for the calls of a pass, and detection of calls during which other processes used the cores."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from opgrip.replay.timing.rounds import WATCHFUL_NS
 from opgrip.replay.timing.stopwatch import MOST_LEAD_NS, Pace
 
 LAUNCH_NS = 20_000
-"""Upper bound of what two events around a launch add to its time."""
+"""upper bound in ns of the time that two events around a launch add to it"""
 
 
 class CallTimer(Protocol):
-    """Runs and times the calls of one pass, in order.
+    """Interface of the timers, which run and time the calls of one pass in order.
 
     Attributes
     ----------
-    on_device : places of the calls that the device's clock timed
+    on_device : places of the calls that were timed by the device's clock
     """
 
     on_device: list[int]
@@ -43,7 +43,7 @@ class CallTimer(Protocol):
 
 
 class HostTimer:
-    """Timer by the host's clock; on an accelerator it measures launches.
+    """Timer that uses the host's clock; on an accelerator it measures launches.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class HostTimer:
 
 
 class DeviceClockTimer:
-    """Timer by an accelerator's clock for calls that work on it, and by the host's for others.
+    """Timer that uses an accelerator's clock for calls that run on it, and the host's clock for all others.
 
     It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
     as its launch.
@@ -126,18 +126,18 @@ def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
 
 
 CHECK_NS = 10_000_000
-"""Time between two checks; one takes some ten microseconds and a few cache lines."""
+"""minimum time in ns between two checks; a check takes some ten microseconds and evicts a few cache lines"""
 SHARE = 0.05
-"""A pass that was disturbed for more than this share of its time is slowed or contended."""
+"""share of a pass's time; a pass that was disturbed for longer is slowed or contended"""
 
 
 class Slowdown:
-    """Detects whether the processor was slowed down in a pass, and in which calls others used the cores.
+    """Detector of slowed passes and of calls during which other processes used the cores.
 
     Parameters
     ----------
     processes : number of processes that run the step on this machine. If they have more threads than there are cores,
-        they take the cores from each other, and passes can only be slowed.
+        they compete for the cores, and a pass is then never contended, only slowed.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -154,13 +154,13 @@ class Slowdown:
         self._contended: set[int] = set()
 
     def begin(self) -> None:
-        """Begin a pass."""
+        """Start observing a pass."""
         # discard what happened before the pass
         self._check(with_pace=True)
         self._reset()
 
     def check(self) -> None:
-        """Check after a call if enough time has passed, or if others used the cores a moment ago."""
+        """Check the processor after a call if a check is due, or if others used the cores at the last check."""
         self._calls += 1
         now = perf_counter_ns()
         if now - self._paced_ns >= CHECK_NS:
@@ -169,32 +169,31 @@ class Slowdown:
             self._check(with_pace=False)
 
     def end(self) -> None:
-        """End a pass; call it before reading the properties."""
+        """Finish observing a pass; required before the properties are read."""
         self._check(with_pace=True)
 
     @property
     def is_slowed(self) -> bool:
-        """True if the pass was slowed, or interrupted, for a relevant share."""
+        """True if the processor was slowed down, or the pass interrupted, for a relevant share of the pass."""
         return self._slowed_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
     def is_contended(self) -> bool:
-        """True if others used the cores for a relevant share of the pass."""
+        """True if other processes used the cores for a relevant share of the pass."""
         return self._contended_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
     def contended_calls(self) -> frozenset[int]:
-        """Places of the calls during or right before which others used the cores."""
+        """Places of the calls during which, or right before which, other processes used the cores."""
         return frozenset(self._contended)
 
     @property
     def has_room(self) -> bool:
-        """True if others left enough cores a moment ago."""
+        """True if other processes left enough cores free at the last check."""
         # the other processes of a step do not count as others
         return not self._is_alone or self._contention.has_room
 
     def close(self) -> None:
-        """Close files."""
         self._contention.close()
 
     def _check(self, with_pace: bool) -> None:

@@ -1,15 +1,15 @@
-"""Dry run of step replay: find out how each call of a trace can run on what the calls before it made.
+"""Dry run of step replay: a pass that finds out how each call of a trace can run on the results of earlier calls.
 
-`DryRun.settle` runs all calls in their order, without timing them, and repeats that until no call changes how it runs
+`DryRun.settle` runs all calls in order, without timing them, and repeats this until no call changes how it runs
 from one pass to the next (at most `MOST_PASSES` passes). A call is
 
-- `replayed` if it runs on the memory that earlier calls hand on, and its results have the recorded shapes. Values that
-  cannot be taken as they come, such as indices outside the recorded range, are drawn again before each run;
-- `substituted` if that fails: it runs on drawn arguments of its own, and later calls get drawn values as its results;
+- `replayed` if it runs on the memory that earlier calls produced, and its results have the recorded shapes. Unusable
+  values, such as indices outside the recorded range, are replaced by drawn values before each run;
+- `substituted` if that fails: it runs on drawn arguments, and later calls get drawn values as its results;
 - `unsupported` if that fails too: it does not run, and later calls get drawn values as its results.
 
-After `settle`, timed passes run exactly what `plans` says. Only a lost device raises; any other error of a call costs
-that call.
+After `settle`, timed passes run exactly as `plans` specifies. Only a lost device raises; any other error of a call
+affects only that call.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ REPLAYED, SUBSTITUTED, UNSUPPORTED = "replayed", "substituted", "unsupported"
 OTHER_SHAPES = "its results have other shapes than the recorded ones"
 MOST_PASSES = 10
 Excluded: TypeAlias = Mapping[int, tuple[str, str]]
-"""By signature number, the row status and reason of calls that are not run."""
+"""row status and reason of calls that must not run, by signature number"""
 NOTHING_EXCLUDED: Excluded = MappingProxyType({})
 NO_TENSORS = Interface((), ())
 
 
 @dataclass(slots=True)
 class CallPlan:
-    """How one call runs.
+    """Plan for running one call.
 
     Attributes
     ----------
-    status : `replayed`, `substituted` or `unsupported`, as in the module's description
+    status : `replayed`, `substituted` or `unsupported`, as described in the module's docstring
     prepared : the operator with its arguments; None if the call does not run
     redrawn : indices of the tensors that get drawn values before each run
-    reason : of a status other than `replayed`
-    row_status : status of the result row of such calls if none of them runs
+    reason : why the status is not `replayed`
+    row_status : status of the result row if no call of the signature runs
     """
 
     status: str = REPLAYED
@@ -79,17 +79,17 @@ class CallPlan:
 
 
 class DryRun:
-    """The calls of a trace with the plan of each.
+    """Dry run over the calls of a trace; it holds the plan for each call.
 
     Parameters
     ----------
-    excluded : by signature number, status and reason of calls that must not run
+    excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
 
     Attributes
     ----------
-    plans : one for each call
-    programs : by signature number, what calls run as under another mode than eager
+    plans : plan for each call
+    programs : by signature number, the programs of calls under a mode other than eager
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
-        """Run all calls until each runs as it did in the pass before.
+        """Run all calls repeatedly until no plan changes.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class DryRun:
         self.memory.forget_constants()
 
     def make_programs(self, settings: ModeSettings, tell: Tell = tell_nobody) -> None:
-        """Make the programs that calls run as under a mode."""
+        """Make the program of each signature under the mode of `settings`."""
         first = {call.signature: call for call, plan in zip(self.flow.calls, self.plans, strict=True) if plan.prepared}
         remaining = [call for number, call in first.items() if number not in self.programs]
         for number, call in enumerate(remaining):
@@ -158,15 +158,15 @@ class DryRun:
             prepared.begin()
 
     def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Draw again the values that a call cannot take as they come."""
+        """Overwrite the unusable argument values of a call with drawn ones."""
         specs = self._interface(call).takes
         for index in plan.redrawn:
             self._drawn.write(call.takes[index], specs[index])
 
     def hand_on(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
-        """Hand the results of a call on to later calls; drawn values if the call is not `replayed`.
+        """Pass the results of a call on to later calls, or drawn values if the call is not `replayed`.
 
-        Never raises for the latter: results without memory become `unmade`.
+        Drawing never raises: results for which no memory can be allocated are added to `unmade`.
         """
         live = self.memory.live
         if plan.status == REPLAYED:
@@ -181,11 +181,11 @@ class DryRun:
                     self.memory.renew(number)
                 except Exception as error:
                     check_use(self._device, error)
-                    # the reason of the calls that take it
+                    # later calls that take this result report this reason
                     self.memory.unmade[number] = reason_of(error)
 
     def give_up(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
-        """Make a call `substituted` if its operator runs on drawn arguments, else `unsupported`."""
+        """Mark a call as `substituted` if its operator runs on drawn arguments, else as `unsupported`."""
         plan.redrawn = set()
         try:
             if plan.status != REPLAYED:
@@ -200,7 +200,7 @@ class DryRun:
             plan.row_status = self._row_status(call.signature, error)
 
     def _is_unsettled(self, changed: bool) -> bool:
-        """Return True if another pass is due."""
+        """Return True if another pass is needed."""
         return changed
 
     def _try(self, call: FlowingCall, plan: CallPlan) -> bool:
@@ -221,16 +221,16 @@ class DryRun:
             self.hand_on(call, plan, result)
         except Exception as error:
             check_use(self._device, error)
-            # results without a storage, such as sparse ones, cannot be handed on
+            # results without a storage, such as sparse ones, cannot be passed on
             self.give_up(call, plan, reason_of(error))
             self.hand_on(call, plan, None)
         self.memory.drop(call.over)
         return before != (plan.status, len(plan.redrawn))
 
     def _run_with_recorded_shapes(self, call: FlowingCall, plan: CallPlan, prepared: PreparedCall) -> Any:
-        """Run a call until its results have the recorded shapes, drawing masks again, then all integers.
+        """Run a call, drawing more of its arguments until the results have the recorded shapes.
 
-        These decide the shapes of results.
+        Masks are drawn first, then all integers, since these can decide the shapes of results.
         """
         flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
         specs = self._interface(call).takes
@@ -259,7 +259,7 @@ class DryRun:
         return result
 
     def _arrange(self, call: FlowingCall, plan: CallPlan) -> PreparedCall:
-        """Prepare a call on the memory that flows, and add to its plan the tensors that have to be drawn again."""
+        """Prepare a call on the results of earlier calls, and add tensors with unusable values to `plan.redrawn`."""
         memory, interface = self.memory, self._interface(call)
         tensors = list(enumerate(zip(call.takes, interface.takes, strict=True)))
         own = frozenset(index for index, (number, spec) in tensors if number == NO_STORAGE or not can_flow(spec))
@@ -283,7 +283,7 @@ class DryRun:
         return prepared
 
     def _prepare(self, signature: int, own: frozenset[int]) -> PreparedCall:
-        """Prepare calls of a signature whose tensors with these indices are drawn and kept."""
+        """Prepare calls of a signature; the tensors at the indices in `own` are drawn once and kept."""
         key = signature, own
         prepared = self._prepared.get(key)
         if prepared is not None:
@@ -298,7 +298,7 @@ class DryRun:
         except BaseException:
             self.memory.refund(size)
             raise
-        # released with the last plan that holds it
+        # the memory is refunded when the last plan that uses `prepared` is released
         finalize(prepared, self.memory.refund, size).atexit = False
         self._prepared[key] = prepared
         return prepared
@@ -325,14 +325,14 @@ class DryRun:
         return find_operator(record, self._extensions)
 
     def _row_status(self, signature: int, error: Exception) -> str:
-        """Return the status that other replays give a call that raised this error."""
+        """Return the row status that other kinds of replay report for this error."""
         if signature in self._excluded:
             return self._excluded[signature][0]
         record = self.flow.signatures.get(signature)
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
     def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
-        """Return True if results are as recorded, or as the first call that takes them needs them."""
+        """Return True if results have the recorded shapes and dtypes, or the ones that the next call needs."""
         result_tensors = tensors_of(result)
         if not call.gives:
             return True
@@ -344,7 +344,7 @@ class DryRun:
             specs = [recorded[index]] if len(recorded) == len(result_tensors) else []
             need = self.flow.needs.get(number)
             if number not in self.memory.live and need is not None and need.views:
-                # a signature holds the results of its first call only
+                # a signature holds only the results of its first call
                 specs = [need.views[0]] if varies else [*specs, need.views[0]]
                 if tensor.untyped_storage().nbytes() < need.views[0].extent:
                     return False
@@ -358,7 +358,7 @@ class DryRun:
 
 @contextmanager
 def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield a function that applies a call's settings if they differ from those of the call before."""
+    """Yield a function that applies a call's settings if they differ from the previous call's."""
     current: Mapping[str, Any] | None = None
     with torch.no_grad(), ExitStack() as stack:
 
@@ -374,7 +374,7 @@ def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
-    """Return the tensors among a call's results, in order."""
+    """Return the tensors in a call's result, in order."""
     if isinstance(result, torch.Tensor):
         return [result]
     return [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]

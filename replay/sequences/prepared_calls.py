@@ -1,8 +1,8 @@
-"""Prepared calls of step replay: an operator whose arguments lie partly in memory that earlier calls made.
+"""Prepared calls of step replay: operators that take some of their arguments from the results of earlier calls.
 
-At each call, `PreparedCall` fills in views of the memory that flows; all other arguments are made once and, if the
-operator changes them, restored before each pass. `DrawnValues` decides whether the values that flow can be taken as
-they are, and draws others if not.
+At each call, `PreparedCall` fills in views of memory that earlier calls produced. All other arguments are made once
+and, if the operator changes them, restored before each pass. `DrawnValues` decides whether the values in that memory
+are usable, and draws others if not.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.progression import Progression
 
 FAR = 1e3
-"""Factor by which floats above 1 may exceed the recorded ones."""
+"""factor by which floats above 1 may exceed the recorded ones"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flowing:
-    """Placeholder in a tree of arguments for a tensor in memory that flows."""
+    """Placeholder in a tree of arguments for a tensor in memory that an earlier call produced."""
 
     index: int
     spec: TensorSpec
 
 
 Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
-"""Makes a part of a call's arguments from the memory of its tensors."""
+"""function that makes a part of a call's arguments from the memory of its tensors"""
 
 
 class PreparedCall:
-    """An operator that can be called on memory that flows.
+    """Operator with arguments, which takes tensors from the results of earlier calls.
 
     Parameters
     ----------
-    drawn : indices of the tensors that have their own memory and drawn values
+    drawn : indices of the tensors that have separate memory and drawn values
     values, place, seed : as for `Inputs`
 
     Raises
@@ -99,11 +99,11 @@ class PreparedCall:
             self._inputs.restore()
 
     def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
-        """Return positional and named arguments, with indices that the operator does not check brought into bounds.
+        """Return positional and named arguments; indices that the operator does not check are brought into bounds.
 
         Parameters
         ----------
-        takes : number of the memory of each tensor
+        takes : storage number of each tensor
 
         Raises
         ------
@@ -119,7 +119,7 @@ class PreparedCall:
 
 
 def _filling(value: Any, kept: bool) -> Filling:
-    """Return a function that makes a part of the arguments; if `kept`, a part in which nothing flows is made once."""
+    """Return a function that makes one argument; if `kept`, an argument without placeholders is made only once."""
     if type(value) is _Flowing:
         return lambda memory, takes: memory.view(takes[value.index], value.spec)
     if children(value) is None or (kept and not any(type(leaf) is _Flowing for leaf in leaves(value))):
@@ -135,7 +135,7 @@ def _filled(tree: Any, memory: StepMemory, takes: tuple[int, ...]) -> Any:
 
 
 class DrawnValues:
-    """Tensors drawn by value models in place of values that a call cannot take as they flow."""
+    """Values drawn by value models, which replace values that a call cannot use."""
 
     def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: StepMemory) -> None:
         self._values, self._place, self._seed, self._memory = values, place, seed, memory
@@ -150,15 +150,15 @@ class DrawnValues:
         try:
             target.copy_(drawn)
         except RuntimeError:
-            # elements share memory: copy all of it, which the drawn tensor lays out alike
+            # elements share memory: copy all of it; the drawn tensor has the same layout
             first, size = spec.offset * spec.dtype.itemsize, spec.extent
             to, since = memory_of(target.untyped_storage()), memory_of(drawn.untyped_storage())
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if floats are finite and not far larger than the recorded ones, if those were finite.
+        """Return True if floats are finite and not far larger than the recorded ones, or if those were not finite.
 
-        A trace misses some writes of the program, and one wrong value would turn everything that follows into nan.
+        A trace misses some writes of the program, and one wrong value would turn all later results into nan.
         """
         model = None if spec.values is None else self._values.get(spec.values)
         bound = None if model is None else _largest(model)
@@ -169,7 +169,7 @@ class DrawnValues:
         return math.isfinite(largest) and largest <= FAR * max(bound, 1.0)
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if integers are in the recorded range: an operator may not check its indices."""
+        """Return True if integers are in the recorded range; some operators do not check their indices."""
         if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or 0 in spec.shape:
             return True
         if spec not in self._ranges:
@@ -193,8 +193,8 @@ class DrawnValues:
 def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
     """Return the indices of the tensors of a signature that are always drawn.
 
-    Functions of extensions read memory at unchecked indices, which can be integers or columns of floats. So only those
-    of their tensors flow that certainly hold no indices.
+    Functions of extensions read memory at unchecked indices, which can be integers or columns of floats. Therefore they
+    take from earlier calls only tensors that certainly hold no indices.
     """
     if signature.kind != EXTENSION:
         return set()
@@ -208,7 +208,7 @@ def _are_plain_floats(spec: TensorSpec, values: Mapping[int, ValueModel]) -> boo
 
 
 def _largest(model: ValueModel) -> float | None:
-    """Return the largest recorded magnitude; None if it is unknown or some values were not finite."""
+    """Return the largest recorded magnitude, or None if it is unknown or some values were not finite."""
     match model:
         case Floats(nan=0, inf=0, minus_inf=0) | Boxes():
             bounds = [model.low, model.high] if isinstance(model, Floats) else [*model.low, *model.high]

@@ -1,8 +1,8 @@
-"""Memory of step replay: the storages that the calls of a trace hand on to each other, by their recorded numbers.
+"""Memory of step replay: storages that calls of a trace produce and later calls use, by their recorded numbers.
 
-`StepMemory` draws what is there before the first call, restores it before each pass (`begin`), takes the storages that
-calls make (`give`), frees them after their last use (`drop`), and gives calls views of them (`view`). Together with the
-arguments that are charged to it, it stays below a limit: a request beyond that raises `Unsupported`.
+`StepMemory` draws the values that exist before the first call, restores them before each pass (`begin`), stores the
+results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). Together
+with the arguments that are charged to it, it stays below a limit: a request beyond that raises `Unsupported`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel
 
 SHARE = 0.8
-"""Share of the available memory that a replay may take."""
+"""share of the available memory that a replay may take"""
 SEEDS = 1 << 62
 
 
 class StepMemory:
-    """Storages by number.
+    """Storages of a step by number.
 
     Parameters
     ----------
-    needs : what calls need of each number
+    needs : required size and views of each number
     outside : numbers that exist before the first call
     values, place, seed : as for `Inputs`
-    limit : bytes that live storages and kept values may take together
+    limit : maximum bytes of live storages and kept values together
 
     Attributes
     ----------
-    live : storages, each from the call that makes it to the last one that uses it
-    live_bytes, peak_bytes : their size, without those that exist before the first call, and its maximum
-    unmade : by number, why there is no memory
-    kept_bytes : size of first values and of drawn arguments
+    live : storages from the call that makes them to the last call that uses them
+    live_bytes, peak_bytes : current and maximum size of live storages that calls made
+    unmade : why a storage could not be made, by number
+    kept_bytes : size of initial values and of drawn arguments
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StepMemory:
             self._make(number)
 
     def begin(self) -> None:
-        """Restore the state before the first call."""
+        """Restore all storages to their state before the first call."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is not None:
@@ -78,7 +78,7 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the first values of memory that a pass over all calls did not change."""
+        """Release the initial values of storages that a pass over all calls did not change."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is not None and torch.equal(memory_of(storage), memory_of(first)):
@@ -86,7 +86,7 @@ class StepMemory:
                 self.kept_bytes -= first.nbytes()
 
     def give(self, number: int, storage: torch.UntypedStorage) -> None:
-        """Set the storage of a number."""
+        """Store the storage of a number."""
         self.live[number] = storage
         if number not in self._outside:
             size = storage.nbytes()
@@ -95,26 +95,31 @@ class StepMemory:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """Free storages, except for those that exist before the first call."""
+        """Free storages that calls made; keep storages that exist before the first call."""
         for number in numbers:
             if number not in self._outside and self.live.pop(number, None) is not None:
                 self.live_bytes -= self._sizes.pop(number)
 
     def renew(self, number: int) -> None:
-        """Give a number a storage of the needed size with drawn values; raise `Unsupported` if there is no room."""
+        """Replace the storage of a number by one of the needed size with drawn values.
+
+        Raises
+        ------
+        Unsupported : if this exceeds the memory limit
+        """
         size = self._needs[number].bytes
         first = self._first.get(number, self._stand_ins.get(number))
         self.check_room(size)
         if first is None:
             first = self._draw(number)
-            # kept for the next pass as long as nothing else needs the room
+            # kept for the next pass until other requests need the memory
             if self._has_room(2 * size):
                 self._stand_ins[number] = first
                 self.kept_bytes += size
         self.give(number, first.clone() if number in self._stand_ins or number in self._first else first)
 
     def charge(self, size: int) -> None:
-        """Reserve memory until it is refunded; raise `Unsupported` if there is no room."""
+        """Reserve memory until it is refunded; raise `Unsupported` if this exceeds the limit."""
         self.check_room(size)
         self.kept_bytes += size
 
@@ -123,14 +128,14 @@ class StepMemory:
         self.kept_bytes -= size
 
     def check_room(self, size: int) -> None:
-        """Raise `Unsupported` if there is no room for this many more bytes."""
+        """Raise `Unsupported` if this many more bytes exceed the limit."""
         if not self._has_room(size):
             self._forget_stand_ins()
             if not self._has_room(size):
                 raise Unsupported(f"it needs more memory than there is: {size} bytes")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
-        """Return a tensor in the storage of a number; raise `Unsupported` if it has none."""
+        """Return a tensor in the storage of a number; raise `Unsupported` if the storage is missing."""
         storage = self.live.get(number)
         if storage is None:
             raise Unsupported(self.unmade.get(number, "nothing gave the memory that it takes"))
@@ -144,7 +149,7 @@ class StepMemory:
         return storage is not None and storage.nbytes() >= spec.extent
 
     def _make(self, number: int) -> None:
-        # the storage itself, and the values to restore it from
+        # space for the storage and for the values to restore it from
         size = 2 * self._needs[number].bytes
         try:
             self.charge(size)
@@ -179,11 +184,11 @@ class StepMemory:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a call cannot run as planned, in one line."""
+    """Return in one line why a call cannot run as planned."""
     return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
 
 
 def room_on(device: str) -> int:
-    """Return the bytes that a replay may take on a device."""
+    """Return the maximum number of bytes that a replay may take on a device."""
     free = free_memory(device)
     return int((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free) * SHARE)

@@ -1,4 +1,4 @@
-"""Options, launcher settings and result columns of step replay, in one process and in several ranks."""
+"""Options, launcher settings and result columns of step replay, for one process and for several ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgrip.replay.results.columns import Columns, column
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """Whether a trace is run as one."""
+    """Option that selects step replay."""
 
     sequence: bool = option(
         False,
@@ -27,12 +27,12 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """A process among those that a launcher started together.
+    """Settings of one of the processes that a launcher started together.
 
     Attributes
     ----------
-    local_rank : number on its machine, and of its accelerator
-    address, port : of the store through which the ranks find each other
+    local_rank : index of the process, and of its accelerator, on its machine
+    address, port : address of the store through which the ranks find each other
     """
 
     rank: int
@@ -44,7 +44,7 @@ class RankLaunch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
-    """Return what a launcher says in the environment, or None without a launcher."""
+    """Return the launcher's settings from environment variables, or None without a launcher."""
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     numbers = [environment.get(name, "") for name in names]
     address = environment.get("MASTER_ADDR")
@@ -63,7 +63,7 @@ COLLECTIVES = "collectives"
 @titled("a sequence of several ranks, which torchrun starts")
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """What the ranks run, and how long they wait for each other."""
+    """Options for what the ranks run and how long they wait for each other."""
 
     only: str | None = option(
         None,
@@ -91,7 +91,9 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SequenceColumns(Columns):
-    """How the calls of a row ran if not all ran on memory that flows, and their time on the host."""
+    """Columns for how the calls of a row ran, if any could not use the results of earlier calls, and for their host
+    time.
+    """
 
     substituted: int | None = column(
         "of `count`, the calls that ran on arguments drawn for them alone; empty for none", heading="substituted"
@@ -109,7 +111,7 @@ class SequenceColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class RankColumns(Columns):
-    """The rank of a row's calls; for collectives, what they moved and how long they waited."""
+    """Columns for the rank of a row's calls and, for collectives, the data that they moved and how long they waited."""
 
     rank: int | None = column("of several, the rank whose calls these are", heading="rank")
     group_ranks: str | None = column("of a collective, the ranks that took part, such as `0,1`")

@@ -1,6 +1,7 @@
-"""Step replay in a process of its own, so that a call that crashes, hangs or loses the device costs only its row.
+"""Step replay in a separate process, so that a call that crashes, hangs or loses the device costs only its row.
 
-`python -m opgrip.replay.sequences.step_process` is that process when it is not forked; it reads its request from stdin.
+If the process is not forked, it is `python -m opgrip.replay.sequences.step_process`, which reads its request from
+stdin.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MODULE = "opgrip.replay.sequences.step_process"
 
 
 def sequence_settings(workload: Workload) -> SequenceSettings:
-    """Return what a workload means for the replay of its whole step."""
+    """Return the settings for a step replay of a workload."""
     request = workload.request
     return SequenceSettings(
         place=workload.place,
@@ -40,15 +41,16 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
 
 
 def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
-    """Replay all calls of a trace in their order, in a process of its own; a call that ends one is not run in the next.
+    """Replay all calls of a trace in order in a separate process; a call that ends the process is left out of the next
+    try.
 
     Parameters
     ----------
-    may_fork : whether this process has not used torch yet, so that it can be forked
+    may_fork : True if this process has not used torch yet, so that it can be forked
 
     Raises
     ------
-    UserError : if the trace holds no calls, if processes end without a call to blame, or if too many do
+    UserError : if the trace holds no calls, if a process ends without a call to blame, or if too many processes end
     """
     excluded: dict[int, tuple[str, str]] = {}
     settings = sequence_settings(workload)
@@ -68,9 +70,9 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
 
 
 def main() -> int:
-    """Replay a sequence for the process that started this one."""
+    """Replay a step on behalf of the parent process."""
     request, heartbeat, output = receive_request()
-    # the last line that a dying process writes has to be the reason
+    # the parent reports the last line that a dying process writes as the reason
     warnings.simplefilter("ignore")
     workload = load_workload(RunRequest.from_plain(request["request"]))
     settings, excluded = sequence_settings(workload), dict(request["excluded"])
@@ -83,7 +85,7 @@ def main() -> int:
                 lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output
             )
         except Exception as error:
-            # if the device is lost, restoring its random state raised instead
+            # if the device is lost, restoring its random state has raised this error instead
             check_use(settings.device, error)
             raise
     except DeviceLostError as error:

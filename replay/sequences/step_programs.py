@@ -1,4 +1,6 @@
-"""Calls of a sequence under a mode: each made ready on drawn arguments and checked, before any is timed."""
+"""Programs that run the calls of a step under a mode, each made and checked on drawn arguments before any call is
+timed.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,14 @@ from opgrip.replay.sequences.call_timers import CallTimer
 
 @dataclass(frozen=True, slots=True)
 class CallProgram:
-    """What the calls of a signature run as under a mode.
+    """Program that runs the calls of a signature under a mode.
 
     Attributes
     ----------
-    status, reason : of the result row; if not ok, the calls run in eager so that later calls get their results
-    first_ms : time to make it and run it once
+    status, reason : status and reason of the result row; if not ok, the calls run in eager so that later calls get
+    their
+        results
+    first_ms : time to make the program and run it once
     """
 
     program: Program | None
@@ -48,7 +52,7 @@ class CallProgram:
     max_rel: float | None = None
 
     def run(self, arguments: Arguments, watch: CallTimer) -> Any:
-        """Return the results of a call; only the mode's part is timed."""
+        """Run a call and return its results; only the mode's part is timed."""
         assert self.program is not None, "else it runs in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
@@ -75,20 +79,19 @@ class ModeSettings:
 
     @property
     def tuning(self) -> Tuning:
-        """Return the default: no search."""
+        """Default tuning, without a search."""
         return Tuning()
 
     def wants_grad(self, case: Case) -> bool:
-        """Return False: the calls of a backward pass are calls of their own."""
+        """Return False: a trace records the calls of a backward pass as separate calls."""
         return False
 
     def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
-        """Return the settings of the case."""
         return case.context
 
 
 def check_mode(name: str) -> None:
-    """Raise `UserError` if a step cannot run under a mode."""
+    """Raise `UserError` if step replay does not support a mode."""
     if runs_graphs(name):
         raise UserError(
             f"{name} replays CUDA graphs, whose results the next run of a call overwrites",
@@ -101,7 +104,7 @@ def check_mode(name: str) -> None:
 
 
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: ModeSettings) -> CallProgram:
-    """Make what calls of a signature run as; raises only if the device is lost."""
+    """Return the checked program for calls of a signature; raise only if the device is lost."""
     began = perf_counter_ns()
     try:
         if operator.mutates:

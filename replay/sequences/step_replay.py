@@ -1,6 +1,6 @@
-"""Step replay: run all calls of a trace in order, each on what the calls before it made, and measure time and memory.
+"""Step replay: run all calls of a trace in order, each on the results of earlier calls, and measure time and memory.
 
-A dry run decides how each call runs. Then passes over all calls are timed until their times are precise enough; on an
+A dry run decides how each call runs. Then passes over all calls are timed until the times are precise enough; on an
 accelerator, further passes are timed by its clock. If a call fails in a timed pass, the dry run is repeated.
 """
 
@@ -40,17 +40,18 @@ from opgrip.traces.table.unconverted import no_calls
 __all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 
 FEWEST, MOST = 3, 100
-"""Bounds of the number of timed passes if it is not given."""
+"""minimum and maximum number of timed passes if no number is requested"""
 MOST_DROPPED = 3 * FEWEST
-"""Upper bound of passes that are repeated because others used the processors, within the time budget; if the number
-of passes is given, that many. A machine that is always slow is measured as it is, and the rows say so.
+"""Maximum number of passes that are repeated because others used the cores, within the time budget; if a number of
+passes is requested, that number is the maximum. A machine that is always slow is measured as it is, and the rows
+report it.
 """
 MOST_FAILURES = 20
-"""A replay gives up after this many calls that fail after the dry run, or end a process."""
+"""number of calls that fail after the dry run, or end a process, after which a replay stops"""
 
 
 class _PassFailedError(Exception):
-    """A call failed in a timed pass although it ran in the dry run."""
+    """Failure of a call in a timed pass that ran in the dry run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,14 @@ class SequenceSettings:
     ----------
     place : maps recorded devices to those of this machine
     device : device to name in the result and to synchronize
-    seed : of drawn values, and of operators that draw
+    seed : seed of drawn values, and of operators that draw random numbers
     extensions : extension modules whose functions may be called
-    repeats : timed passes; None for as many as `precision` needs within `budget_s`, at least 3
-    precision : interquartile range of the passes' times over their median
-    room_bytes : memory limit; None for most of the free memory
-    timeout_s : limit of a call; None for no limit
-    mode : that each call runs under if it can, else eager
-    tolerance : of the comparison with eager
+    repeats : number of timed passes, or None for as many as `precision` needs within `budget_s`, at least 3
+    precision : target for the interquartile range of the passes' times over their median
+    room_bytes : memory limit, or None for most of the free memory
+    timeout_s : time limit of a call, or None
+    mode : mode of all calls that it can run; the others run in eager
+    tolerance : tolerance of the comparison with eager
     """
 
     place: DeviceMap
@@ -91,12 +92,12 @@ def replay_sequence(
     excluded: Excluded = NOTHING_EXCLUDED,
     announce: Announce = lambda number, row: None,
 ) -> SequenceResult:
-    """Run all calls of a trace in start order in one thread, and measure that.
+    """Run all calls of a trace in start order in one thread, and return their times and memory.
 
     Parameters
     ----------
-    tell : called with the progress, between what is timed
-    excluded : by signature number, row status and reason of calls that are not run
+    tell : called with the progress, outside timed regions
+    excluded : row status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
 
     Raises
@@ -137,7 +138,7 @@ def _measure(dry_run: DryRun, memory: Mapping[int, NewMemory], settings: Sequenc
             try:
                 one = _pass(dry_run, settings.device, HostTimer(memory), slowdown)
             except _PassFailedError as error:
-                # values differ between passes: find out again what can run
+                # values differ between passes: find out again which calls can run
                 timed.fail(str(error))
                 _settle(dry_run, begin, settings, tell)
             else:
@@ -149,12 +150,14 @@ def _measure(dry_run: DryRun, memory: Mapping[int, NewMemory], settings: Sequenc
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until others leave enough cores: within the budget, and at most as long as the passes took, or a second."""
+    """Wait until others leave enough cores, within the budget and at most as long as the passes took (at least a
+    second).
+    """
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
         if not may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
             return
-        # so that the supervisor does not take the wait for a hanging call
+        # without this, the supervisor takes the wait for a hanging call
         dry_run.announce(dry_run.flow.calls[0].signature, NO_ROW)
         sleep(QUIET_S)
         timed.waited_ns += perf_counter_ns() - started_ns - spent_ns
@@ -168,7 +171,7 @@ def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettin
 
 
 def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
-    """Time passes by an accelerator's clock, apart since it is held back in them; none on the CPU."""
+    """Time passes by an accelerator's clock, separately since this delays the accelerator; no passes on the CPU."""
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
         return timed
@@ -201,7 +204,7 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
 
 
 def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> Pass:
-    """Run all calls once; raise `_PassFailedError` if one fails."""
+    """Run and time all calls once; raise `_PassFailedError` if one fails."""
     synchronize = synchronizer(device)
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -236,7 +239,7 @@ def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) ->
 
 
 def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call if it can run, and hand on its result."""
+    """Run a call if its plan allows, and pass its results on to later calls."""
     if plan.prepared is None:
         dry_run.hand_on(call, plan, None)
         watch.skip()
@@ -266,7 +269,7 @@ def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool
 
 
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if there are too few passes; contended ones count once no more are repeated."""
+    """Return True if there are too few passes; contended ones count if no more passes may be repeated."""
     missing = wanted - len(timed.kept)
     return missing > 0 and (may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
@@ -279,7 +282,7 @@ def may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
 
 @contextmanager
 def own_randomness(device: str) -> Iterator[None]:
-    """Leave the caller's random state unchanged by operators in the block."""
+    """Restore the caller's random state after the block."""
     kind = torch.device(device).type
     if kind == "cpu":
         with torch.random.fork_rng(devices=[]):
@@ -290,8 +293,8 @@ def own_randomness(device: str) -> Iterator[None]:
 
 
 def set_seed(device: str, seed: int) -> None:
-    """Let operators draw the same random numbers in each pass."""
-    # not torch.manual_seed, which would seed accelerators that are not used here
+    """Seed all generators, so that operators draw the same random numbers in each pass."""
+    # not torch.manual_seed, which also seeds accelerators that are not used here
     torch.default_generator.manual_seed(seed)
     kind = torch.device(device).type
     if kind != "cpu":

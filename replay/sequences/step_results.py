@@ -1,4 +1,4 @@
-"""Results of a step replay, compared with what was captured."""
+"""Results of a step replay, with the captured figures to compare with."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 @dataclass(frozen=True, slots=True)
 class SignatureTimes:
-    """Times of the calls of a signature over all timed passes, and how they ran.
+    """Times of the calls of a signature over all timed passes, and how the calls ran.
 
     Attributes
     ----------
     count : number of calls
-    substituted, not_run, redrawn : calls that ran on drawn arguments, did not run, got some drawn values
-    status, reason : of the row: `ok` if some of them ran, `contended` if others used the cores in nearly all timings
-    samples : timings, one for each call that ran in each pass
-    median_us, p10_us, p90_us, mean_us : of the timings, by the device's clock for calls that worked on one
+    substituted, not_run, redrawn : number of calls that ran on drawn arguments, did not run, or got some drawn values
+    status, reason : status and reason of the row: `ok` if some calls ran, `contended` if others used the cores in
+    nearly
+        all timings
+    samples : number of timings, one for each call that ran in each pass
+    median_us, p10_us, p90_us, mean_us : statistics of the timings, by the device's clock for calls that ran on a device
     spread : interquartile range of the timings over their median
-    host_us : median by the host's clock if the others are a device's
-    note, first_ms, max_abs, max_rel : of a mode other than eager
-    dropped, slowed : timings that were not kept, and the share of those kept although others used the processors
+    host_us : median by the host's clock if the other times are by a device's clock
+    note, first_ms, max_abs, max_rel : facts about a mode other than eager
+    dropped, slowed : number of timings that were dropped, and the share of kept ones during which the processor was
+    slowed
     """
 
     signature: int
@@ -64,7 +67,7 @@ class SignatureTimes:
 
 @dataclass(frozen=True, slots=True)
 class NotReplayed:
-    """Calls of an operator that were not replayed, by status and reason."""
+    """Calls of an operator that were not replayed, grouped by status and reason."""
 
     op: str
     status: str
@@ -78,29 +81,34 @@ class SequenceResult:
 
     Attributes
     ----------
-    calls : in the trace, without those that extension functions made
-    replayed : ran on what the calls before them made
-    substituted : ran on drawn arguments, since those that flow did not lead to the recorded results
-    unsupported : did not run
-    redrawn : replayed calls that got some drawn values, since those that flow were not in the recorded range
+    calls : number of calls in the trace, without calls made by extension functions
+    replayed : number of calls that ran on the results of earlier calls
+    substituted : number of calls that ran on drawn arguments, because they failed or gave other shapes on earlier
+    results
+    unsupported : number of calls that did not run
+    redrawn : number of replayed calls that got some drawn values, because earlier results were outside the recorded
+    range
     not_replayed : reasons, most calls first
-    captured_ms : sum of the calls' times, by the device's clock for those that worked on one
-    captured_host_ms, captured_wall_ms : sum of the times on the host; from the first start to the last end
+    captured_ms : sum of the times of all calls, by the device's clock for calls that ran on a device
+    captured_host_ms, captured_wall_ms : sum of the times on the host; time from the first start to the last end
     captured_device_ms : time that an accelerator was busy; None if the trace lacks it
-    unsupported_ms, unsupported_host_ms : share of these that belongs to calls that did not run
+    unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
     replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock
-    replayed_host_ms, replayed_wall_ms : of each pass that the host's clock timed
+    replayed_host_ms, replayed_wall_ms : the same as for the capture, for each pass that the host's clock timed
     outside_bytes : memory that exists before the first call
-    captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA by its allocator, which includes
+    captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
         workspaces
-    critical_calls : calls on the captured critical path: the slowest chain of calls that each take results of the one
-        before
-    captured_critical_ms, replayed_critical_ms : sum of the times of those of them that ran, and of their medians
-    signatures : in the order of their first calls
-    in_eager : calls that ran in eager since the mode cannot run them or gives other results
+    critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
+    of
+        the previous one
+    captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times, of the
+    calls
+        on that path that ran
+    signatures : times of each signature, in the order of their first calls
+    in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : why nothing was measured; empty if something was
-    slowed_passes, dropped_passes : passes that were slowed but kept; passes that were repeated
-    is_contended : True if others used the cores in all timed passes, so that the totals are not to be trusted
+    slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were repeated
+    is_contended : True if others used the cores in all timed passes, so that the totals are unreliable
     """
 
     device: str
@@ -135,48 +143,48 @@ class SequenceResult:
 
     @property
     def repeats(self) -> int:
-        """Timed passes by the host's clock."""
+        """Number of passes timed by the host's clock."""
         return len(self.replayed_host_ms)
 
     @property
     def timed_passes(self) -> int:
-        """Timed passes by either clock."""
+        """Number of passes timed by either clock."""
         return self.repeats + (0 if self.device == "cpu" else len(self.replayed_ms))
 
     @property
     def has_device_times(self) -> bool:
-        """True if some of the times are a device's."""
+        """True if some of the times are by a device's clock."""
         return self.captured_device_ms is not None or self.device != "cpu"
 
     @property
     def has_captured_times(self) -> bool:
-        """True if the trace has times of calls; files of some other tools do not."""
+        """True if the trace has times of calls; files of some other tools lack them."""
         return self.captured_ms > 0
 
     def replayed_quantile_ms(self, share: float) -> float:
-        """Return this quantile over the passes of the sum of their calls' times."""
+        """Return a quantile over the passes of the sum of their calls' times, in ms."""
         return _quantile(self.replayed_ms, share)
 
     def host_quantile_ms(self, share: float) -> float:
-        """Return this quantile over the passes of the sum of their calls' times on the host."""
+        """Return a quantile over the passes of the sum of their calls' host times, in ms."""
         return _quantile(self.replayed_host_ms, share)
 
     def wall_quantile_ms(self, share: float) -> float:
-        """Return this quantile over the passes of the time from first to last call."""
+        """Return a quantile over the passes of the time from the first to the last call, in ms."""
         return _quantile(self.replayed_wall_ms, share)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One timed pass.
+    """Times of one pass.
 
     Attributes
     ----------
-    times_ns : of each call
+    times_ns : time of each call
     on_device : places of the calls that a device's clock timed
     slowed : True if the processor was slowed down
-    is_contended : True if others used the cores in a relevant share of it
-    contended_calls : places of the calls during which they did
+    is_contended : True if others used the cores for a relevant share of the pass
+    contended_calls : places of the calls during which others used the cores
     """
 
     times_ns: list[int]
@@ -190,14 +198,14 @@ class Pass:
 
 @dataclass(slots=True)
 class Passes:
-    """Timed passes.
+    """Timed passes of a step.
 
     Attributes
     ----------
     kept : passes whose times count
-    contended : passes in which others used the cores: only their undisturbed calls count
-    is_contended : True if `kept` holds contended passes, since there are no others
-    waited_ns : time spent waiting for a quiet machine
+    contended : passes during which others used the cores; only their undisturbed calls count
+    is_contended : True if `kept` holds contended passes for lack of others
+    waited_ns : time spent waiting for other processes to leave the cores
     dropped : number of slowed passes that were repeated
     failures, failure : number of passes that failed, and the last reason
     """
@@ -225,7 +233,7 @@ class Passes:
             self.kept, self.contended, self.is_contended = self.contended, [], True
 
     def fail(self, reason: str) -> None:
-        """Count a pass that failed."""
+        """Record a failed pass."""
         self.failures, self.failure = self.failures + 1, reason
 
     @property
@@ -237,7 +245,7 @@ class Passes:
 def make_result(
     trace: Trace, flow: ProgramFlow, plans: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
-    """Return the result of a step whose calls ran as `plans` says.
+    """Return the result of a step whose calls ran as planned.
 
     Parameters
     ----------
@@ -288,7 +296,7 @@ def make_result(
 
 
 def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallProgram]) -> SequenceResult:
-    """Return a result whose calls ran as these programs; drop the times of calls that ran in eager instead."""
+    """Return the result with the facts of a mode's programs, without times of calls that ran in eager instead."""
     signatures, in_eager = [], 0
     for item in result.signatures:
         own = programs.get(item.signature)
@@ -310,7 +318,7 @@ def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallPro
 
 
 def from_plain(fields: dict[str, Any]) -> SequenceResult:
-    """Return the result whose fields went through JSON."""
+    """Return the result with these fields, which were read from JSON."""
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     plain["not_replayed"] = tuple(NotReplayed(**item) for item in fields["not_replayed"])
     plain["signatures"] = tuple(SignatureTimes(**item) for item in fields["signatures"])
@@ -353,16 +361,16 @@ def _signatures(
 def _with_times(
     row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, kept: int
 ) -> SignatureTimes:
-    """Return the row with the times of its calls during which others did not use the cores.
+    """Return the row with the times of its calls that were not contended.
 
-    Calls of passes that are not kept count only if there are too few others. If there are too few still, the row is
-    contended and has all times.
+    Calls of contended passes count only if there are too few others. If there are still too few, the row is contended
+    and includes all times.
 
     Parameters
     ----------
-    times_us, is_contended : (passes, calls), of passes that are kept, then of contended ones
+    times_us, is_contended : (passes, calls), kept passes followed by contended ones
     is_slowed : (passes,)
-    kept : number of passes that are kept
+    kept : number of kept passes
     """
     least = min(LEAST, kept * times_us.shape[1])
     selected = ~is_contended

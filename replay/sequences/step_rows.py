@@ -1,4 +1,4 @@
-"""Results of a step replay as rows, one for each signature, and as totals."""
+"""Result rows of a step replay, one for each signature, and its totals."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OF_CAPTURED_TIMES = (
     *("captured_ms", "captured_host_ms", "captured_wall_ms", "unsupported_ms", "unsupported_host_ms"),
     *("critical_calls", "captured_critical_ms", "replayed_critical_ms"),
 )
-"""Totals that are unknown if a trace has no times."""
+"""totals that are unknown if a trace lacks times"""
 
 QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
-"""Quantiles over the passes, by the suffix of their totals' names."""
+"""quantiles over the passes, by the suffix of the totals' names"""
 
 
 def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -> list[Result]:
-    """The row of each case, of all its calls in the sequence."""
+    """Return one row for each case, with the times of all its calls in the step."""
     times_of = {item.signature: item for item in result.signatures}
     return [_row(case, times_of[case.number], workload, result.mode) for case in cases if case.number in times_of]
 

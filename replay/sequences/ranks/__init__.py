@@ -1,1 +1,1 @@
-"""Replays a step of several ranks as one: each process takes a rank's calls, and collectives run between them."""
+"""Step replay by several ranks: each process runs the calls of one rank, and collectives run between them."""

@@ -1,4 +1,4 @@
-"""Control channel of ranks: what they exchange besides replayed collectives, and how all end when one does."""
+"""Control channel of ranks: exchange of data outside replayed collectives, and a common end if one rank ends."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from opgrip.replay.sequences.step_options import RankLaunch
 
 T = TypeVar("T")
 BEAT_S = 0.5
-"""Time between two heartbeats."""
+"""time in seconds between two heartbeats"""
 SILENT_S = 4 * BEAT_S
-"""A rank whose collective broke counts as ended if its heartbeat is missing for this long."""
+"""seconds without a heartbeat after which a rank counts as ended once its collective has failed"""
 _turns = count()
-"""Number of the replay in this process: each has its own keys in the store, the same in all ranks."""
+"""numbers of the replays in this process, the same in all ranks; each replay has separate keys in the store"""
 
 
 class RankEndedError(Exception):
-    """A collective could not be waited for since a rank of its group has ended or is silent."""
+    """Error of a collective that failed because a rank of its group has ended or is silent."""
 
 
 class Control:
-    """The ranks of a replay in a group of their own; a thread sends heartbeats.
+    """Process group of the ranks of a replay, with a thread that sends heartbeats.
 
     Parameters
     ----------
-    timeout_s : a rank that is silent for this long ends all
-    prog : name of the command, for its messages
+    timeout_s : time in seconds after which a silent rank ends all ranks
+    prog : name of the command in error messages
 
     Raises
     ------
@@ -87,7 +87,7 @@ class Control:
 
     @property
     def is_first(self) -> bool:
-        """True for rank 0, which reports and writes."""
+        """True for rank 0, which reports results and writes files."""
         return self.launch.rank == 0
 
     def most(self, *numbers: int) -> list[int]:
@@ -97,7 +97,7 @@ class Control:
         return [int(number) for number in tensor]
 
     def share(self, plain: Any) -> list[Any]:
-        """Return the JSON value of each rank."""
+        """Return the JSON value of each rank, exchanged between all ranks."""
         text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
@@ -114,7 +114,10 @@ class Control:
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def together(self, do: Callable[[], T]) -> T:
-        """Run a function in each rank, however long it takes; rank 0 raises the first `UserError`, others exit."""
+        """Run a function in each rank without a time limit and return its result.
+
+        If it fails, rank 0 raises the first rank's `UserError` and the other ranks exit.
+        """
         problem, result = None, None
         try:
             result = do()
@@ -130,14 +133,14 @@ class Control:
         return result  # type: ignore[return-value]
 
     def refuse(self, reason: str) -> NoReturn:
-        """End all ranks for a reason of this one; the first rank to report raises it as `UserError`."""
+        """End all ranks because this one cannot continue; the first to report raises `UserError`, the others exit."""
         self._is_ending = True
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
         raise UserError(f"rank {self.launch.rank}: {reason}", "--only collectives runs these on values of their own")
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank since others have ended: `UserError` in the first to report, `SystemExit` in the others."""
+        """End this rank because others ended: raise `UserError` if it is the first to report, else `SystemExit`."""
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():
@@ -151,9 +154,9 @@ class Control:
             self.lost(error)
 
     def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
-        """End this process from a thread, since the main thread may wait for a rank that has ended."""
+        """End this process from the heartbeat thread; the main thread may be waiting for a rank that has ended."""
         if self._is_ending:
-            # the main thread reports, or knows that another rank does
+            # the main thread reports the end, or knows that another rank does
             return
         if (silent or not was_told) and self._life.is_first_to_tell():
             what, hint = _words(silent, self.timeout_s, "")
@@ -162,7 +165,7 @@ class Control:
 
 
 def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, str]:
-    """Return the message and the hint."""
+    """Return the message and the hint for ranks that have ended or time out."""
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
         has, is_ = ("has", "is") if len(silent) == 1 else ("have", "are")
@@ -175,13 +178,13 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
 
 
 class _Life(threading.Thread):
-    """Sends heartbeats, watches those of the other ranks, and notices when torchrun ends this process.
+    """Thread that sends heartbeats, watches for heartbeats of other ranks, and notices when torchrun ends this process.
 
-    It is a thread, since a process that waits in a collective runs no Python in its main thread.
+    It is a thread because a process that waits in a collective runs no Python code in its main thread.
 
     Parameters
     ----------
-    end : called with the silent ranks, and whether a signal is the cause
+    end : called with the silent ranks and with True if a signal is the cause
     """
 
     def __init__(
@@ -231,7 +234,7 @@ class _Life(threading.Thread):
             os.close(end)
 
     def meet(self) -> None:
-        """Return when all ranks are present; wait for slow ones as long as they send heartbeats."""
+        """Wait until all ranks have called this, without a time limit as long as they send heartbeats."""
         self._meetings += 1
         key = f"{self._prefix}/here/{self._meetings}"
         with self._lock:
@@ -242,7 +245,7 @@ class _Life(threading.Thread):
                 here = self._store.add(key, 0)
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """Return the ranks that are silent for longer than others could be."""
+        """Return the ranks without a new heartbeat for this many seconds, after waiting that long."""
         try:
             return self._listen(seconds, waits=True)
         except RuntimeError:
@@ -261,7 +264,7 @@ class _Life(threading.Thread):
         return os.read(self._awake, 64) if ready else b""
 
     def _listen(self, seconds: float, waits: bool) -> list[int]:
-        """Return the ranks that were silent for this long; if `waits`, wait for a heartbeat of each."""
+        """Return the ranks without a new heartbeat for this many seconds; if `waits`, listen that long first."""
         until = monotonic() + (seconds if waits else 0)
         while True:
             silent = self._exchange(seconds)

@@ -1,4 +1,4 @@
-"""Plan of a step that several ranks replay: the part of each rank, and which of their collectives match."""
+"""Plan of a step that several ranks replay: each rank's calls, and which of their collectives match."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ HINT = "merge those of all ranks: opgrip trace merge step.rank*.jsonl -o step.js
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return by rank its process number in a merged trace, or None; raise `UserError` without ranks."""
+    """Return the process number in a merged trace by rank, or None for unmerged traces.
+
+    Raises
+    ------
+    UserError : if the trace does not record ranks
+    """
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
     for process, header in enumerate(headers if isinstance(headers, list) else []):
@@ -40,7 +45,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the trace of one rank among those of all; raise `UserError` if none of them is."""
+    """Return the trace file of a rank; raise `UserError` if `paths` lacks it."""
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -48,7 +53,12 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
 
 
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
-    """Return the calls of one rank; raise `UserError` if the trace lacks some of the ranks that replay it."""
+    """Return a trace with only the calls of one rank.
+
+    Raises
+    ------
+    UserError : if the trace lacks some of the ranks that were started
+    """
     ranks = recorded_ranks(trace)
     if world_size > len(ranks):
         few = f"{len(ranks)} ranks are in the trace, and {world_size} were started"
@@ -74,7 +84,7 @@ def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
 
 
 def _source_of(trace: Trace, process: int | None) -> CallSource:
-    """Return the blocks of calls of one process."""
+    """Return a source with the blocks of calls of one process."""
     threads = {number for number, thread in trace.threads.items() if thread.process == process}
 
     def own_blocks() -> Iterator[CallBlock]:
@@ -87,7 +97,7 @@ def _source_of(trace: Trace, process: int | None) -> CallSource:
 
 
 def exchanges_alone(trace: Trace) -> Trace:
-    """Return only the collectives of a rank's part, and what passes on their results."""
+    """Return a trace with only the collectives of a rank and the operators that pass on their results."""
     numbers = {item.number for item in trace.signatures if is_exchange(item) or item.op in LOCAL}
     calls = trace.calls[trace.calls["signature"].isin(numbers)]
     signatures = [item for item in trace.signatures if item.number in numbers]
@@ -95,15 +105,16 @@ def exchanges_alone(trace: Trace) -> Trace:
 
 
 def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | None = None) -> dict[int, list[int]]:
-    """Return by place of a call the collectives that must be done before it, by their places.
+    """Return the places of the collectives that must be done before a call, by the call's place.
 
-    A trace does not say where a program waited for an asynchronous collective; it had to before a call that uses its
-    memory.
+    A trace does not record where a program waited for an asynchronous collective. It must have waited before the first
+    call that uses the collective's memory.
 
     Parameters
     ----------
-    places : of the collectives
-    kept : calls that are run, which are numbered from 0; a wait before any other call moves to the next of them
+    places : places of the collectives
+    kept : places of the calls that run, which are renumbered from 0; a wait before any other call moves to the next one
+        that runs
     """
     place_of_kept = {place: number for number, place in enumerate(range(len(flow.calls)) if kept is None else kept)}
     collectives, due = set(places), list[int]()
@@ -125,18 +136,18 @@ def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | 
 
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str]
-"""Recorded ranks of a group, and its name."""
+"""recorded ranks of a group, and its name"""
 _Line: TypeAlias = tuple[GroupKey, int, int]
-"""Collectives that happen in order: those of a group, or the messages from one of its members to another."""
+"""key of collectives that run in order: all of a group, or all messages from one member to another"""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rank states about collectives of one form; all of it has to match the other ranks.
+    """Description of equal collectives of one rank; other ranks must agree with it.
 
     Attributes
     ----------
-    reason : why they cannot run; empty if they can
+    reason : why the collectives cannot run; empty if they can
     """
 
     kind: str
@@ -152,19 +163,19 @@ class Offer:
 
     @classmethod
     def from_plain(cls, fields: Sequence[Any]) -> Offer:
-        """Return the offer of a list of fields that went through JSON."""
+        """Return the offer with these fields, which were read from JSON."""
         kind, name, ranks, rank, reduction, peer, member_bytes, dtype, splits, reason = fields
         both = None if splits is None else (tuple(splits[0]), tuple(splits[1]))
         return cls(kind, name, tuple(ranks), rank, reduction, peer, member_bytes, dtype, both, reason)
 
     @property
     def group(self) -> GroupKey:
-        """Key of its group, the same in all ranks."""
+        """Key of the collective's group, the same in all ranks."""
         return self.ranks, self.name
 
     @property
     def line(self) -> _Line:
-        """Key of the sequence that it belongs to."""
+        """Key of the ordered collectives that this one belongs to."""
         if self.kind not in MESSAGES:
             return self.group, -1, -1
         assert self.peer is not None, "read with the operator"
@@ -173,7 +184,7 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the offer of a collective; one that cannot run keeps its turn in the group."""
+    """Return the offer of a collective; one that cannot run keeps its position in the group's order."""
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group
@@ -185,11 +196,11 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Calls of several ranks that are one collective.
+    """Calls of several ranks that form one collective.
 
     Attributes
     ----------
-    places : by rank, which of its collectives it is
+    places : index among each rank's collectives, by rank
     bytes : size that bandwidths refer to
     """
 
@@ -204,13 +215,13 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What all ranks agreed on, the same in each.
+    """Plan that all ranks agreed on, the same in each rank.
 
     Attributes
     ----------
-    groups : groups to create, in the same order in all ranks, with their present members
-    meetings : the collectives that run
-    left_out : by rank and place of a collective, why it does not run
+    groups : present members of the groups to create, in the same order in all ranks
+    meetings : collectives that run
+    left_out : for each rank, why a collective does not run, by its place
     """
 
     groups: dict[GroupKey, tuple[int, ...]]
@@ -219,19 +230,19 @@ class RankPlan:
 
 
 Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
-"""Offers of a rank, and the index of the offer of each of its collectives, in order."""
+"""distinct offers of a rank, and for each of its collectives in order the index of its offer"""
 
 
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
-    """Return which collectives of these ranks run.
+    """Return the plan of which collectives run.
 
-    Calls match by their group and their order in it. If ranks disagree about one, it and all later ones of the group
-    are left out, since they cannot be matched.
+    Calls match by group and by their order in the group. If ranks disagree about a collective, it and all later ones of
+    the group are left out, since they cannot be matched.
 
     Parameters
     ----------
-    tables : of each rank that is present
-    scale : run groups among those of their members that are present
+    tables : offers of each present rank
+    scale : run groups with absent members among their present members
     """
     lines: dict[_Line, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     left_out: list[dict[int, str]] = [{} for _ in tables]
@@ -262,7 +273,7 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 
 
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
-    """Return the present ranks of a line."""
+    """Return the present ranks that take part in the collectives of a line."""
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
     return tuple(rank for rank in both if rank < world_size)
@@ -281,13 +292,13 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    """Yield the matching calls of all members, one collective after another."""
+    """Yield the places of matching calls by rank, one collective after another."""
     for turn in range(max(map(len, places.values()))):
         yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
-    """Return why calls do not match; empty if they do."""
+    """Return why calls do not match, or an empty string if they do."""
     absent = sorted(set(members) - set(offers))
     if absent:
         return f"rank {absent[0]} has recorded fewer of its group"
@@ -309,7 +320,7 @@ def _terms(offer: Offer) -> tuple[Any, ...]:
 
 
 def _uneven(offers: Mapping[int, Offer]) -> str:
-    """Return True unless each rank sends what the other receives."""
+    """Return why an uneven all-to-all does not match, or an empty string if each rank sends what the other receives."""
     for offer in offers.values():
         for other in offers.values():
             assert offer.splits is not None
@@ -326,7 +337,7 @@ def _meeting(
     kind = SEND_RECV if first.kind in MESSAGES else first.kind
     largest = max(offer.member_bytes for offer in offers.values())
     if kind == ALL_TO_ALL:
-        # the share of what was sent that goes to present members
+        # only the share of the bytes that goes to present members
         largest = largest * len(members) // len(group[0])
     size = size_of(kind, largest, len(members))
     return Meeting(kind, group, tuple(members), size, first.dtype, first.reduction, dict(places))

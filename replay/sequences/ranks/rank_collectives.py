@@ -35,9 +35,9 @@ from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec,
 from opgrip.traces.schema.records import OPERATOR, Signature
 
 NAMESPACES = ("c10d", "_c10d_functional")
-"""Namespaces of operators that ranks run."""
+"""namespaces of the operators that ranks run"""
 LOCAL = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
-"""Operators that pass on the result of a collective; the first waits for it."""
+"""operators that pass on the result of a collective; the first one waits for it"""
 MOST_MEMBERS = 1 << 20
 SUM = "SUM"
 UNKNOWN_GROUP = "the trace does not tell which ranks its group has"
@@ -45,17 +45,18 @@ UNKNOWN_GROUP = "the trace does not tell which ranks its group has"
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCollective:
-    """What calls of a signature exchange.
+    """Exchange that calls of a signature perform.
 
     Attributes
     ----------
-    reduction : as torch names it in upper case; empty if the kind has none
-    peer : the root, or the other side of a message, by its place in the group
-    form : how its tensors hold the members' parts: `flat`, `lists`, or empty
+    reduction : torch's name in upper case; empty if the kind has none
+    peer : place in the group of the root, or of the other side of a message
+    form : how the tensors hold the members' parts: `flat`, `lists`, or empty
     makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
-    is_async : True if the program went on before it was done
-    member_bytes, dtype : of the part that a member sends or receives; of an all-to-all, all that this rank sends
-    splits : of an uneven all-to-all, the rows to each member, and those from each
+    is_async : True if the program continued before the collective was done
+    member_bytes, dtype : size and dtype of the part that a member sends or receives; for an all-to-all, of everything
+        that this rank sends
+    splits : rows sent to each member and rows received from each, for an uneven all-to-all
     """
 
     kind: str
@@ -76,7 +77,7 @@ def is_exchange(signature: Signature) -> bool:
 
 
 def read_collective(signature: Signature) -> ReplayedCollective:
-    """Return what a signature exchanges.
+    """Return the collective that calls of a signature run.
 
     Raises
     ------
@@ -121,7 +122,7 @@ def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
 
 
 def as_tensors_alone(signature: Signature) -> Signature:
-    """Return the signature with only its tensors; the rest is known to what runs it."""
+    """Return the signature with only its tensors; the function that runs it knows all other arguments."""
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     return replace(signature, args=tensor_arguments(signature), kwargs={}, outputs=results)
 
@@ -132,12 +133,12 @@ def _reduction(signature: Signature) -> str:
             return leaf.name.upper()
         if isinstance(leaf, str):
             return leaf.upper()
-    # some versions of torch do not record it; a sum moves as much
+    # some versions of torch do not record the reduction; a sum moves as many bytes
     return SUM
 
 
 def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the rows sent to each member and received from each; None if all are equal."""
+    """Return the rows sent to each member and received from each, or None if all are equal."""
     if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
         return None
     lists = [leaf for leaf in signature.args[exchange.count :] if isinstance(leaf, list)]
@@ -181,12 +182,12 @@ def _disagree() -> Unsupported:
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Return the bytes of tensors that are exchanged whole."""
+    """Check tensors that are exchanged as a whole, and return their bytes."""
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
 
 def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Return the bytes of one part of an all-gather or reduce-scatter by one tensor."""
+    """Check an all-gather or reduce-scatter that uses one tensor, and return the bytes of one part."""
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
         sizes = sum(map(_elements, trees[0]))
@@ -204,7 +205,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 
 
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Return the bytes of one part of lists with a tensor for each member."""
+    """Check lists with one tensor for each member, and return the bytes of one part."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # only the root passes a list to gather or scatter
     lists = [item for item in lists if item]
@@ -218,7 +219,7 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
 
 
 def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Return the bytes that this rank sends in an all-to-all."""
+    """Check an all-to-all, and return the bytes that this rank sends."""
     if collective.form == LISTS:
         received, sent = trees
         if len(received) != members or len(sent) != members:
@@ -240,7 +241,7 @@ def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], memb
 
 
 def _is_dense(spec: TensorSpec) -> bool:
-    """Return True if a tensor's elements lie one after another."""
+    """Return True if a tensor's elements are contiguous in memory."""
     assert spec.stride is not None, "asked before"
     expected = 1
     for size, stride in zip(spec.shape[::-1], spec.stride[::-1], strict=True):

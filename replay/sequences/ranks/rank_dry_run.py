@@ -1,4 +1,4 @@
-"""Dry run of a rank: find out how its calls can run, while all ranks run their collectives together."""
+"""Dry run of one rank: find out how its calls can run while all ranks run their collectives together."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class RankDryRun(DryRun):
-    """The calls of a rank with the plan of each.
+    """Dry run over the calls of one rank; it holds the plan for each call.
 
-    A collective runs once in every pass, whatever becomes of its arguments: the other ranks wait for it.
+    A collective runs once in every pass, even if its arguments cannot be prepared as planned, because other ranks wait
+    for it.
 
     Parameters
     ----------
-    exchanges : numbers of signatures that exchange data between processes
-    collectives, starters : of those that run, by signature number
-    left_out : by place of a call, why its collective does not run; calls that a group's backend cannot run are added
-    waits : by place of a call, the collectives that must be done before it
+    exchanges : signature numbers of calls that exchange data between processes
+    collectives, starters : collectives that run and the functions that start them, by signature number
+    left_out : why a collective does not run, by place of the call; calls that a group's backend cannot run are added
+    waits : collectives that must be done before a call, by place of the call
     others : as for `DryRun`
 
     Attributes
     ----------
-    exchange : of the current pass
+    exchange : collectives of the current pass
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class RankDryRun(DryRun):
         self.exchange = RankExchange(waits, synchronizer(self._device), is_accelerator(self._device))
 
     def begin(self) -> None:
-        """Restore all memory once no collective writes into it any more."""
+        """Restore all memory after the last collective that writes into it is done."""
         try:
             self.exchange.begin()
         except RankEndedError as error:
@@ -71,7 +72,7 @@ class RankDryRun(DryRun):
         return call.signature in self._starters and self.place_of(call) not in self.left_out
 
     def place_of(self, call: FlowingCall) -> int:
-        """Return the place of a call among those of the rank."""
+        """Return the index of a call in the calls of this rank."""
         return self._place_of_call[id(call)]
 
     def before(self, call: FlowingCall) -> None:
@@ -89,7 +90,7 @@ class RankDryRun(DryRun):
             self.control.lost(error)
 
     def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
-        """Run a collective with the other ranks; raise `Unsupported` if the group's backend cannot."""
+        """Start a collective with the other ranks; raise `Unsupported` if the group's backend cannot run it."""
         assert plan.prepared is not None, "prepared in the dry run"
         args, _ = plan.prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
@@ -120,7 +121,9 @@ class RankDryRun(DryRun):
         return before != (plan.status, len(plan.redrawn))
 
     def _make_ready(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Prepare a collective on memory that flows, else on drawn values; end all ranks if neither works."""
+        """Prepare a collective on results of earlier calls or, if that fails, on drawn values; end all ranks if neither
+        works.
+        """
         reason = plan.reason
         if plan.status != SUBSTITUTED:
             try:

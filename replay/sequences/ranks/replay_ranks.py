@@ -36,7 +36,7 @@ class RankOutcome:
 
     Attributes
     ----------
-    totals : of its step, as in a file of results
+    totals : totals of its step, as in a file of results
     left_out : number of collectives that did not run, by reason
     """
 
@@ -53,7 +53,7 @@ class StepOutcome:
     Attributes
     ----------
     recorded : number of ranks in the trace
-    collectives : of all ranks, slowest first
+    collectives : times over all ranks, slowest collectives first
     """
 
     recorded: int
@@ -62,7 +62,7 @@ class StepOutcome:
     collectives: list[CollectiveTimes]
 
     def plain(self) -> dict[str, Any]:
-        """Return the form for a file of results."""
+        """Return the results in the form for a file."""
         return {
             "recorded": self.recorded,
             "ranks": [
@@ -76,17 +76,17 @@ class StepOutcome:
 def replay_ranks(
     workload: Workload, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace together with the other ranks; only rank 0 returns the results.
+    """Replay this rank's part of a trace together with the other ranks; return the results in rank 0, else None.
 
     Raises
     ------
-    UserError : if the trace has another number of ranks, or one of them ends
+    UserError : if the trace has another number of ranks, or if a rank ends
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
         raise UserError("ranks replay in eager alone", "leave out --mode")
     rank, world_size = control.launch.rank, control.launch.world_size
-    # checked here so that one rank reports it, and again when groups are created
+    # checked here so that only one rank reports it; checked again when groups are created
     control.together(lambda: backend_for(settings.device))
     part = control.together(lambda: part_of(workload.trace, rank, world_size))
     step = replay_step(part, settings, options, control, tell)
@@ -133,11 +133,11 @@ def _with_times(row: Result, rank: int, own: OwnTimes | None) -> Result:
 
 
 ROUNDS = 20
-"""Times to ask another clock; the fastest answer counts."""
+"""number of times to query another clock; the fastest answer counts"""
 
 
 def clock_offsets_ns(control: Control) -> list[int]:
-    """Return by rank how far its clock is ahead of that of rank 0; ranks of one machine share a clock.
+    """Return by how many ns each rank's clock is ahead of rank 0's; ranks of one machine share a clock.
 
     The error is at most half of the round trip.
     """
@@ -148,19 +148,19 @@ def clock_offsets_ns(control: Control) -> list[int]:
         if name != machines[0]:
             offset = ask_clock(control, rank)
             offsets = [offset if other == name else known for other, known in zip(machines, offsets, strict=True)]
-    # only rank 0 has asked
+    # only rank 0 has queried the clocks
     return [int(offset) for offset in control.share(offsets)[0]]
 
 
 def machine() -> str:
-    """Return an identifier of this machine since it was booted."""
+    """Return an identifier of this machine that is valid until its next boot."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def ask_clock(control: Control, rank: int) -> int:
-    """Return, in rank 0, how far another rank's clock is ahead; both ranks have to call it."""
+    """Return in rank 0 by how many ns another rank's clock is ahead; both ranks must call this."""
     if control.launch.rank not in (0, rank):
         return 0
     message = torch.zeros(1, dtype=torch.int64)
@@ -191,13 +191,13 @@ class CollectiveTimes:
 
     Attributes
     ----------
-    group, ranks : name, and those of its ranks that take part
-    bytes : as nccl-tests count them
-    calls : in a pass
-    median_us, p10_us, p90_us : from the arrival of the last rank to the end of the last
-    algorithm_gb_per_s, bus_gb_per_s : from the median; None if nothing is moved
+    group, ranks : name of the group, and the ranks that take part
+    bytes : size as nccl-tests define it
+    calls : number of calls in a pass
+    median_us, p10_us, p90_us : time from the arrival of the last rank to the end of the last rank
+    algorithm_gb_per_s, bus_gb_per_s : bandwidths at the median time; None if no data is moved
     wait_us : median time that the first rank waited for the last
-    last_rank, last_share : the rank that was last most often, and in which share of the calls
+    last_rank, last_share : the rank that most often arrived last, and in which share of the calls
     """
 
     kind: str
@@ -223,8 +223,8 @@ class OwnTimes:
 
     Attributes
     ----------
-    wait_us : median time that it waited for the last rank
-    held_us : median time that its thread was blocked, starting and waiting
+    wait_us : median time that the rank waited for the last rank
+    held_us : median time that starting and waiting blocked its thread
     """
 
     ranks: tuple[int, ...]
@@ -242,8 +242,8 @@ class RankTotals:
 
     Attributes
     ----------
-    held_ms, waited_ms : time that its thread was blocked by collectives, and time between its arrival and that of the
-        last
+    held_ms : time that collectives blocked its thread
+    waited_ms : time between its arrival at collectives and that of the last rank
     """
 
     collectives: int = 0
@@ -252,7 +252,7 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """Return by rank its stamps of each pass."""
+    """Return the stamps of each pass for every rank, exchanged between all ranks."""
     numbers = [
         number
         for one in stamps
@@ -273,7 +273,9 @@ def _unpacked(numbers: list[int]) -> list[Stamps]:
 
 @dataclass(slots=True)
 class _Samples:
-    """Times in us of collectives that count as one, for each occurrence and pass; `waits` and `helds` by rank."""
+    """Times in us of collectives that are summarized together, for each occurrence and pass; `waits` and `helds` by
+    rank.
+    """
 
     meeting: Meeting
     calls: int = 0
@@ -289,10 +291,10 @@ class CollectiveStepTimes:
 
     Parameters
     ----------
-    meetings : the collectives that ran
-    stamps : by rank and pass
-    signatures : by rank, of each of its exchanges
-    offsets_ns : by rank, how far its clock is ahead
+    meetings : collectives that ran
+    stamps : stamps by rank and pass
+    signatures : for each rank, the signature of each of its exchanges
+    offsets_ns : time by which each rank's clock is ahead of rank 0's
     """
 
     def __init__(
@@ -310,7 +312,7 @@ class CollectiveStepTimes:
         held = [np.zeros(len(own)) for own in stamps]
         for meeting in meetings:
             if any(place not in clocks[rank] for rank, place in meeting.places.items()):
-                # its backend could not run it
+                # the backend could not run the collective
                 continue
             arrived, done, held_up = (
                 np.array([clocks[rank][place][which] for rank, place in meeting.places.items()]) for which in range(3)
@@ -341,7 +343,7 @@ class CollectiveStepTimes:
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
     def own(self, rank: int, signature: int) -> OwnTimes | None:
-        """Return the times of one rank's calls of a signature; None if none ran."""
+        """Return the times of one rank's calls of a signature, or None if none ran."""
         samples = self._own.get((rank, signature))
         if samples is None:
             return None
@@ -358,7 +360,7 @@ class CollectiveStepTimes:
 
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
-    """Return by place of a collective its arrival, end and blocked time in each pass."""
+    """Return arrival, end and blocked time of each collective in each pass, by place of the collective."""
     if not stamps:
         return {}
     places = set(stamps[0].places).intersection(*(one.places for one in stamps))

@@ -1,4 +1,4 @@
-"""Running the collectives of a rank on real process groups."""
+"""Execution of a rank's collectives on real process groups."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from opgrip.traces.analysis.ranks.collectives import (
 )
 
 Work: TypeAlias = Any
-"""A `torch.distributed.Work`."""
+"""a `torch.distributed.Work`"""
 Started: TypeAlias = tuple[list[Tensor], list[Work]]
-"""Results of a collective, and what to wait for until they are ready."""
+"""results of a collective, and the work to wait for before they are ready"""
 GLOO = "gloo"
 PREMUL_SUM = "PREMUL_SUM"
-"""Sum with a factor that traces do not hold."""
+"""reduction by a sum with a factor that traces do not record"""
 AVG = "AVG"
-"""Reduction that gloo lacks; a sum moves as much."""
+"""reduction that gloo lacks; it is replaced by a sum, which moves as many bytes"""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """A recorded group as it exists here.
+    """Members of a recorded group in this replay.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank of a recorded member, or of the first one if it is absent."""
+        """Return the rank of a recorded member, or that of the first present member if it is absent."""
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
@@ -76,7 +76,7 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """Return the backends for tensors on a device, gloo among them; raise `UserError` if torch knows none."""
+    """Return the backends for tensors on a device, including gloo; raise `UserError` if torch has none for it."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
@@ -87,10 +87,10 @@ def backend_for(device: str) -> str:
 
 
 def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
-    """Return why a group cannot run a collective; empty if nothing is known against it.
+    """Return why a group cannot run a collective, or an empty string if no reason is known.
 
-    Gloo fails only while a collective runs, with messages that a rank which has ended causes too. So it is checked
-    before.
+    This check comes first because gloo fails only while a collective runs, with messages like those for a rank that has
+    ended.
     """
     reduction = collective.reduction or SUM
     if _word_of(reduction, on_gloo) not in distributed.ReduceOp.RedOpType.__members__:
@@ -101,7 +101,7 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """Return a function that starts a collective, for which `why_not` is empty, on its tensors."""
+    """Return a function that starts a collective on its tensors; `why_not` must be empty for it."""
     start = _STARTS[collective.kind, collective.form]
     reduction = None
     if collective.reduction:
@@ -129,11 +129,11 @@ class _Call:
         return self.root == distributed.get_rank()
 
     def own(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors of present members out of a list with one for each member."""
+        """Return the tensors of present members from a list with one tensor for each recorded member."""
         return [parts[place] for place in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of a tensor that present members fill, and one of their parts."""
+        """Return the part of a flat tensor that present members fill, and a flat view of one member's part."""
         if self.members.is_whole:
             return whole, part
         return whole.view(-1)[: whole.numel() // self.members.size * len(self.members.present)], part.view(-1)
@@ -144,19 +144,19 @@ def _as_list(argument: Any) -> list[Any]:
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:
-    """Return the reduction to use for a recorded one."""
+    """Return the reduction that replaces a recorded one."""
     return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
 
 
 @cache
 def _gloo_refuses(reduction: str, dtype: str) -> str:
-    """Return gloo's error for elements of a dtype, tried in a group of only this process."""
+    """Return gloo's error for elements of a dtype, found by a trial in a group of only this process."""
     try:
         element = torch.empty(1, dtype=getattr(torch, dtype))
         store = distributed.HashStore()  # type: ignore[attr-defined]
         alone: Any = distributed.ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
         kind = distributed.ReduceOp.RedOpType.__members__[reduction]
-        # torch passes complex numbers to it as pairs of real ones
+        # torch passes complex numbers to gloo as pairs of real ones
         real = torch.view_as_real(element) if element.is_complex() else element
         alone.allreduce([real], distributed.ReduceOp(kind)).wait()
     except RuntimeError as error:
@@ -274,17 +274,17 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 
 
 class RankExchange:
-    """Starts and waits for the collectives of a pass.
+    """Starts the collectives of a pass and waits for them.
 
     Parameters
     ----------
-    waits : by place of a call, the collectives that must be done before it
+    waits : collectives that must be done before a call, by place of the call
     synchronize : waits for the accelerator
-    on_device : True with an accelerator: each collective is waited for at once, so that its time is its own
+    on_device : True for an accelerator: each collective is waited for at once, so that its time includes no other work
 
     Attributes
     ----------
-    arrived_ns, done_ns, held_ns : by place of a collective, start, end, and time that this thread was blocked
+    arrived_ns, done_ns, held_ns : start, end, and time that this thread was blocked, by place of the collective
     """
 
     def __init__(self, waits: Mapping[int, Sequence[int]], synchronize: Callable[[], object], on_device: bool) -> None:
@@ -301,7 +301,7 @@ class RankExchange:
         self.arrived_ns, self.done_ns, self.held_ns = {}, {}, {}
 
     def before(self, place: int) -> None:
-        """Wait for the collectives whose memory a call takes."""
+        """Wait for the collectives that must be done before a call."""
         for other in self._waits.get(place, ()):
             self._wait(other)
 
@@ -313,7 +313,7 @@ class RankExchange:
         Raises
         ------
         RankEndedError : if another rank has ended
-        Unsupported : if the group's backend cannot run it, which all its ranks find
+        Unsupported : if the group's backend cannot run it; all its ranks then raise this
         """
         self._synchronize()
         start = perf_counter_ns()
@@ -333,14 +333,14 @@ class RankExchange:
         return results
 
     def finish(self) -> None:
-        """Wait for everything that was started."""
+        """Wait for all collectives that were started."""
         for place in list(self._works):
             self._wait(place)
 
     def _note_ends(self, place: int) -> None:
-        """Record the end when it happens, since the program may wait for it later."""
+        """Record the end of a collective when it happens, since the program may wait for it later."""
         notes: list[int] = []
-        # gloo's messages have none: they are done when waited for
+        # works of gloo's messages have no future: they are done when waited for
         with suppress(RuntimeError):
             for work in self._works[place]:
                 work.get_future().add_done_callback(lambda _: notes.append(perf_counter_ns()))
@@ -360,5 +360,5 @@ class RankExchange:
         end = perf_counter_ns()
         self.held_ns[place] += end - start
         notes = self._notes.pop(place, [])
-        # a callback after this thread continued is late
+        # a callback that runs after this thread has continued is late
         self.done_ns[place] = min(end, max(notes)) if len(notes) == len(works) > 0 else end

@@ -1,4 +1,4 @@
-"""One rank's part of a step replay: dry run and timed passes, together with the other ranks."""
+"""Step replay in one rank: dry run and timed passes, together with the other ranks."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ from opgrip.traces.schema.records import Signature
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """When a rank arrived at its collectives in a pass, when they were done, and how long they blocked it.
+    """Times at which a rank arrived at its collectives in a pass, when they were done, and how long they blocked it.
 
     Attributes
     ----------
-    places : of the collectives that ran, among the rank's exchanges; the other lists are parallel
+    places : indices of the collectives that ran, among the rank's exchanges; the other lists are parallel
     """
 
     places: list[int]
@@ -71,14 +71,14 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """Results of a rank's part of the step.
+    """Results of the step in one rank.
 
     Attributes
     ----------
-    plan : which collectives ran with which of the other ranks
-    signatures : of each exchange, in the order of the rank's calls
+    plan : which collectives ran, and with which ranks
+    signatures : signature of each exchange, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
-    stamps : of each kept pass
+    stamps : times of each kept pass
     """
 
     result: SequenceResult
@@ -91,7 +91,12 @@ class RankStep:
 def replay_step(
     part: Trace, settings: SequenceSettings, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> RankStep:
-    """Run the calls of this rank; raise `UserError` if a rank ends or lacks an awaited collective."""
+    """Run the calls of this rank and return its results.
+
+    Raises
+    ------
+    UserError : if a rank ends, or if an awaited collective cannot run
+    """
     exchanges = _read(part)
     part = _with_tensors_alone(part, exchanges)
     whole, kept = make_flow(part), None
@@ -131,7 +136,7 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """Return by signature number what exchanges do, or why they cannot run."""
+    """Return the collective of each exchanging signature, or why it cannot run, by signature number."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
@@ -162,7 +167,7 @@ def _agree(
     options: RankOptions,
     control: Control,
 ) -> RankPlan:
-    """Return which collectives run: each rank states its own, and all reach the same result."""
+    """Return the plan of which collectives run; all ranks exchange their offers and compute the same plan."""
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
     offers = [offer_of(exchanges[number], reasons.get(number, "")) for number in numbers]
@@ -172,7 +177,7 @@ def _agree(
 
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
-    """Return the groups of this rank; every rank creates all groups, in the same order."""
+    """Create the planned groups and return the ones of this rank; every rank creates all groups, in the same order."""
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}
     try:
@@ -199,7 +204,7 @@ def _measure(
     places: Sequence[int],
     tell: Tell,
 ) -> tuple[Passes, list[Stamps]]:
-    """Time passes, as many in each rank: rank 0 decides by its own."""
+    """Time the same number of passes in each rank; rank 0 decides when they suffice."""
     if memory:
         pages.keep_freed_memory()
     control = dry_run.control
@@ -244,7 +249,7 @@ def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
 
 
 def _pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run all calls once; return also why the last failing call failed although it ran before.
+    """Run all calls once; return the pass, and why its last failing call failed.
 
     It continues after a failure, since the other ranks wait for this rank's collectives.
     """
