@@ -26,7 +26,7 @@ from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, leaves, m
 
 
 def alex_net(num_classes: int = 1000, dropout: float = 0.5) -> nn.Module:
-    """AlexNet in one column: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"."""
+    """Return one-column AlexNet: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"."""
     channels = (3, 64, 192, 384, 256, 256)
     kernels = ((11, 4, 2), (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1))
     layers: list[nn.Module] = []
@@ -71,7 +71,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet(num_classes: int = 1000) -> nn.Module:
-    """ResNet-50: He et al. 2016, "Deep residual learning for image recognition", table 1."""
+    """Return ResNet-50: He et al. 2016, "Deep residual learning for image recognition", table 1."""
     blocks: list[nn.Module] = []
     inner = 64
     for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
