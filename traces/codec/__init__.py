@@ -1,1 +1,1 @@
-"""Records to and from JSON."""
+"""Conversion of records to and from JSON."""

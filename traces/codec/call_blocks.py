@@ -1,7 +1,8 @@
-"""Blocks of calls as columns of numpy, and their lines in the file.
+"""Blocks of calls as numpy columns, and their lines in the file.
 
-A long trace consists of blocks. So columns are decoded from the text of JSON by numpy, not by way of Python's integers,
-which takes less than half of the time. What this does not take, such as a line with a fault, is read again as any JSON.
+A long trace consists mostly of blocks, so numpy decodes their columns directly from the JSON text, without creating
+Python integers, which takes less than half of the time. Lines that this decoder does not accept, such as invalid ones,
+are parsed as ordinary JSON.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 NONE: Integers = np.empty(0, dtype=np.int64)
 
 FAR = 999
-"""Storages that are older than so many are written by their number."""
+"""distance to the newest storage from which on storages are written as absolute numbers"""
 
 
 def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
-    """Return numbers of storages as a block holds them, so that a loop's rounds read the same.
+    """Return storage numbers relative to the newest one, so that iterations of a loop have identical lines.
 
-    A positive code is that much more than the largest number so far; 0 to `1 - FAR` is that much less than it; `-FAR`
-    is `NO_STORAGE`; a lower code c is the number `-FAR - 1 - c`.
+    A code above `-FAR` is added to the largest number so far; `-FAR` means `NO_STORAGE`; a lower code c means the
+    number `-FAR - 1 - c`.
     """
     own = np.asarray(numbers, dtype=np.int64)
-    # the largest before each
+    # the largest number before each one
     largest = np.maximum.accumulate(np.concatenate([[newest], own]))[:-1]
     distance = largest - own
     near = np.where(distance < FAR, -distance, -FAR - 1 - own)
@@ -42,7 +43,7 @@ def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> 
 
 
 def decode_storages(codes: list[int], newest: int) -> list[int]:
-    """Return the numbers that `encode_storages` was given."""
+    """Return the numbers that `encode_storages` encoded."""
     numbers = []
     for code in codes:
         if code > 0:
@@ -57,14 +58,14 @@ def decode_storages(codes: list[int], newest: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """Calls of one thread in the order in which they ended: what `Calls` holds, in arrays of int64.
+    """The content of `Calls` in int64 arrays: calls of one thread in the order in which they ended.
 
     Attributes
     ----------
     signature, scope, start_ns, duration_ns : (N,)
-    tensors, device_ns, streams : (N,), or (0,) where the block tells nothing of them
+    tensors, device_ns, streams : (N,), or (0,) if the block omits them
     storages : (sum of `tensors`,)
-    newest, page_faults, perturbed, slow_memory : as `Calls` has them
+    newest, page_faults, perturbed, slow_memory : as in `Calls`
     """
 
     thread: int
@@ -123,12 +124,12 @@ def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[t
 
     Parameters
     ----------
-    runs : as a block's `perturbed`
-    calls : of the block
+    runs : `perturbed` of the block
+    calls : number of calls in the block
     """
     if not runs:
         return np.zeros(calls, dtype=np.bool_)
-    # only at their ends: the runs of an untrusted file may all overlap
+    # marks only the ends of runs, because all runs of an untrusted file may overlap
     changes = np.zeros(calls + 1, dtype=np.int64)
     for place, count in runs:
         changes[place] += 1
@@ -137,12 +138,12 @@ def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[t
 
 
 def exact_sum(column: Integers) -> int:
-    """Return the sum of a column, which can have more than 64 bits."""
+    """Return the sum of a column, which can exceed 64 bits."""
     return int(column.sum()) if _largest(column) * len(column) < LIMIT else sum(column.tolist())
 
 
 Pairs: TypeAlias = list[tuple[Count, Count]]
-"""Places in a block, each with a number."""
+"""positions in a block, each with a number"""
 Column = TypeVar("Column")
 
 
@@ -152,8 +153,8 @@ class CallsForm(msgspec.Struct, Generic[Column], tag_field="type", tag="calls", 
     Attributes
     ----------
     start_ns : start of the first call, since the start of the capture
-    after_ns : start of each call after that of the one before it; 0 for the first
-    storages : the memory of the calls' tensors, in the codes of `encode_storages`
+    after_ns : start of each call relative to that of the previous one; 0 for the first
+    storages : storages of the calls' tensors, encoded by `encode_storages`
     """
 
     thread: Int64
@@ -183,9 +184,9 @@ def json_keys_of_calls() -> set[str]:
 
 
 def parse_block(line: bytes) -> CallBlock | None:
-    """Return the block of a line that is written as captures write it; None for any other line or one with a fault.
+    """Return the block of a valid line in the form that captures write, or None for any other line.
 
-    This returns what `calls_from_json` makes of the line, which is to read the others or to report their fault.
+    The result is that of `calls_from_json`, which parses the other lines or reports what is wrong with them.
     """
     if not line.startswith(_PREFIX):
         return None
@@ -197,20 +198,20 @@ def parse_block(line: bytes) -> CallBlock | None:
 
 
 def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
-    """Return the integers of lists in JSON, all decoded at once, and the largest of their absolute values.
+    """Return the integers of JSON lists, all decoded at once, and their largest absolute value.
 
-    msgspec has checked that they are valid JSON.
+    The lists must be valid JSON, which msgspec has checked.
     """
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
         raise FormatError("lists of integers that captures write otherwise")
     numbers = np.fromstring(joined, dtype=np.int64, sep=",") if joined else NONE
-    # those of more than 64 bits become the largest or the smallest one
+    # integers beyond 64 bits become the largest or the smallest one
     largest = _largest(numbers)
     if largest >= LIMIT - 1:
         raise FormatError("an integer of more than 64 bits, perhaps")
     ends = accumulate(text.count(b",") + 1 if text else 0 for text in texts)
-    # an empty part of a column would keep all of it in memory
+    # an empty slice of a column would keep the whole column in memory
     return [numbers[start:end] if end > start else NONE for start, end in pairwise([0, *ends])], largest
 
 
@@ -219,7 +220,7 @@ def _largest(numbers: Integers) -> int:
 
 
 def calls_from_json(form: Mapping[str, Json]) -> Calls:
-    """Return the block of an object of JSON; raise `FormatError` if its columns do not go together."""
+    """Return the block of a JSON object; raise `FormatError` if its columns are inconsistent."""
     known = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
     lists = convert(known, CallsForm[list[Int64]], "calls")
     columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]
@@ -233,7 +234,7 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
         raise FormatError("a block of calls whose columns differ in length")
     if any(len(column) not in (0, calls) for column in (tensors, device_ns, streams)):
         raise FormatError("a block of calls whose columns differ in length")
-    # no sum of some of these integers can be larger
+    # bounds the sum of any subset of these integers
     if largest * (calls + len(codes) + 1) + abs(form.start_ns) + abs(form.newest) <= LATEST_NS:
         starts, storages = np.cumsum(after) + form.start_ns, _decode_codes(codes, form.newest)
     else:
@@ -256,7 +257,7 @@ def _exact_column(numbers: list[int]) -> Integers:
 
 
 def _decode_codes(codes: Integers, newest: int) -> Integers:
-    """Return what `decode_storages` does, as a column."""
+    """Return the result of `decode_storages` as a column."""
     largest = np.cumsum(np.maximum(codes, 0)) + newest
     numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
     numbers[codes == -FAR] = NO_STORAGE
@@ -264,7 +265,7 @@ def _decode_codes(codes: Integers, newest: int) -> Integers:
 
 
 def check_times(starts: Integers, durations: Integers) -> None:
-    """Raise `FormatError` for calls that end before they start, or so far away that times between them overflow."""
+    """Raise `FormatError` for negative durations, and for times so large that their differences overflow."""
     if not len(starts):
         return
     if durations.min() < 0:
@@ -281,7 +282,7 @@ def check_tensors(tensors: Integers, storages: Integers) -> None:
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
-    """Raise `FormatError` for a place that is not in a block."""
+    """Raise `FormatError` for a position outside of the block."""
     if any(place >= calls for place, _ in pairs):
         raise FormatError("a place of a call that is not in its block")
 

@@ -1,7 +1,6 @@
-"""Records of a trace to and from the JSON objects of its file, as their fields declare.
+"""Conversion of a trace's records to and from the JSON objects of its file, according to their field declarations.
 
-`to_json` and `from_json` are each other's inverse. `from_json` checks what it reads: whatever it returns has the
-types that its record declares.
+`to_json` and `from_json` are inverse to each other. `from_json` checks that all values have the declared types.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ RECORDS: dict[str, type] = {
     "entered": Entered,
     "end": End,
 }
-"""Types of records by their names in the file."""
+"""record types by their names in the file"""
 _NAMES = {kind: name for name, kind in RECORDS.items()}
 
 
@@ -83,11 +82,11 @@ def to_json(record: Record) -> dict[str, Json]:
 
 
 def from_json(form: Mapping[str, Json]) -> Record | None:
-    """Return the record of a JSON object; None for a type of record or value model that this version does not know.
+    """Return the record of a JSON object, or None for an unknown type of record or value model.
 
     Raises
     ------
-    FormatError : for an object that does not have the fields of its type
+    FormatError : if the object does not have the fields of its type
     """
     name = form.get("type", "")
     kind = RECORDS.get(name)
@@ -107,7 +106,7 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
-    """Return the fields of a record of known type that this version does not know; a header and values hold any."""
+    """Return the fields that this version does not know; headers and values accept any field."""
     known = _FIELDS.get(form["type"])
     return [] if known is None else [name for name in form if name != "type" and name not in known]
 
@@ -157,20 +156,20 @@ writers[OpenedSignature] = to_json
 
 
 DIGITS = 6
-"""Bytes of a key: of a million cases two have the same once in five hundred."""
+"""number of bytes in a key: among a million cases, two have equal keys with a probability of 1/500"""
 
 OF_CONTEXT = ("autocast", "default_dtype", "deterministic")
-"""Settings that decide what a call computes; others are the machine's, or are those of a replay."""
+"""settings that affect the result of a call; the others belong to the machine or to a replay"""
 
 
 def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
-    """What cases have in common that call the same with arguments of the same shapes, dtypes and settings.
+    """Return a key that is equal for calls of the same operator with the same shapes, dtypes and relevant settings.
 
-    Values do not matter, which two captures of a program draw differently.
+    Values do not matter, because two captures of a program draw different ones.
 
     Parameters
     ----------
-    context : the settings that it runs under, of which `OF_CONTEXT` count
+    context : settings that the call runs under, of which only `OF_CONTEXT` matter
     """
     arguments = (signature.args, signature.kwargs)
     args, kwargs = map_leaves(_told, with_numbers(arguments, [None] * len(numbers_of(arguments))))
@@ -180,12 +179,12 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return the key of those calls of a case that were made in some places of the program."""
+    """Return the key of the part of a case's calls that comes from some places of the program."""
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 
 
 def _told(leaf: Any) -> Any:
-    """An argument as a trace has it; of one that no trace can hold, its type."""
+    """Return an argument in the form of a trace, or the type of an argument that a trace cannot hold."""
     try:
         encode(leaf)
     except TypeError:

@@ -1,1 +1,1 @@
-"""Files of traces: reading and writing."""
+"""Readers and writers of trace files."""

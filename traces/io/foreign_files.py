@@ -1,6 +1,6 @@
-"""Files of other tools: what a format is, how a file's is found, and what a conversion loses.
+"""Files of other tools: the interface of a format, the detection of a file's format, and the losses of a conversion.
 
-A format is a file in `traces/formats`, or an entry point `opgrip.formats` of another package. Reading one evaluates,
+A format is a file in `traces/formats`, or an entry point `opgrip.formats` of another package. Reading a file evaluates,
 imports and unpickles nothing that the file names.
 """
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from opgrip.traces.codec.call_blocks import CallBlock
 
 HEAD_BYTES = 1 << 16
-"""Of a file, as many as tell its format."""
+"""number of leading bytes from which the format of a file is detected"""
 MOST_BYTES = 1 << 30
-"""Of a file that is read as a whole, decompressed."""
+"""maximum decompressed size of a file that is read whole"""
 MOST_ITEMS = 8 << 20
-"""Of a piece of JSON: lists, objects, and what stands in them."""
+"""maximum number of lists, objects and their elements in a JSON document"""
 PACKED = (".gz", ".zst")
 LOST_CALLS = 100_000
-"""Calls that a report of losses names; others it counts."""
+"""number of calls that a report of losses lists; further ones are only counted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Head:
 
     Attributes
     ----------
-    path : of the file, which a format of folders or of several files looks at
-    suffix : of its name, without that of a compression, in small letters
-    start : its first bytes, decompressed
+    path : path of the file, for formats that consist of folders or of several files
+    suffix : suffix of the name in lower case, without that of a compression
+    start : first bytes, decompressed
     """
 
     path: Path
@@ -53,13 +53,13 @@ class Head:
 
 @dataclass(slots=True)
 class Losses:
-    """What one side of a conversion has and the other cannot hold.
+    """Content that a conversion could not carry over.
 
     Attributes
     ----------
-    defaults : what stands for things that the read format does not say, in words
-    skipped : calls that were not converted, by operator and reason
-    calls : what the written file lacks of calls: number in the trace, operator, and what
+    defaults : substitutes for content that the source format lacks, in words
+    skipped : number of calls that were not converted, by operator and reason
+    calls : content that the written file lacks: number of the call in the trace, operator, and missing content
     """
 
     defaults: list[str] = field(default_factory=list)
@@ -72,17 +72,17 @@ class Losses:
         self.skipped[op, reason] += count
 
     def lose(self, call: int, op: str, what: str) -> None:
-        """Note something that a call has and the target cannot hold."""
+        """Add content of a call that the target format cannot hold."""
         self.counts[what] += 1
         if len(self.calls) < LOST_CALLS:
             self.calls.append((call, op, what))
 
     def dropped(self) -> list[Dropped]:
-        """The calls that were skipped, as the last record of a trace tells of them."""
+        """Return the skipped calls in the form of a trace's last record."""
         return listed(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
-        """What `--report` writes."""
+        """Return the content of the `--report` file."""
         return {
             "defaults": self.defaults,
             "skipped": [{"op": op, "reason": reason, "count": n} for (op, reason), n in sorted(self.skipped.items())],
@@ -97,8 +97,8 @@ class ForeignFile:
 
     Attributes
     ----------
-    unbounded : whether it may be larger than a stranger's
-    cut : which of the cases are read of a file that stands for more than it holds
+    unbounded : whether it may exceed the limits for untrusted files
+    cut : selection of the cases to read, for a file that defines more cases than it lists
     """
 
     path: Path
@@ -107,11 +107,11 @@ class ForeignFile:
     cut: Cut = field(default_factory=Cut)
 
     def places(self, count: int, most: int) -> Sequence[int]:
-        """The numbers of the cases to read, of `count` that the file stands for.
+        """Return the numbers of the selected cases, out of `count`.
 
         Raises
         ------
-        UserError : for more than `most`, and where none is left
+        UserError : if more than `most` cases are selected, or none
         """
         size = self.cut.size(count)
         if size > most and not self.unbounded:
@@ -122,11 +122,11 @@ class ForeignFile:
         return self.cut.places(count)
 
     def chunks(self) -> Iterator[bytes]:
-        """Its bytes, decompressed.
+        """Yield the decompressed bytes.
 
         Raises
         ------
-        UserError : where it cannot be opened, is cut or broken, or decompresses to more than a stranger's may
+        UserError : if the file cannot be opened, is damaged, or decompresses to more than an untrusted file may
         """
         most = MOST_BYTES
         if self.path.name.endswith(PACKED):
@@ -142,7 +142,7 @@ class ForeignFile:
             raise self.damage(str(damage)) from damage
 
     def lines(self) -> Iterator[str]:
-        """Its lines as UTF-8, without their ends, in memory that does not grow with it."""
+        """Yield the lines, decoded as UTF-8 without line ends, in memory that does not grow with the file."""
         rest = b""
         for chunk in self.chunks():
             *whole, rest = (rest + chunk).split(b"\n")
@@ -153,20 +153,20 @@ class ForeignFile:
             yield rest.decode(errors="replace")
 
     def json(self) -> Any:
-        """What it holds as JSON; names that stand twice in an object are an error, and so is too deep nesting."""
+        """Return the JSON content; duplicate names in an object and deep nesting are errors."""
         content = b"".join(self.chunks())
         return self.parse(content)
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
-        """What a piece of it holds as JSON.
+        """Return the value of a part of the file that is JSON.
 
         Parameters
         ----------
-        most_items : lists, objects and what stands in them, each of which takes up to 130 bytes of memory
+        most_items : maximum number of lists, objects and their elements, each of which takes up to 130 bytes of memory
 
         Raises
         ------
-        UserError : where it is none, has a name twice in one object, nests too deep, or holds too many values
+        UserError : for invalid JSON, duplicate names in an object, deep nesting, or too many values
         """
         data = content.encode() if isinstance(content, str) else content
         if sum(map(data.count, (b",", b"[", b"{"))) > most_items and not self.unbounded:
@@ -180,18 +180,18 @@ class ForeignFile:
         return form
 
     def damage(self, reason: str) -> UserError:
-        """What to tell of a file that is not what its format asks for."""
+        """Return the error for a file that does not conform to its format."""
         return UserError(f"{self.path} cannot be read ({reason})", "make it again")
 
     def refusal(self, reason: str) -> UserError:
-        """What to tell of a file that goes beyond a bound."""
+        """Return the error for a file that exceeds a limit."""
         return UserError(
             f"{self.path} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
         )
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; raises `FormatError` where a name stands in it twice."""
+    """Return an object of JSON, or raise `FormatError` if it has a duplicate name."""
     form = dict(pairs)
     if len(form) < len(pairs):
         names = Counter(name for name, _ in pairs)
@@ -207,21 +207,23 @@ WriteFolder = Callable[[Any, Path, Losses], None]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file.
+    """A file format of another tool.
 
     Attributes
     ----------
-    summary : whose it is and what it holds, for the help
-    recognizes : whether a file that begins so is of it; no two formats take the same file
-    read : its records, as those of a trace, calls as columns where it has them so; None where it is only written
-    write : writes a trace; None where it is only read, or written by one of the next two
-    write_records : writes the records of a trace as they come, so that it is never whole in memory; may go through
-        them twice
-    write_folder : writes a trace into an empty folder, for a format of several files
-    suffixes : of names that are written in it where no format is named
-    defaults : what stands for things that it does not say, in words; a header of a trace that was read has them
-    has_cases : whether its files stand for cases that a `Cut` takes a part of
-    is_collection : whether its files are tables of operators, of which many together are what one model is elsewhere
+    summary : origin and content, for the help
+    recognizes : function that returns True for the beginning of a file of this format; at most one format recognizes a
+        file
+    read : function that yields records of a trace, calls as columns if the format has columns; None for write-only
+        formats
+    write : function that writes a trace; None for read-only formats and for formats with one of the next two
+    write_records : function that writes the records of a trace one by one, so that memory stays bounded; it may iterate
+        over them twice
+    write_folder : function that writes a trace into an empty folder, for a format of several files
+    suffixes : file name suffixes that select this format for writing if no format is named
+    defaults : substitutes for content that the format lacks, in words; the headers of converted traces list them
+    has_cases : whether its files define cases from which a `Cut` selects
+    is_collection : whether its files are tables of operators, many of which together correspond to one model
     """
 
     summary: str
@@ -237,24 +239,24 @@ class Format:
 
     @property
     def is_written(self) -> bool:
-        """Whether traces become files of it."""
+        """Return True if traces can be written in this format."""
         return any((self.write, self.write_records, self.write_folder))
 
 
 formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")
-"""Formats of other tools by name."""
+"""formats of other tools by name"""
 
 
 def format_of(path: Path) -> str | None:
-    """The name of the format that a file has by its content; None for a trace of ours, and where none takes it.
+    """Return the name of the format that recognizes a file's content, or None for an opgrip trace or an unknown format.
 
     Raises
     ------
-    UserError : where the file cannot be opened
+    UserError : if the file cannot be opened
     """
     head = _head_of(path)
     first_line = head.start.partition(b"\n")[0]
-    # a Parquet file of ours has the header's text too
+    # a Parquet file written by opgrip contains the header's text, too
     if first_line.startswith(b"{") and b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line:
         return None
     readable = ((name, format_) for name, format_ in formats.items() if format_.read is not None)

@@ -1,4 +1,4 @@
-"""Reads a trace as a stream of records, up to wherever it is whole.
+"""Reader of a trace as a stream of records, as far as the file is intact.
 
 Reading executes, imports and evaluates nothing that the file names.
 """
@@ -28,26 +28,26 @@ from opgrip.traces.schema.limits import UNKNOWN_NAMES, SizeMeter, check_nesting
 from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escape that is half of a pair."""
+"""an escape sequence for half of a surrogate pair"""
 
 
 class TraceReader:
-    """Iterates over the records of a trace file, in memory that does not grow with it.
+    """Iterator over the records of a trace file, in memory that does not grow with the file.
 
-    A file of another tool is read as the trace that it is, by the first format of `formats` that takes it.
+    A file of another tool is converted to a trace by the format in `formats` that recognizes it.
 
     Parameters
     ----------
-    unbounded : read a file that goes beyond the bounds of `limits.py`, for one whose origin is trusted
-    format_name : read it as a file of this format, whatever it looks like
-    cut : which cases are read of a file that stands for more than it holds
+    unbounded : read a file that exceeds the limits of `limits.py`, if its origin is trusted
+    format_name : read the file in this format instead of the detected one
+    cut : selection of the cases to read, for a file that defines more cases than it lists
 
     Attributes
     ----------
-    missing : after the iteration, what the file lacks, in words; None where it is whole
-    unknown : names of record types and fields that were passed over, with their counts
-    records : how many records were read, those passed over included
-    losses : what another tool's file has that a trace has not, and what it lacks
+    missing : after the iteration, a description of the missing part of the file; None if it is complete
+    unknown : names of ignored record types and fields, with their counts
+    records : number of records read, ignored ones included
+    losses : content of another tool's file that a trace cannot hold, and content that the file lacks
     """
 
     def __init__(
@@ -70,27 +70,27 @@ class TraceReader:
             yield record_of(item) if isinstance(item, CallBlock) else item
 
     def columns(self) -> Iterator[Record | CallBlock]:
-        """The same records, with a `CallBlock` in place of each `Calls`: some 2 to 4 million calls a second."""
+        """Yield the records with a `CallBlock` in place of each `Calls`, at 2 to 4 million calls per second."""
         for item in self._items():
             yield block_of(item) if isinstance(item, Calls) else item
 
     def again(self) -> TraceReader:
-        """A reader of the same file, read in the same way."""
+        """Return a new reader of the same file with the same options."""
         return TraceReader(self.path, self._unbounded, self._format_name, self._cut)
 
     def blocks(self) -> Iterator[CallBlock]:
-        """The calls alone, of a file that was read before: up to where it is damaged, without saying so."""
+        """Yield only the calls of a file that was read before, and silently stop where the file is damaged."""
         if (self._format_name or format_of(self.path)) is not None:
             yield from (item for item in self.columns() if isinstance(item, CallBlock))
             return
         self.records = 1
-        # an escape can stand for any letter of the type
+        # an escape sequence can represent any letter of the type
         lines = (line for line in self.lines() if b'"calls"' in line or b"\\" in line)
         with suppress(Damage):
             yield from (item for item in self._records(lines) if isinstance(item, CallBlock))
 
     def _items(self) -> Iterator[Record | CallBlock]:
-        """Blocks of calls as they come from the file: as columns from one of ours, else as records."""
+        """Yield records, and blocks of calls in the form of the file: columns from a trace, else columns or records."""
         self.missing, self.records = None, 0
         self._counts.clear()
         self.unknown.clear()
@@ -135,7 +135,7 @@ class TraceReader:
                 self.records += 1
                 yield record
         except Damage as damage:
-            # a format that reads what there is of a cut file says so after its last record
+            # a format that reads the intact part of a cut file raises this after the last record
             self.missing = f"{self.path} is damaged: {damage}"
 
     def _count(self, record: Record | CallBlock) -> None:
@@ -159,12 +159,12 @@ class TraceReader:
                 raise Damage(f"it holds {' and '.join(lost)}")
 
     def lines(self) -> Iterator[bytes]:
-        """The lines of a trace of ours, within the bounds, each as it stands in the file.
+        """Yield the lines of an opgrip trace unchanged, after checking them against the limits.
 
         Raises
         ------
-        UserError : where the file cannot be opened, or is beyond a bound
-        Damage : after the last line, where the file is damaged behind it
+        UserError : if the file cannot be opened or exceeds a limit
+        Damage : after the last intact line of a damaged file
         """
         pieces: list[bytes] = []
         length = 0
@@ -189,7 +189,7 @@ class TraceReader:
             yield last
 
     def _records(self, lines: Iterator[bytes]) -> Iterator[Record | CallBlock | None]:
-        """Yield the record of each line, None for one of a type that is passed over."""
+        """Yield the record of each line, or None for a record of an unknown type."""
         for line in lines:
             # the first record is the header
             block = parse_block(line) if self.records else None
@@ -247,7 +247,7 @@ class TraceReader:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether a file is what torch saves: an archive with a pickle in it, or a pickle as older versions wrote it."""
+    """Return True if a file looks like the output of `torch.save`: a zip archive, or a pickle from older versions."""
     with suppress(OSError), path.open("rb") as file:
         start = file.read(4)
         return start.startswith((b"PK\x03\x04", b"\x80\x02\x8a"))
@@ -255,28 +255,28 @@ def _is_pickle(path: Path) -> bool:
 
 
 def readable_formats() -> list[str]:
-    """The names of the formats of other tools that are read."""
+    """Return the names of the formats of other tools that can be read."""
     return [name for name, format_ in formats.items() if format_.read is not None]
 
 
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
-    """The records of a trace, one after the other; ends early and quietly where the file is cut.
+    """Yield the records of a trace, and silently stop where the file is cut.
 
-    Use `TraceReader` to learn what is missing.
+    Use `TraceReader` to find out what is missing.
 
     Parameters
     ----------
-    unbounded : as `TraceReader` has it
+    unbounded : as in `TraceReader`
 
     Raises
     ------
-    UserError : where the file is not there, empty, of another kind or of a newer major version, or beyond a bound
+    UserError : if the file is missing, empty, of another kind, of a newer major version, or exceeds a limit
     """
     return iter(TraceReader(path, unbounded))
 
 
 def read_header(path: str | Path, unbounded: bool = False) -> Header:
-    """The first record of a trace."""
+    """Return the first record of a trace."""
     for record in TraceReader(path, unbounded):
         assert isinstance(record, Header)
         return record
@@ -284,12 +284,12 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise for NaN and the infinities, which Python's JSON reader takes and JSON has not."""
+    """Raise `ValueError` for NaN and infinities, which Python's JSON parser accepts although JSON excludes them."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _parse(line: bytes) -> Any:
-    """Return what a line holds; halves of surrogate pairs become marks of characters that no table can hold."""
+    """Return the value of a line of JSON, with lone surrogates, which no table can hold, replaced by U+FFFD."""
     if _SURROGATE.search(line) is None:
         return msgspec.json.decode(line)
     form = json.loads(line, parse_constant=refuse_constant)

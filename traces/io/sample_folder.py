@@ -1,4 +1,4 @@
-"""The folder of a sample that was gripped, as one reads it."""
+"""Reader of a gripped sample's folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from opgrip.errors import FormatError, UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
 MOST_BYTES = 1 << 20
-"""Of `sample.json`, which has a few lines."""
+"""maximum size of `sample.json`, which has only a few lines"""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSample:
-    """A sample whose code was loaded.
+    """A sample with its code loaded.
 
     Attributes
     ----------
-    function : takes the recorded arguments: of a method, its object or class comes first
-    classes : what the recorded calls name
-    origin : of the function, as gripped calls in a trace name it: `module:qualname`
-    tags : the words of `opgrip.samples.tags.Tag`
+    function : callable that takes the recorded arguments; for a method, they start with its object or class
+    classes : classes that the recorded calls name
+    origin : name of the function as in gripped calls of a trace: `module:qualname`
+    tags : tags, as in `opgrip.samples.tags.Tag`
     """
 
     folder: Path
@@ -40,13 +40,13 @@ class OpenSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleFolder:
-    """What `sample.json` says of a sample, whose code is not loaded.
+    """The content of `sample.json`, without the sample's code.
 
     Attributes
     ----------
-    entry : the function in `file`, as in `Coder.decode`
+    entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes that the recorded calls name
-    origin, tags : as those of `OpenSample`
+    origin, tags : as in `OpenSample`
     """
 
     folder: Path
@@ -59,19 +59,19 @@ class SampleFolder:
 
 
 def open_sample(folder: Path) -> OpenSample:
-    """Load the code in a sample's folder, which runs it: for folders that one trusts.
+    """Load the code of a sample, which executes it; only for trusted folders.
 
     Raises
     ------
-    UserError : where there is no sample, or its code cannot be loaded
+    UserError : if the folder does not contain a sample, or its code cannot be loaded
     """
     about = read_sample(folder)
-    # its own name could be that of an installed package
+    # the sample's own name could be that of an installed package
     spec = spec_from_file_location(f"opgrip_sample_{about.name}", folder / about.file)
     assert spec is not None, "it is a .py file"
     assert spec.loader is not None, "it is a .py file"
     module = module_from_spec(spec)
-    # dataclasses look their module up
+    # dataclasses look up their module in `sys.modules`
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
@@ -88,11 +88,11 @@ def open_sample(folder: Path) -> OpenSample:
 
 
 def read_sample(folder: Path) -> SampleFolder:
-    """Read what a sample's folder says of it.
+    """Return the content of a folder's `sample.json`.
 
     Raises
     ------
-    UserError : if `grip` does not write such a folder
+    UserError : if the folder was not written by `grip`
     """
     try:
         with (folder / SAMPLE).open("rb") as file:

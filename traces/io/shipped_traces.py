@@ -1,4 +1,4 @@
-"""The traces that ship: named `trace:NAME`, or `zoo:NAME` for those of the zoo, wherever a file of a trace can be."""
+"""Traces that ship with opgrip; `trace:NAME` or, for the zoo, `zoo:NAME` is accepted in place of a file name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PREFIX = "trace:"
 
 
 def shipped_traces() -> dict[str, Path]:
-    """Their files by their names, without those of the zoo."""
+    """Return the files of the shipped traces by name, without the zoo."""
     files = sorted(Path(__file__).resolve().parents[1].glob("*.jsonl*"))
     return {file.name.partition(".")[0]: file for file in files}
 
 
 def trace_file(path: str | Path) -> Path:
-    """The file that a path, or the name of a trace that ships, stands for.
+    """Return the file for a path or the name of a shipped trace.
 
     Raises
     ------
-    MissingFileError : where none of that name ships
+    MissingFileError : if no trace of that name ships
     """
     text = str(path)
     if not text.startswith((PREFIX, ZOO_PREFIX)) or Path(path).exists():
@@ -47,7 +47,7 @@ def _zoo_file(name: str) -> Path:
 
 
 def read_trace_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a trace file, as `read_chunks` does; name shipped traces if it is missing."""
+    """Yield the decompressed bytes of a trace file; the error for a missing file suggests shipped traces."""
     try:
         yield from read_chunks(path)
     except MissingFileError as error:
@@ -57,7 +57,7 @@ def read_trace_chunks(path: Path) -> Iterator[bytes]:
 
 
 def hint_for_missing(path: Path) -> str:
-    """What to say of a file that is not there: the trace that ships under its name, or of standard input."""
+    """Return a hint for a missing file: the shipped trace of that name, or how to use standard input."""
     if str(path) == "-":
         return ", and standard input is not read"
     name = path.name.partition(".")[0]

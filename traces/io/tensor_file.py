@@ -1,6 +1,6 @@
-"""Whole tensors in a safetensors file beside a trace, by the keys that its records of values have.
+"""Whole tensors in a safetensors file next to a trace, by the keys in the trace's records of values.
 
-The file holds values alone, each entry flat: shapes, strides and the dtypes that safetensors lacks are the trace's.
+The file holds only flat arrays of values; the trace holds shapes, strides and the dtypes that safetensors lacks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from opgrip.errors import FormatError, UserError, one_line
 
 HEADER_FIELD = "values_file"
-"""The field of a trace's header that names the file."""
+"""field of a trace's header that names the file"""
 
 ALIGNMENT = 16
-"""Bytes to whose multiples every dtype is aligned."""
+"""alignment in bytes that suits every dtype"""
 
 STORED_AS_THEY_ARE = frozenset(
     {
@@ -28,16 +28,16 @@ STORED_AS_THEY_ARE = frozenset(
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     }
 )
-"""The dtypes that every safetensors knows; others are stored as their bytes."""
+"""dtypes that all versions of safetensors support; values of other dtypes are stored as bytes"""
 
 HEADER_BYTES = 4 << 20
 TENSOR_BYTES = 256 << 20
-"""Sizes of the header, and of a tensor, up to which a file of other tools is read."""
+"""maximum size of the header, and of a tensor, in files of other tools"""
 
 
 def values_path(trace: Path) -> Path:
-    """Where the whole values of a trace go: `step.values.safetensors` for `step.jsonl.gz`."""
-    # where a link points to, as the trace itself
+    """Return the path of a trace's whole values: `step.values.safetensors` for `step.jsonl.gz`."""
+    # a link is followed, as for the trace itself
     trace = trace.resolve()
     name = trace.name
     for suffix in (".gz", ".zst", ".jsonl"):
@@ -46,18 +46,18 @@ def values_path(trace: Path) -> Path:
 
 
 def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The files that a trace's header names which are there; several for a merged trace.
+    """Return the existing values files that a trace's header names; a merged trace can have several.
 
     Raises
     ------
-    UserError : where a name is more than that of a file in the trace's own folder
+    UserError : if a name is not that of a file in the trace's own folder
     """
     paths = []
     for name in dict.fromkeys(_names_in(header)):
         if not _is_plain(name):
             shown = repr(name)[:80]
             raise UserError(f"{trace} names {shown} as its values", "they may only be in a file beside it")
-        # a folder of links to files that are elsewhere, and a link to a trace that is
+        # covers a folder of links to files elsewhere, and a link to a trace elsewhere
         beside = (trace.parent / name, trace.resolve().parent / name)
         paths += [path for path in beside if isfile(path)][:1]
     return tuple(paths)
@@ -79,7 +79,7 @@ def _is_plain(name: str) -> bool:
 
 
 def to_stored(flat: torch.Tensor) -> torch.Tensor:
-    """Values as the file holds them: as they are, or their bytes.
+    """Return values in the form of the file: unchanged, or their bytes.
 
     Parameters
     ----------
@@ -89,11 +89,11 @@ def to_stored(flat: torch.Tensor) -> torch.Tensor:
 
 
 def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """The values of that dtype that `to_stored` gave this form; None where it did not."""
+    """Return the values of a dtype from their form in the file, or None if the form does not match the dtype."""
     if dtype in STORED_AS_THEY_ARE:
         if stored.dtype != dtype:
             return None
-        # a byte of a stranger's file may be neither 0 nor 1, which is no boolean
+        # a byte of an untrusted file may be neither 0 nor 1, which is not a valid boolean
         return stored.view(torch.uint8) != 0 if dtype == torch.bool else stored
     if stored.dtype != torch.uint8 or stored.numel() % dtype.itemsize:
         return None
@@ -101,9 +101,9 @@ def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None
 
 
 class TensorFile:
-    """A file of whole tensors, opened when it is first read from.
+    """A file of whole tensors, opened at the first read.
 
-    It can be handed to another process, which opens it anew.
+    It can be sent to another process, which opens it again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,20 +114,20 @@ class TensorFile:
         return TensorFile, (self.path,)
 
     def keys(self) -> frozenset[str]:
-        """The keys of all tensors.
+        """Return the keys of all tensors.
 
         Raises
         ------
-        UserError : if the file is not one of safetensors
+        UserError : if it is not a safetensors file
         """
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """A tensor as the file holds it: (N,), contiguous, on the CPU. Its memory is the file's until it is touched.
+        """Return a tensor as stored: (N,), contiguous, on the CPU, mapped from the file until it is written to.
 
         Raises
         ------
-        UserError : where the file does not hold it, or cannot be read
+        UserError : if the file does not hold the tensor or cannot be read
         """
         file = self._open()
         try:
@@ -135,7 +135,7 @@ class TensorFile:
         except Exception as error:
             raise UserError(f"{self.path} cannot give the tensor {key}", one_line(error)) from error
         flat = tensor.reshape(-1)
-        # nothing says that what the file holds begins where its dtype can
+        # the file does not guarantee that a tensor is aligned for its dtype
         return flat if flat.data_ptr() % ALIGNMENT == 0 else flat.view(torch.uint8).clone().view(flat.dtype)
 
     def _open(self) -> Any:
@@ -153,7 +153,7 @@ def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
 
     Raises
     ------
-    FormatError : if the file cannot be opened, is not one of safetensors, does not hold the tensor, or is too large
+    FormatError : if the file cannot be opened, is not a safetensors file, does not hold the tensor, or is too large
     """
     package = load_safetensors()
     try:
@@ -161,7 +161,7 @@ def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
             if int.from_bytes(file.read(8), "little") > HEADER_BYTES:
                 raise FormatError("its header is too long")
         with package.safe_open(str(path), framework="pt") as tensors:
-            # it maps the file's memory, and has checked the shape
+            # the package maps the file into memory and has checked the shape
             tensor: torch.Tensor = tensors.get_tensor(key)
     except OSError as error:
         raise FormatError("it cannot be opened") from error
@@ -169,23 +169,23 @@ def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
         raise FormatError(f"its tensor {key[:60]!r} cannot be read ({one_line(error)})") from error
     if tensor.nbytes > TENSOR_BYTES:
         raise FormatError(f"its tensor {key[:60]!r} is too large")
-    # nothing says that it begins where its dtype can
+    # the file does not guarantee that a tensor is aligned for its dtype
     flat = tensor.reshape(-1).view(torch.uint8).clone()
     if tensor.dtype == torch.bool:
-        # a byte of an untrusted file may be neither 0 nor 1, which is not a boolean; by numpy, as torch would do it in
-        # several threads, after which a process hangs in its forks
+        # a byte of an untrusted file may be neither 0 nor 1, which is not a valid boolean; compared with numpy, because
+        # torch would use several threads, after which a process hangs in its forks
         flat = torch.from_numpy(flat.numpy() != 0)
     return flat.view(tensor.dtype).reshape(tensor.shape)
 
 
 def write_foreign_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a new file of tensors for another tool; `STORED_AS_THEY_ARE` has their dtypes."""
+    """Write tensors whose dtypes are in `STORED_AS_THEY_ARE` to a new file for another tool."""
     with path.open("xb") as file:
         file.write(load_safetensors().torch.save({key: tensor.contiguous() for key, tensor in tensors.items()}))
 
 
 def load_safetensors() -> ModuleType:
-    """Import the package, which takes a while."""
+    """Import safetensors on demand, because the import is slow."""
     import safetensors.torch
 
     return safetensors

@@ -1,4 +1,4 @@
-"""Writes a trace, record by record."""
+"""Writer of a trace, record by record."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ def encode_line(record: Record | CallBlock) -> bytes:
     if isinstance(record, Calls):
         return msgspec.json.encode(to_json(record)) + b"\n"
     line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    # lone surrogates, which file names can hold, are escaped: the file stays UTF-8
+    # lone surrogates, which file names can contain, are escaped to keep the file valid UTF-8
     return line.encode("utf-8", "backslashreplace") + b"\n"
 
 
 class TraceWriter:
     """A trace file being written. Records reach the file at `flush`.
 
-    While it is open, its file stands beside its final place with `.part` and the process's number in its name, and can
-    be read as a trace that was cut. `close` gives it its name.
+    While it is open, the file is next to its final place, with `.part` and the process's number in its name, and can be
+    read as a cut trace. `close` gives it its final name.
 
     Parameters
     ----------
-    path : where the trace goes, compressed as its suffix says; `-` for standard output
-    force : replace an existing file
+    path : path of the trace, whose suffix selects the compression; `-` for standard output
+    force : whether to replace an existing file
     """
 
     def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
         self.path = None if str(path) == "-" else Path(path)
         self._force = force
-        # where a link that is there by now points to, and not one that comes
+        # resolved now, so that a link created later is not followed
         self._target = None if self.path is None else self.path.resolve()
         self._file: IO[bytes] | None = None
         self._sink: ByteSink
         if self.path is not None:
             self._file = create(self.path, force)
-            # what `discard` closes where the one below cannot be made
+            # `discard` closes this one if the compressing sink cannot be created
             self._sink = self._file
         else:
-            # not sys.stdout: a command that writes a trace there sends all else to stderr
+            # not sys.stdout: a command that writes a trace to standard output redirects its other output to stderr
             self._sink = cast(ByteSink, sys.__stdout__.buffer)  # type: ignore[union-attr]
         self.bytes_written = 0
         try:
@@ -66,7 +66,7 @@ class TraceWriter:
 
     @property
     def unfinished(self) -> Path | None:
-        """Where what was written is while the file does not have its name; None where nothing is."""
+        """Return the temporary path of the file, or None if it does not exist."""
         path = None if self._file is None else Path(self._file.name)
         return path if path is not None and path.exists() else None
 
@@ -75,16 +75,16 @@ class TraceWriter:
         self.write_lines(encode_line(record))
 
     def write_lines(self, lines: bytes) -> None:
-        """Add records that `encode_line` made."""
+        """Add records that were encoded with `encode_line`."""
         self._sink.write(lines)
         self.bytes_written += len(lines)
 
     def flush(self) -> None:
-        """Let all that was written reach the file."""
+        """Write all buffered records to the file."""
         self._sink.flush()
 
     def close(self) -> None:
-        """Finish the file and give it its name."""
+        """Finish the file and rename it to its final name."""
         if self.path is None:
             self._sink.flush()
             return
@@ -94,14 +94,14 @@ class TraceWriter:
         give_name(Path(self._file.name), self._target, self._force)
 
     def discard(self) -> None:
-        """Leave no file."""
+        """Delete the file."""
         if self._file is not None:
             with suppress(OSError):
                 self._sink.close()
             discard(self._file)
 
     def abandon(self) -> None:
-        """Let nothing that this process still holds of the file reach it: after a fork, it is the parent's."""
+        """Drop buffered output without writing it, because the file of a forked process belongs to its parent."""
         if self._file is not None:
             abandon(self._file)
 

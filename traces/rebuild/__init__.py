@@ -1,1 +1,1 @@
-"""Live arguments made of what a trace holds."""
+"""Construction of live arguments from the content of a trace."""

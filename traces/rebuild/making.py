@@ -1,6 +1,7 @@
-"""Makes live arguments of what a trace holds, of classes that the caller gives.
+"""Construction of live arguments from a trace, using classes that the caller provides.
 
-Nothing is imported, and no code of a class runs: an object is made without its constructor, and given its fields.
+Nothing is imported, and no code of a class runs: objects are created without their constructors, and their fields are
+set directly.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from opgrip.traces.schema.tensor_specs import TensorSpec
 _BUILTINS = ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set", "frozenset", "object")
 
 _NOT_OF_TENSORS = ("_", "assert_", "boolean_", "handle_", "has_")
-"""How the names of those functions begin that torch.nn.functional has for its own use."""
+"""prefixes of functions that torch.nn.functional only uses internally"""
 
 
 def _safe_objects() -> Iterator[tuple[str, Any]]:
@@ -55,39 +56,40 @@ def _safe_objects() -> Iterator[tuple[str, Any]]:
 
 
 def name_of(definition: Any) -> str:
-    """The name of a class or function as a trace holds it."""
+    """Return the name of a class or function in the form of a trace."""
     return f"{definition.__module__}:{definition.__qualname__}"
 
 
 SAFE_OBJECTS: dict[str, Any] = {}
-"""Classes and functions that a trace may name without anybody's leave: to have them as an argument does no harm."""
+"""classes and functions that every trace may name, because passing them as an argument is harmless"""
 SAFE_OBJECTS.update(_safe_objects())
 
 
 class CannotMake(Exception):
-    """An argument that cannot be made, by the reason."""
+    """The reason why an argument cannot be constructed."""
 
 
 def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """The live arguments of a tree of specs.
+    """Return the live arguments of a tree of specs.
 
-    A field of an object is left unset where a trace could not hold it, or its class is not given.
+    A field of an object is left unset if the trace could not hold it or its class is not provided.
 
     Parameters
     ----------
-    classes : what the tree may name, by `module:qualname`, by the qualname alone, or by its first part
-    make_tensor : makes a tensor of a leaf that stands for one; each must be a tensor then
+    classes : objects that the tree may name, by `module:qualname`, by the qualname, or by the first part of the
+        qualname
+    make_tensor : function that returns the tensor of a leaf; without it, each leaf must already be a tensor
 
     Raises
     ------
-    UserError : where an argument is of a class that is not given, or can otherwise not be made
+    UserError : if the class of an argument is not provided, or an argument cannot be constructed for another reason
     """
     try:
         return _Maker(classes, make_tensor).make(tree)
     except CannotMake as error:
         raise UserError(f"an argument cannot be made: {error}", "give its class, or grip the function again") from error
     except (TypeError, ValueError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
-        # a trace may say of torch's and numpy's classes what is not so; a RecursionError is a RuntimeError
+        # a trace may make false claims about classes of torch and numpy; RecursionError is a RuntimeError
         raise UserError(f"an argument cannot be made: {one_line(error)}", "grip the function again") from error
 
 
@@ -98,7 +100,7 @@ class _Maker:
         self._shared: dict[int, Any] = {}
 
     def make(self, value: Any, shared: int | None = None) -> Any:
-        """The argument, known under that number before what stands in it is made."""
+        """Return an argument; one with a `shared` number is registered before its content is constructed."""
         match value:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
                 return value
@@ -142,16 +144,16 @@ class _Maker:
         return value
 
     def _find(self, name: str) -> Any:
-        """What a name stands for, among the classes that were given."""
+        """Return the object that a name refers to, out of the provided and the safe ones."""
         module, _, qualname = name.partition(":")
         places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
         definition = next((objects[key] for key, objects in places if key in objects), None)
         if definition is None:
-            # what was made inside a function has a name of its own here
+            # a class defined inside a function is provided under its short name
             first, *rest = qualname.rpartition("<locals>.")[2].split(".")
             definition = self._classes.get(first)
             for part in rest:
-                # of classes alone: a module would give all that it has imported
+                # only through classes: a module would expose everything that it has imported
                 definition = vars(definition).get(part) if isinstance(definition, type) else None
         if not (isinstance(definition, type | FunctionType | Enum) or name in SAFE_OBJECTS):
             raise CannotMake(f"{qualname} of {module} is not known here")
@@ -184,7 +186,7 @@ class _Maker:
             module._buffers.update(self._make_fields(spec.buffers))
             module._modules.update(self._make_fields(spec.modules))
         else:
-            # where nothing that a module can is asked of it, a class with its fields will do
+            # a plain class with these fields suffices if the function does not use it as a module
             fields |= spec.parameters | spec.buffers | spec.modules
         for name, field in self._make_fields(fields):
             _set_field(module, name, field)
@@ -195,7 +197,7 @@ class _Maker:
             try:
                 argument = self.make(value)
             except CannotMake:
-                # who asks for it is told that it is not there
+                # code that accesses the field gets an AttributeError
                 continue
             yield name, argument
 
@@ -212,18 +214,18 @@ class _Maker:
             raise CannotMake(f"numpy has no dtype {dtype[:60]}") from error
         if kind.kind not in "biufc":
             raise CannotMake(f"{dtype[:60]} is no number")
-        # NumPy before 2.0 wraps it around
+        # NumPy before 2.0 wraps the number around
         if kind.kind in "iu" and isinstance(number, int) and not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
             raise CannotMake(f"{dtype} holds no {number}")
         return kind.type(number)
 
 
 def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
-    """An object of a class without its content, where it can be had without, and what fills that in."""
+    """Return an object, without its content if the class allows that, and a function that fills in the content."""
     nothing = lambda: None  # noqa: E731
     match content:
         case None:
-            # SimpleNamespace is not made by object's own
+            # object.__new__ cannot create a SimpleNamespace
             new = SimpleNamespace.__new__ if issubclass(cls, SimpleNamespace) else object.__new__
             return new(cls), nothing
         case tuple() if cls.__module__ == "torch.return_types":
@@ -251,19 +253,19 @@ def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Ca
 
 
 def _fill_dict(kind: type[dict[Any, Any]], mapping: dict[Any, Any], items: Mapping[Any, Any]) -> None:
-    # an ordered dictionary keeps its order beside
+    # an ordered dictionary keeps its order in a separate structure
     for key, item in items.items():
         kind.__setitem__(mapping, key, item)
 
 
 def _set_field(instance: Any, name: str, value: Any) -> None:
-    """Set an attribute as it was, past properties and the class's own ways to set one."""
+    """Set an attribute directly, bypassing properties and `__setattr__`."""
     for cls in type(instance).__mro__:
         slot = vars(cls).get(name)
         if isinstance(slot, MemberDescriptorType):
             slot.__set__(instance, value)
             return
-    # not isinstance, which asks the object what it says it is
+    # not isinstance, which asks the object for its class
     if issubclass(type(instance), defaultdict) and name == "default_factory":
         instance.default_factory = value
         return
@@ -278,18 +280,18 @@ Values = Callable[[TensorSpec, tuple[int, ...]], torch.Tensor]
 
 
 def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str], str] = str) -> list[torch.Tensor]:
-    """The tensors of some specs; those of one number of storage in the same memory.
+    """Return the tensors of some specs; specs with equal storage numbers share their memory.
 
-    A tensor that requires a gradient is the result of an operator, so that a function may write into it.
+    A tensor that requires a gradient is created as the result of an operator, so that a function may write into it.
 
     Parameters
     ----------
-    values : gives those of a tensor, in the shape that it is asked for: of a dimension of stride 0 one index alone
-    device : where tensors go that were on another one
+    values : function that returns a tensor's values in the requested shape, in which dimensions of stride 0 have size 1
+    device : function that maps a recorded device to the device to use
 
     Raises
     ------
-    FormatError : for a tensor that is no plain one with strides
+    FormatError : for a tensor that is not a plain strided tensor
     """
     extents: dict[Any, int] = {}
     for place, spec in enumerate(specs):
@@ -309,25 +311,25 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
             once = once_shape(spec)
             tensor.as_strided(once, spec.stride or (), spec.offset).copy_(values(spec, once))
         tensors.append(tensor)
-    # not before all values are there: they are written in place
+    # only after all values are set, because they are written in place
     return [as_result(tensor) if spec.requires_grad else tensor for spec, tensor in zip(specs, tensors, strict=True)]
 
 
 def once_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """A tensor's shape with one index of each dimension of stride 0, as whole values are kept."""
+    """Return a tensor's shape with size 1 in each dimension of stride 0, as for whole values."""
     steps = spec.stride or (1,) * len(spec.shape)
     return tuple(1 if step == 0 else size for size, step in zip(spec.shape, steps, strict=True))
 
 
 def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    """The tensor of a spec over some memory: no view of another tensor."""
+    """Return the tensor of a spec over a storage, which is not a view of another tensor."""
     assert spec.stride is not None, "the caller's business"
     empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 
 
 def as_result(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor that requires a gradient and that an operator gave."""
+    """Return a tensor over the same memory that requires a gradient and is the result of an operator."""
     with torch.enable_grad():
         result: torch.Tensor = _Result.apply(torch.zeros((), requires_grad=True), tensor)
     return result
@@ -336,13 +338,13 @@ def as_result(tensor: torch.Tensor) -> torch.Tensor:
 class _Result(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as it is."""
+        """Return the tensor unchanged."""
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Nothing for what stands before it."""
+        """Return a zero gradient for `source`."""
         return torch.zeros(()), None
 
 

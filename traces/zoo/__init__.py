@@ -1,4 +1,4 @@
-"""The zoo: traces of real models that ship, and the manifest that says what they are and how to make them again."""
+"""The zoo: shipped traces of real models, and the manifest that describes them and how to record them again."""
 
 from opgrip.traces.zoo.manifest import PREFIX, Recording, ZooTrace, patterns_in, read_manifest, select, zoo_file
 

@@ -1,4 +1,4 @@
-"""The manifest of the zoo, `traces/zoo.json`, the files of its traces, and what names and headers of traces say."""
+"""The manifest of the zoo, `traces/zoo.json`, the files of its traces, and the meaning of trace names and headers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a trace held when it was recorded.
+    """The content of a trace at the time of its recording.
 
     Attributes
     ----------
-    versions : by package: torch, opgrip and those that the model is of
-    machine : the device that its times are of
-    steps : recorded ones
-    step_ms : median time of a step, unwatched
-    operators : distinct operators and extension functions
-    longtail : distinct functions that the finder of long-tail functions names
+    versions : by package: torch, opgrip and the packages of the model
+    machine : device on which the times were measured
+    steps : number of recorded steps
+    step_ms : median time of a step without capture
+    operators : number of distinct operators and extension functions
+    longtail : number of distinct long-tail functions
     size_bytes, sha256 : of the file
     """
 
@@ -47,19 +47,18 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class ZooTrace:
-    """One model under one way to run it.
+    """A model in one configuration of a run.
 
     Attributes
     ----------
-    model : short name, the same for all runs of a model: `faster-rcnn_r50`
-    run : what a step is: `predict`, `train`, `generate`; with a dtype after it where that is not float32:
-        `train-bfloat16`
-    library : whose model it is: `mmdet`, `mmseg`, `transformers`, `opgrip`
-    family : the kind of model: `two-stage`, `encoder`, `diffusion`
-    arguments : of `opcapture`, which make it again
-    inputs : in words: `1 image of 800x1333`
-    remark : what is not as in its config, and why; may be empty
-    recording : what the file held; None where it has not been made yet
+    model : short name, shared by all runs of a model: `faster-rcnn_r50`
+    run : kind of step: `predict`, `train`, `generate`; followed by the dtype unless it is float32: `train-bfloat16`
+    library : library of the model: `mmdet`, `mmseg`, `transformers`, `opgrip`
+    family : kind of model: `two-stage`, `encoder`, `diffusion`
+    arguments : arguments of `opcapture` that record the trace again
+    inputs : description of the inputs: `1 image of 800x1333`
+    remark : differences from the model's config and their reasons; may be empty
+    recording : content of the file; None if it has not been recorded yet
     """
 
     model: str
@@ -73,27 +72,27 @@ class ZooTrace:
 
     @property
     def name(self) -> str:
-        """`MODEL.RUN`, its name on the command line and that of its file."""
+        """Return `MODEL.RUN`, the name on the command line and of the file."""
         return f"{self.model}.{self.run}"
 
 
 def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
-    """The traces of a manifest, in its order."""
+    """Return the traces of a manifest in its order."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return [_trace(item) for item in data["traces"]]
 
 
 def patterns_in(text: str) -> list[str]:
-    """What follows `zoo:` in a name: patterns with commas between them."""
+    """Return the comma-separated patterns that follow `zoo:`."""
     return [part for part in text.split(",") if part]
 
 
 def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace]:
-    """Those whose name, model, library or family a pattern with wildcards matches; all where there is no pattern.
+    """Return the traces whose name, model, library or family matches a shell pattern; without patterns, all traces.
 
     Raises
     ------
-    UserError : for a pattern that matches none
+    UserError : if a pattern does not match any trace
     """
     selected = {trace.name: trace for trace in traces if not patterns}
     for pattern in patterns:
@@ -119,11 +118,11 @@ def _trace(item: Mapping[str, Any]) -> ZooTrace:
 
 
 PREFIXES = ("trace:", "zoo:")
-"""Of traces that ship, where a file of a trace can be."""
+"""prefixes of shipped traces, which are accepted in place of file names"""
 
 
 class TraceName(NamedTuple):
-    """A trace's name, without the suffixes of its file, and what it says; as `ZooTrace` has it."""
+    """The name of a trace without file suffixes, and its parts, as in `ZooTrace`."""
 
     name: str
     model: str
@@ -133,16 +132,16 @@ class TraceName(NamedTuple):
 
 
 def name_of_trace(trace: ZooTrace) -> TraceName:
-    """Of one of the zoo."""
+    """Return the name of a trace of the zoo."""
     return TraceName(trace.name, trace.model, trace.run, trace.library, trace.family)
 
 
 def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceName:
-    """Of a file; one that is called as a trace of the zoo is of that model.
+    """Return the name of a file; if it equals that of a trace of the zoo, the file is attributed to the same model.
 
     Parameters
     ----------
-    manifest : the traces of the zoo by their names
+    manifest : traces of the zoo by name
     """
     name = Path(path).name
     for prefix in PREFIXES:
@@ -156,7 +155,7 @@ def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceNam
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """The same names, those that are alike told apart by a number."""
+    """Return the names, with numbers appended to duplicates."""
     seen: Counter[str] = Counter()
     taken = set(names)
     distinct = []
@@ -172,17 +171,17 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 MODELS = Path(__file__).parent / "models"
 PREFIX = "zoo:"
-"""What the name of a trace begins with where a file can be."""
+"""prefix of a zoo trace, which is accepted in place of a file name"""
 SUFFIX = ".jsonl.zst"
 PACKAGE = "opgrip_zoo"
 
 
 def zoo_file(trace: ZooTrace) -> Path:
-    """The file of a trace.
+    """Return the file of a trace.
 
     Raises
     ------
-    MissingFileError : where it is not installed
+    MissingFileError : if the trace is not installed
     """
     for folder in _folders():
         file = folder / f"{trace.name}{SUFFIX}"
@@ -202,13 +201,13 @@ def _folders() -> Iterator[Path]:
 
 
 FIELD = "distilled"
-"""Field of the header of a distilled trace. Readers that do not know it ignore it."""
+"""header field of a distilled trace; readers that do not know it ignore it"""
 
 
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:
-    """Return the numbers of the signatures that a distilled trace is of, or None if it is not distilled.
+    """Return the numbers of the signatures in a distilled trace's selection, or None for other traces.
 
-    Other signatures of such a trace are of calls that precede these.
+    The remaining signatures of a distilled trace belong to calls that precede the selected ones.
     """
     field = header.get(FIELD)
     keys = field.get("keys") if isinstance(field, dict) else None
