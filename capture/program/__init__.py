@@ -1,1 +1,1 @@
-"""The watched program: where it is, its settings, devices, ranks and environment."""
+"""The watched program: current location, settings, devices, processes and environment."""

@@ -1,4 +1,6 @@
-"""Accelerators as a capture sees them: it starts none, and asks only those that the program has started."""
+"""Accelerators as a capture sees them. A capture starts no accelerator and queries only the ones that the program
+started.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,26 @@ from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.torch_private import out_of_tree_device
 
 KINDS = ("cuda", "xpu")
-"""Device types of torch's own with streams and events; a backend from outside of torch has another."""
+"""torch's own device types with streams and events; a backend outside torch adds another"""
 
 _SAME = nullcontext()
 
 
 def accelerators() -> tuple[str, ...]:
-    """The device types whose operators run beside the host, whether there is such a device or not."""
+    """Return the device types whose operators run asynchronously to the host, whether or not such a device exists."""
     outside = out_of_tree_device()
-    # not by an attribute: torch looks long for one that it lacks
+    # do not use getattr: torch takes long to search for a missing attribute
     return (*KINDS, outside) if outside in vars(torch) else KINDS
 
 
 def is_started(kind: str) -> bool:
-    """Whether this process has started a kind of accelerator; a fork of one that has may not use it, and has not."""
+    """Return True if this process has started this kind of accelerator. A fork may not use it and returns False."""
     is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
 
 def started_devices() -> list[str]:
-    """The devices of the kinds that this process has started."""
+    """Return the devices of the kinds that this process has started."""
     devices: list[str] = []
     with suppress(Exception):
         for kind in filter(is_started, accelerators()):
@@ -42,11 +44,13 @@ def started_devices() -> list[str]:
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
-    """The accelerator that a call gives work to, with no index where the call names none; None where it gives none.
+    """Return the accelerator that a call uses, or None if it uses no started accelerator.
+
+    The device has no index if the call names a device without one.
 
     Parameters
     ----------
-    values : arguments that are no tensors, of which one may name a device
+    values : arguments that are not tensors; one of them may be a device
     """
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
@@ -56,7 +60,7 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """A device; for one without an index, that of its kind which this thread uses now."""
+    """Return the device with an index; the default is this thread's current device of that kind."""
     index: int | None = device.index
     if index is not None:
         return device
@@ -64,14 +68,14 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def current_stream(device: torch.device) -> Any:
-    """The stream that this thread gives a device work in."""
+    """Return this thread's current stream of a device."""
     return getattr(torch, device.type).current_stream(device)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """A block in which this thread uses a device.
+    """Return a context in which a device is this thread's current device.
 
-    An event that is asked or recorded while another is the thread's gives that one a context, which takes memory.
+    Without it, querying or recording an event creates a context on the thread's current device, which takes memory.
     """
     module = getattr(torch, device.type)
     if module.current_device() == device.index:
@@ -81,18 +85,18 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all that a device was given."""
+    """Wait for all work on a device."""
     getattr(torch, device.type).synchronize(device)
 
 
 def is_capturing(kind: str) -> bool:
-    """Whether this thread's stream keeps work for a graph instead of running it."""
+    """Return True if this thread's current stream captures work for a graph instead of running it."""
     asks = getattr(getattr(torch, kind), "is_current_stream_capturing", None)
     return asks is not None and bool(asks())
 
 
 def describe_devices() -> dict[str, str]:
-    """The names of the accelerators of those kinds that the program has started."""
+    """Return the names of the accelerators of the kinds that the program has started."""
     names: dict[str, str] = {}
     with suppress(Exception):
         for device in started_devices():
@@ -103,18 +107,18 @@ def describe_devices() -> dict[str, str]:
 
 
 CLASSES = ("CUDAGraph", "XPUGraph", "Graph")
-"""What the modules of accelerators call theirs; each has `capture_begin` and `capture_end`."""
+"""names of graph classes in the accelerators' modules; each class has `capture_begin` and `capture_end`"""
 
 
 class GraphCaptures:
-    """Lets the recording ask devices between the program's captures of graphs, and these begin between questions."""
+    """Mutual exclusion of device queries by the recording and graph captures by the program."""
 
     def __init__(self) -> None:
         self._patches = Patches()
         self.forget()
 
     def forget(self) -> None:
-        """Begin with no capture and no question, as a forked process does, of whose threads this one alone is left."""
+        """Start with no capture and no query, also in a forked process, in which only this thread is left."""
         self._changed = Condition()
         self._ongoing = self._questions = 0
 
@@ -132,12 +136,12 @@ class GraphCaptures:
 
     @property
     def is_ongoing(self) -> bool:
-        """Whether the program captures one now."""
+        """True if the program is capturing a graph."""
         return self._ongoing > 0
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """A block in which devices may be asked, and no capture begins; yields False where one is under way."""
+        """Delay graph captures during the block; yield True if devices may be queried, False during a capture."""
         with self._changed:
             may_ask = self._ongoing == 0
             self._questions += may_ask
@@ -174,5 +178,5 @@ class GraphCaptures:
 
     def _end(self) -> None:
         with self._changed:
-            # one that began before this was watching is not counted
+            # a capture that began before `__enter__` was not counted
             self._ongoing = max(0, self._ongoing - 1)

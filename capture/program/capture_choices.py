@@ -1,4 +1,4 @@
-"""The choices that a capture's options offer, and which of them exclude each other."""
+"""Choices of the capture's options, and checks for options that exclude each other."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from opgrip.traces.analysis.redaction import Policy
 
 SKETCH, FULL = VALUES = ("sketch", "full")
-"""What is kept of tensors' values: a model, or all of them."""
+"""kinds of kept tensor values: a value model, or also the whole values"""
 VALUE_SHARE = 0.2
-"""Of the program's time that looks at values of later calls may take."""
+"""share of the program's time that observations of later calls' values may take"""
 OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")
-"""What a compiled region is recorded as: the operators that it was made of, or one call."""
+"""ways to record a compiled region: as its original operators, or as one call"""
 EVENTS, KERNELS = DEVICE_TIMES = ("events", "kernels")
-"""How calls are timed on an accelerator: from an event before to one after, or by its own records of kernels."""
+"""ways to time calls on an accelerator: with events before and after, or by its own records of kernels"""
 KNOWN_EXTENSIONS = ("mmcv._ext",)
-"""Extension modules that are watched wherever the program has loaded them."""
+"""extension modules that are watched if the program has loaded them"""
 CALLS = 3
-"""Distinct signatures of a gripped function whose calls are kept."""
+"""maximum number of distinct signatures of a gripped function whose calls are kept"""
 GRIPS = "grips"
-"""The folder that samples are written into where none is named: `samples` stands for those that ship."""
+"""default folder for gripped samples; `samples` contains the ones that ship with opgrip"""
 
 
 def check_choices(model: object, values: str, device_time: str) -> None:
@@ -41,7 +41,7 @@ def check_choices(model: object, values: str, device_time: str) -> None:
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:
-    """Raise `UserError` if only the last calls are kept, and another option needs all of them."""
+    """Raise `UserError` if an option needs all calls although only the last ones are kept."""
     if last is None:
         return
     if last < 1:
@@ -59,11 +59,11 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
 
 
 OUTPUT = "private.jsonl"
-"""Default file of a private trace: the names of script and model would tell what ran."""
+"""default file of a private trace; the name of the script or model would reveal what ran"""
 
 
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:
-    """Raise `UserError` for options that would write what a private capture must not."""
+    """Raise `UserError` for options that would write private data."""
     if salt_file is not None and not private:
         raise UserError("--salt-file is of names that --private hashes", "add --private")
     if not private:
@@ -75,7 +75,7 @@ def check_private(private: bool, salt_file: str | Path | None, values: str, grip
 
 
 def policy_of(private: bool, salt_file: str | Path | None) -> Policy | None:
-    """Return how records are redacted, or None."""
+    """Return the policy by which records are redacted, or None."""
     from opgrip.traces.analysis.redaction import Policy, salt_of
 
     if not private:

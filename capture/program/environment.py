@@ -1,4 +1,4 @@
-"""What a trace says about the machine and the program that it was made by."""
+"""Description of the machine and the program that made a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opgrip.traces.table.accelerators import describe_accelerators
 
 
 def describe_environment() -> dict[str, Any]:
-    """Fields of a trace's header: versions, command, devices, settings, time."""
+    """Return the fields of a trace's header: versions, command, devices, settings, time."""
     number = rank()
     ranks = {} if number is None else {"rank": number, "world_size": int(os.environ["WORLD_SIZE"])}
     accelerator = describe_accelerators(started_devices())
@@ -63,7 +63,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
 }
-"""Those that a program changes all the time."""
+"""settings that a program changes all the time"""
 
 SETTINGS: dict[str, Callable[[], Any]] = {
     "deterministic": torch.are_deterministic_algorithms_enabled,
@@ -73,7 +73,9 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "threads": torch.get_num_threads,
     "default_dtype": torch.get_default_dtype,
 }
-"""Those that it seldom changes. Autocast is not among them: it is off below the dispatcher, where calls are seen."""
+"""settings that a program rarely changes. Autocast is not included, because it is off below the dispatcher, where calls
+are seen
+"""
 
 CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
     "cudnn": lambda: torch.backends.cudnn.enabled,
@@ -82,16 +84,16 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
     "cudnn_tf32": lambda: torch.backends.cudnn.allow_tf32,
     "stream": lambda: torch.cuda.current_stream().stream_id,
 }
-"""Those that are read once the program has started CUDA."""
+"""settings that are read once the program has started CUDA"""
 
 
 def read_context() -> tuple[Any, ...]:
-    """The values of all modes and settings, in the order of the tables."""
+    """Return the values of all settings in `MODES`, `SETTINGS` and `CUDA_SETTINGS`, in this order."""
     return (*[read() for read in MODES.values()], *read_settings())
 
 
 def read_settings() -> tuple[Any, ...]:
-    """The values of all settings, in the order of the tables; None for those that cannot be read."""
+    """Return the values of all settings in `SETTINGS` and `CUDA_SETTINGS`, with None for unreadable ones."""
     values = [_read(read) for read in SETTINGS.values()]
     if is_started("cuda"):
         values += [_read(read) for read in CUDA_SETTINGS.values()]
@@ -99,7 +101,7 @@ def read_settings() -> tuple[Any, ...]:
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """What `read_context` gave, by name, without what could not be read."""
+    """Return the values from `read_context` by name, without unreadable ones."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
     return {
         name: plain_name(value) if isinstance(value, torch.dtype) else value
@@ -109,7 +111,7 @@ def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def describe_autocast() -> str:
-    """The device types that autocast is on for in this thread, each with its dtype, such as `cpu:bfloat16`."""
+    """Return the device types for which autocast is on in this thread, each with its dtype, such as `cpu:bfloat16`."""
     on = [device for device in ("cpu", *accelerators()) if torch.is_autocast_enabled(device)]
     return ",".join(f"{device}:{str(torch.get_autocast_dtype(device)).removeprefix('torch.')}" for device in on)
 

@@ -1,4 +1,4 @@
-"""Replace functions where callers look them up, now or when their module is loaded, and restore them in any order."""
+"""Replacement of functions where callers look them up, now or when their module is loaded, undone in any order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 
 class LateModules(MetaPathFinder):
-    """Stands before all other finders while it is entered, and tells of modules once they have been loaded.
+    """A module finder that reports modules after they were loaded, while its context is active.
 
     Parameters
     ----------
-    is_watched : whether to tell of a module of that name
-    loaded : is told of each
+    is_watched : returns True if the module of this name should be reported
+    loaded : function called with each loaded module
     """
 
     def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
@@ -33,7 +33,7 @@ class LateModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a wanted module, whose loader tells of it."""
+        """Return the spec of a watched module with a loader that reports it."""
         if not self.is_watched(fullname):
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -52,12 +52,12 @@ class _TellingLoader(Loader):
         self.loaded = loaded
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """What the module's own loader creates."""
+        """Return the result of the module's own loader."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module, and tell."""
-        # before: a module may ask for it while it is loaded
+        """Load the module and report it."""
+        # restore the loader first: a module may ask for it while it is loaded
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         module.__loader__ = self.loader
@@ -75,7 +75,7 @@ class Patches:
         self._all: list[tuple[Any, str, _Patch]] = []
 
     def replace(self, owner: Any, name: str, watching: Callable[[Callable[..., Any]], Any]) -> None:
-        """Put what `watching` makes of an owner's attribute in its place."""
+        """Replace an owner's attribute with the result of `watching(attribute)`."""
         original = getattr(owner, name)
         patch = _Patch(original)
         wrapper = watching(original)
@@ -84,7 +84,9 @@ class Patches:
         self._all.append((owner, name, patch))
 
     def undo(self) -> None:
-        """Put back all that was replaced; what another capture has replaced since stays, and passes by this one."""
+        """Restore everything that was replaced. Later replacements by other captures stay, without the replacements of
+        this one.
+        """
         for owner, name, patch in reversed(self._all):
             patch.active = False
             function = getattr(owner, name)
@@ -101,6 +103,6 @@ class _Patch:
 
 
 def _patch_of(function: Any) -> _Patch | None:
-    # of the function itself: functools.wraps copies the mark of what it wraps
+    # the mark must be the function's own: functools.wraps copies the mark of the wrapped function
     patch = getattr(function, _MARK, None)
     return patch if isinstance(patch, _Patch) and patch.original is not function else None

@@ -1,4 +1,4 @@
-"""Where a program is when it makes a call: module, phase, function, and the qualified name of its code."""
+"""Location of a program when it makes a call: module, phase, function, and the qualified name of its code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torch import nn
 
 
 def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
-    """The qualified name of a code object's function; the plain one where Python 3.10 finds no source.
+    """Return the qualified name of a code object's function, or its plain name if Python 3.10 finds no source.
 
     Parameters
     ----------
-    module_globals : of the function, which tell a source that is in no file
+    module_globals : the function's globals, which give access to source that is not in a file
     """
     name: str | None = getattr(code, "co_qualname", None)
     if name is not None:
@@ -34,7 +34,7 @@ def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=256)
 def _names(file: str) -> dict[tuple[str, int], str]:
-    """The qualified names of all functions of a source file, by name and first line."""
+    """Return the qualified names of all functions of a source file, by name and first line."""
     try:
         module = compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
@@ -55,29 +55,29 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 _CALLS_FORWARD = nn.Module._call_impl.__code__
 _OF_GRAPHS = "<eval_with_key>"
-"""What the name of code begins with that torch wrote of a graph."""
+"""prefix of the file name of code that torch generated from a graph"""
 _OF_TRITON = "triton."
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
 _OWN_PACKAGES = tuple(
     f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces", "zoo")
 )
-"""Packages whose functions are not the program's. Samples and built-in models are programs."""
+"""packages whose functions do not belong to the program; samples and built-in models do"""
 _RUNNER = "opgrip.cli.command"
-"""Module that runs a command of opgrip: frames around it are of the command, not of the program that it runs."""
+"""module that runs a command of opgrip; its callers belong to the command, not to the program that the command runs"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """What the hooks say of where a thread is. `Places` makes each only once, so that they compare by identity.
+    """Location of a thread as tracked by the hooks. `Places` makes each only once, so that they compare by identity.
 
     Attributes
     ----------
-    module, module_type : path and class of the innermost module that runs; both empty outside all modules
+    module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
-    inside : as a `Scope` has it; None where the program itself runs
-    autocast : the device types that autocast is on for, with its dtype, such as `cpu:bfloat16`; empty where it is off
-    gripped : whether `inside` is a gripped function, or an operator that takes functions
-    modules : by a module's id, the module and the place that calling it from here leads to
+    inside : the enclosing call, as in `Scope`; None if the program itself runs
+    autocast : device types for which autocast is on, with its dtype, such as `cpu:bfloat16`; empty if it is off
+    gripped : True if `inside` is a gripped function or a higher-order operator
+    modules : by the id of a module called from here, the module and the location inside it
     """
 
     module: str
@@ -90,7 +90,7 @@ class Location:
 
 
 class Places:
-    """All places of a capture."""
+    """All locations of a capture."""
 
     def __init__(self) -> None:
         self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Location] = {}
@@ -104,34 +104,34 @@ class Places:
         autocast: str = "",
         gripped: bool = False,
     ) -> Location:
-        """The place with these attributes."""
+        """Return the location with these attributes."""
         key = (module, module_type, phase, inside, autocast, gripped)
         place = self._places_by_key.get(key)
         return self._places_by_key.setdefault(key, Location(*key)) if place is None else place
 
     def module(self, place: Location, path: str, kind: str) -> Location:
-        """The same place, in another module."""
+        """Return the same location in another module."""
         return self.at(path, kind, place.phase, place.inside, place.autocast, place.gripped)
 
     def phase(self, place: Location, phase: str) -> Location:
-        """The same place, in another phase."""
+        """Return the same location in another phase."""
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """The same place, inside a function that is a call of its own."""
+        """Return the same location inside a function that is recorded as a call."""
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
     def autocast(self, place: Location, autocast: str) -> Location:
-        """The same place, under another autocast."""
+        """Return the same location with another autocast state."""
         return self.at(place.module, place.module_type, place.phase, place.inside, autocast, place.gripped)
 
 
 class ModulePaths:
-    """The paths of the modules that were met, by identity: modules may compare as they like.
+    """Paths of the modules seen so far, by identity, because modules may define their own comparison.
 
     Parameters
     ----------
-    model : the module that paths begin at; else each outermost module that is called begins its own
+    model : root of all module paths; without it, each outermost module that is called starts its own path
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -140,29 +140,29 @@ class ModulePaths:
             self._name_all(model)
 
     def of(self, module: nn.Module) -> str | None:
-        """The path of a module; None where none is known."""
+        """Return the path of a module, or None if it is unknown."""
         entry = self._paths_by_id.get(id(module))
         return entry[1] if entry is not None and entry[0]() is module else None
 
     def called(self, module: nn.Module, above: str | None) -> str:
-        """The path of a module that is called.
+        """Return the path of a module that is called.
 
         Parameters
         ----------
-        above : path of the module that calls it; None outside all modules
+        above : path of the calling module, or None outside all modules
         """
         path = self.of(module)
         if path is None and above is None:
             self._name_all(module)
             path = ""
         elif path is None:
-            # called, but not registered, by the module above it
+            # the module above calls this one but has not registered it
             path = ".".join(filter(None, (above, f"({type(module).__name__})")))
             self._paths_by_id[id(module)] = (ref(module), path)
         return path
 
     def _name_all(self, root: nn.Module) -> None:
-        # not by named_modules, which passes over a module that equals another one
+        # do not use named_modules, which skips a module that is equal to another one
         queue, visited_ids = [("", root)], set()
         for path, module in queue:
             if id(module) in visited_ids:
@@ -176,12 +176,13 @@ class ModulePaths:
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of the program.
+    """A source line of the program.
 
     Attributes
     ----------
-    function : its qualified name
-    file : of a module by its name, `mmdet/models/necks/fpn.py`; of a script below the working directory from there
+    function : qualified name of the function
+    file : for a module, its name as a path, such as `mmdet/models/necks/fpn.py`; for a script, the path relative to the
+        working directory
     """
 
     function: str
@@ -190,11 +191,11 @@ class SourceLine:
 
 
 class SourceLines:
-    """Finds the program's own frames on the stack: those of torch, Triton and opgrip are passed over.
+    """Finder of the program's own frames on the stack, without frames of torch, Triton and opgrip.
 
     Parameters
     ----------
-    depth : how many frames to give, from the innermost
+    depth : number of frames to return, starting with the innermost
     """
 
     def __init__(self, depth: int = 1) -> None:
@@ -202,7 +203,7 @@ class SourceLines:
         self._files: dict[CodeType, str | None] = {}
 
     def here(self) -> tuple[SourceLine, ...]:
-        """The innermost frames of the program that runs in this thread."""
+        """Return the innermost frames of the program in this thread."""
         frame: FrameType | None = sys._getframe(1)
         sites: list[SourceLine] = []
         while frame is not None and len(sites) < self.depth:
@@ -219,10 +220,11 @@ class SourceLines:
 
 
 def innermost_module() -> nn.Module | None:
-    """The module that the innermost method on this thread's stack belongs to.
+    """Return the module of the innermost method on this thread's stack.
 
-    Hooks tell of calls of modules; of a method such as `head.loss()`, only the stack does. It is looked at as far as
-    the call that hooks told of.
+    Hooks report calls of modules, but only the stack shows a method such as `head.loss()`. The search ends at the frame
+    of
+    the call that the hooks reported.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALLS_FORWARD:
@@ -232,7 +234,7 @@ def innermost_module() -> nn.Module | None:
             variables = frame.f_locals
             owner = variables.get("self")
             if sys.version_info < (3, 13):
-                # it is a copy that would keep the variables' values alive; later it is the variables themselves
+                # before Python 3.13 this is a copy that would keep the variables' values alive
                 variables.clear()
             if isinstance(owner, nn.Module):
                 return owner
@@ -241,7 +243,7 @@ def innermost_module() -> nn.Module | None:
 
 
 def is_running(frame: FrameType) -> bool:
-    """Whether a frame is on this thread's stack."""
+    """Return True if a frame is on this thread's stack."""
     above: FrameType | None = sys._getframe(1)
     while above is not None:
         if above is frame:
@@ -251,7 +253,7 @@ def is_running(frame: FrameType) -> bool:
 
 
 def _short_name(file: str, module: object) -> str | None:
-    """A file's name as a trace holds it; None for a file that is not the program's."""
+    """Return a file's name as recorded in a trace, or None if the file does not belong to the program."""
     if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith((_OF_TRITON, *_OWN_PACKAGES)):
         return None
     if isinstance(module, str) and module != "__main__" and file.endswith(".py"):

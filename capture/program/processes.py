@@ -1,4 +1,4 @@
-"""One file for each process: ranks of a distributed program, and children that a program forks."""
+"""One trace file per process: ranks of a distributed program, and child processes that a program forks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from weakref import WeakSet
 
 
 def own_path(path: str | Path) -> str | Path:
-    """Where this process writes what it is told to write to a path: with its rank, where it has one."""
+    """Return the path for this process's output: `path`, with the rank added if the process has one."""
     number = rank()
     return path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
 
 
 def child_path(path: str | Path) -> Path:
-    """Where this process writes, forked by one that writes to a path."""
+    """Return the path for the output of this process, which was forked by a process that writes to `path`."""
     return with_mark(path, f"pid{os.getpid()}")
 
 
 class ChildFiles:
-    """Traces that the children of a process wrote beside its own.
+    """Traces that the children of a process wrote next to its own.
 
     Parameters
     ----------
-    path : of the process's own trace, which is not there yet or is to be replaced
+    path : path of the process's own trace, which does not exist yet or will be replaced
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -36,16 +36,16 @@ class ChildFiles:
         self._before = self._find()
 
     def new(self) -> tuple[Path, ...]:
-        """Those that were written since."""
+        """Return the children's traces written since this object was created."""
         return tuple(child for child, identity in self._find().items() if self._before.get(child) != identity)
 
     def old(self) -> tuple[Path, ...]:
-        """Those of an earlier program."""
+        """Return the children's traces of an earlier program."""
         return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
 
     def remove_old(self) -> None:
-        """Remove those of an earlier program, with the values beside them."""
-        # here: modules that run before torch is loaded import this one
+        """Remove the traces of an earlier program and their whole-value files."""
+        # import here, because modules that run before torch is loaded import this module
         from opgrip.traces.io.tensor_file import values_path
 
         for child in self.old():
@@ -54,7 +54,7 @@ class ChildFiles:
                     file.unlink(missing_ok=True)
 
     def _find(self) -> dict[Path, tuple[int, int]]:
-        """The files, and what tells each from another one of its name."""
+        """Return the children's trace files, with inode and modification time to recognize replaced files."""
         stem, dot, suffixes = self._path.name.partition(".")
         form = re.compile(rf"{re.escape(stem)}\.pid\d+{re.escape(dot + suffixes)}")
         children = {}
@@ -66,9 +66,9 @@ class ChildFiles:
 
 
 class ForkWatch:
-    """Calls `forked` in every child that the process forks, and `ended` when such a child ends.
+    """Caller of `forked` in every child that the process forks, and of `ended` when such a child ends.
 
-    Neither is called where the child ends without Python's knowledge, as by `os._exit` or a signal.
+    Neither is called if the child ends without Python's cleanup, as after `os._exit` or a signal.
     """
 
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None]) -> None:
@@ -78,7 +78,7 @@ class ForkWatch:
         if not _watches:
             os.register_at_fork(after_in_child=_after_fork)
         _watches.add(self)
-        # a child of multiprocessing forgets all that is to be done at its end, and then calls this
+        # a child of multiprocessing clears all exit handlers before it calls this
         util.register_after_fork(self, _at_end_of_child)
 
 
@@ -98,7 +98,7 @@ def _at_end_of_child(watch: ForkWatch) -> None:
 
 
 def rank() -> int | None:
-    """The rank of this process, where a launcher such as torchrun started several; None elsewhere."""
+    """Return the rank of this process if a launcher such as torchrun started several processes, otherwise None."""
     number, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if not number.isdecimal() or not size.isdecimal() or int(size) < 2:
         return None
@@ -106,7 +106,7 @@ def rank() -> int | None:
 
 
 def with_mark(path: str | Path, mark: str) -> Path:
-    """A file name with a mark before its suffixes: `step.jsonl.zst` and `rank1` give `step.rank1.jsonl.zst`."""
+    """Return a path with a mark before its suffixes: `step.jsonl.zst` and `rank1` become `step.rank1.jsonl.zst`."""
     path = Path(path)
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.{mark}{dot}{suffixes}")

@@ -1,1 +1,1 @@
-"""Private interfaces of torch that capture uses."""
+"""Private interfaces of torch that the capture package uses."""

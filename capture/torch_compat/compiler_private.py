@@ -1,7 +1,7 @@
-"""Private interfaces of torch around its compiler and operators that take functions, such as `torch.cond`.
+"""Private interfaces of torch's compiler and of higher-order operators, which take functions, such as `torch.cond`.
 
-They keep our modes and the compiler from affecting each other, and let a mode see what such operators call: torch's
-list of them, how one is dispatched, and how torch compiles the functions that one is given.
+They keep our dispatch modes and the compiler from affecting each other, and let a mode see the calls inside
+higher-order operators: torch's list of these operators, their dispatch, and the compilation of their functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """For each private place of torch that is used here `found`, or what is done instead where this torch lacks it."""
+    """Return for each private name of torch used here `found`, or the replacement used if this torch lacks it."""
     return _places.report()
 
 
@@ -40,10 +40,11 @@ _strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", No
 
 
 def hide_from_compiler(function: FunctionType) -> bool:
-    """Keep torch.compile from tracing a function and all that it calls; False where this torch has no means to.
+    """Keep torch.compile from tracing a function and everything it calls; return False if this torch cannot do that.
 
-    What a dispatch mode runs inside a compiled region is else compiled with it. torch's own means, a guard around the
-    mode's handler, does the same at each call, for half the cost of an empty mode.
+    Otherwise the code that a dispatch mode runs inside a compiled region would be compiled with it. torch's own means,
+    a
+    guard around the mode's handler, has the same effect, but at each call costs half as much as an empty mode.
     """
     try:
         _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
@@ -76,7 +77,7 @@ _modes_here = _places.take(
 
 
 def _renew_flags() -> None:
-    # a thread that is not there any more may have held it
+    # a thread that no longer exists may have held the lock
     global _flags_lock
     _flags_lock = threading.RLock()
     if OrderlyMode._entered and _modes_here is not None:
@@ -87,11 +88,13 @@ os.register_at_fork(after_in_child=_renew_flags)
 
 
 class OrderlyMode(TorchDispatchMode):
-    """A dispatch mode that may be left in any order, and by threads at once.
+    """A dispatch mode that may be left in any order, and by several threads at once.
 
-    Flags that all threads share say whether a mode is on, and each mode sets them back to what they were when it was
-    entered. Where the one that was entered first is left first, the other would set them for ever, and torch.compile
-    compile nothing any more. So here they are as they were before the first mode once the last one is left.
+    torch keeps flags, shared by all threads, that show whether a mode is on. Each mode resets them to their values
+    before
+    it was entered. If the first mode entered is the first one left, the other mode would set the flags permanently, and
+    torch.compile would stop compiling. This class restores the flags from before the first mode when the last mode is
+    left.
     """
 
     _entered = 0
@@ -112,7 +115,7 @@ class OrderlyMode(TorchDispatchMode):
             self.forget()
 
     def forget(self) -> None:
-        """Count it as left, where its thread has ended in it, which alone could leave it."""
+        """Count the mode as left if its thread ended in it, because only that thread could leave it."""
         with _flags_lock:
             OrderlyMode._count_entered(OrderlyMode._entered - 1)
 
@@ -124,7 +127,7 @@ class OrderlyMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Whether torch may compile under this mode: where the thread has hidden its modes."""
+        """Return True if torch may compile under this mode, that is, if this thread has hidden its modes."""
         return getattr(_hidden, "modes", False)
 
 
@@ -148,7 +151,7 @@ def _set_flags(flags: Mapping[str, bool]) -> None:
 
 @contextmanager
 def modes_hidden_from_compiler() -> Iterator[None]:
-    """In the block, torch compiles as if none of our modes were on; what comes out runs under them."""
+    """Let torch compile in the block as if none of our modes were on; the compiled code runs under them."""
     with _flags_lock:
         flags, was_hidden = _flags(), getattr(_hidden, "modes", False)
         _set_flags(OrderlyMode._flags_before)
@@ -173,7 +176,7 @@ _skip_code = _places.take(
 
 
 def leave_compiled(mode: type[TorchDispatchMode]) -> None:
-    """Let compiled code run as it is under a class of modes whose `ignore_compile_internals` says so."""
+    """Let compiled code run unchanged under a class of modes if its `ignore_compile_internals` allows it."""
     if _runs_compiled_code is not None:
         return
     changed: Any = mode
@@ -181,7 +184,7 @@ def leave_compiled(mode: type[TorchDispatchMode]) -> None:
     hidden = _disable_dynamo(plain)
 
     def handle(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # to hide imports the compiler, which calls operators while it is imported
+        # hiding the handler imports the compiler, and that import calls operators
         is_loaded = hasattr(sys.modules.get("torch._dynamo"), "disable")
         return (hidden if is_loaded else plain)(self, func, types, args, kwargs)
 
@@ -201,7 +204,7 @@ _higher_order: Mapping[str, Any] = _places.take(
 
 
 def see_higher_order(mode: type[TorchDispatchMode]) -> None:
-    """Let a class of modes see the operators that take functions."""
+    """Let a class of modes see higher-order operators."""
     if _sees_higher_order is None:
         for operator in _higher_order.values():
             if mode not in operator.python_key_table:
@@ -218,18 +221,20 @@ _keys_of = _places.take("torch._ops._compute_keyset", None, _NOT_INSIDE)
 _resolve = _places.take("torch._ops.resolve_key", None, _NOT_INSIDE)
 _MODE_HERE = "_get_current_dispatch_mode"
 _REDISPATCHING = ("Python", "PythonDispatcher", "PreDispatch", "FuncTorchDynamicLayerFrontMode")
-"""Keys at which a mode, a subclass or a transform is asked again."""
+"""dispatch keys at which a mode, a subclass or a transform handles the call again"""
 
 
 def is_higher_order(func: Any) -> bool:
-    """Whether an operator takes functions."""
+    """Return True if an operator is a higher-order operator."""
     return isinstance(func, _HigherOrder)
 
 
 def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """What such an operator runs once all modes have had it; None where one is left, or a subclass or a transform.
+    """Return the code that a higher-order operator runs after all modes have handled it.
 
-    It passes by the mode that is on, which so can be put back on around it.
+    Return None if another mode, a subclass or a transform still has to handle it. The code runs outside the current
+    mode,
+    which can therefore be turned on again around it.
     """
     if _keys_of is None or _resolve is None:
         return None
@@ -245,7 +250,7 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
 
 
 def _under_modes(code: FunctionType) -> Callable[..., Any]:
-    """The same function; where it begins by asserting that no mode is on, a copy that finds none."""
+    """Return the function; if it begins by asserting that no mode is on, return a copy that does not see our mode."""
     if _MODE_HERE not in code.__code__.co_names:
         return code
     names = {**code.__globals__, _MODE_HERE: lambda: None}
@@ -262,7 +267,7 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Module and name of what torch enters to compile the functions that such an operator is given; None for none."""
+    """Return module and name of the context in which torch compiles a higher-order operator's functions, or None."""
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 
 
@@ -272,23 +277,23 @@ _stance = _places.take_later(
 
 
 def stance_here() -> str:
-    """How torch is told to go about compiling, by `torch.compiler.set_stance`."""
+    """Return the stance set with `torch.compiler.set_stance`."""
     if _stance() is None:
         return "default"
-    # it is another object after each change
+    # read it each time, because each change replaces the object
     stance: str = import_module("torch._dynamo.eval_frame")._stance.stance
     return stance
 
 
 def compiling_as_unwatched(entered: Callable[[], Any], stance: Callable[[], str]) -> Callable[[], Any]:
-    """What torch enters there, in which it compiles as it does where nobody watches.
+    """Return a context factory in which torch compiles as it does without a capture.
 
-    It finds thereby what the functions close over, and which gradients there are. What comes out runs as the operators
-    that the functions were made of. A stance of eager, and a mode, would keep torch from it.
+    The compilation finds the variables that the functions close over, and their gradients. The result runs as the
+    operators that the functions consist of. An eager stance or an active mode would prevent the compilation.
 
     Parameters
     ----------
-    stance : gives the one that the program had taken
+    stance : returns the stance that the program had set
     """
 
     @contextmanager

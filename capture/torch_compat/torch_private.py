@@ -1,6 +1,6 @@
-"""All that capture takes from torch's private interfaces, which may change from version to version.
+"""All private interfaces of torch that the capture package uses; they may change between versions.
 
-Seen in torch 2.6, 2.13 and 2.15; a place that another version lacks is replaced by what is declared beside it.
+Tested with torch 2.6, 2.13 and 2.15. Each name is declared with the replacement for versions that lack it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _SINGLETONS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layo
 
 
 def private_places() -> dict[str, str]:
-    """For each private place of torch that capture uses `found`, or what it does instead where this torch lacks it."""
+    """Return for each private name of torch used here `found`, or the replacement used if this torch lacks it."""
     return _places.report()
 
 
 current_autograd_node: Callable[[], Any] = _places.take(
     "torch._C._current_autograd_node", lambda: None, "calls of a backward pass are recorded as forward ones"
 )
-"""The node that the autograd engine runs in this thread; None outside a backward pass."""
+"""return the node that the autograd engine runs in this thread, or None outside a backward pass"""
 
 sequence_number: Callable[[], int] = _places.take(
     "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass have no pair in the forward one"
 )
-"""How many nodes of autograd this thread has made."""
+"""return the number of autograd nodes that this thread has made"""
 
 out_of_tree_device: Callable[[], str] = _places.take(
     "torch._C._get_privateuse1_backend_name", lambda: "privateuseone", "accelerators of other packages have no times"
 )
-"""The type of the devices that a package outside of torch brings."""
+"""return the device type of a backend outside torch"""
 
 NO_SEQUENCE = (1 << 64) - 1
-"""What nodes that no operator made, those that accumulate gradients, have for a number."""
+"""sequence number of nodes that no operator made, which accumulate gradients"""
 
 
 def _storage_address(tensor: torch.Tensor) -> int:
@@ -56,37 +56,37 @@ def _storage_address(tensor: torch.Tensor) -> int:
 storage_address: Callable[[torch.Tensor], int] = _places.take(
     "torch._C._storage_address", _storage_address, "a Python object of the storage is made to tell its address"
 )
-"""The address of a tensor's storage object: the same for all tensors that live in the same memory."""
+"""return the address of a tensor's storage object, which is the same for all tensors in the same memory"""
 
 _NEVER_ABSENT = "none: no capture begins"
 
 pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
-"""The address of a storage object, which no other gets until `unpin`. Keeps no memory alive."""
+"""return the address of a storage object and reserve it until `unpin`, without keeping the memory alive"""
 
 unpin: Callable[[int], None] = _places.take("torch.UntypedStorage._free_weak_ref", None, _NEVER_ABSENT)
-"""Give back an address that `pin` gave, as often as it did."""
+"""release an address returned by `pin`, once for each call of `pin`"""
 
 storage_is_gone: Callable[[int], bool] = _places.take("torch.UntypedStorage._expired", None, _NEVER_ABSENT)
-"""Whether the storage of a pinned address has been freed."""
+"""return True if the storage at a pinned address has been freed"""
 
 
 def is_made_of_tensors(kind: type) -> bool:
-    """Whether a class of tensors runs its operators on tensors that it holds, as nested and distributed ones do."""
+    """Return True if a tensor class runs its operators on inner tensors, as nested and distributed tensors do."""
     return hasattr(kind, "__tensor_flatten__") and kind.__name__ != "FunctionalTensor"
 
 
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work"
 )
-"""Let the tensor operations of a block pass by every mode, ours and the program's.
+"""run the tensor operations of a block outside all modes, ours and the program's
 
-Written in C, as the next one is: a context manager in Python can be interrupted between entering it and its block, and
-then leaves the thread without modes.
+This context is written in C, like the next one. A context manager in Python can be interrupted after it is entered
+but before its block, and would then leave the thread without modes.
 """
 without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
 )
-"""Let the tensor operations of a block pass by every subclass of the program."""
+"""run the tensor operations of a block without the `__torch_function__` of the program's subclasses"""
 
 
 _has_kernel: Callable[[str, str], bool] = _places.take(
@@ -95,7 +95,7 @@ _has_kernel: Callable[[str, str], bool] = _places.take(
 
 
 def is_composite(func: Any) -> bool:
-    """Return True if an operator calls others and has no kernel of its own, or this torch does not tell."""
+    """Return True if an operator calls others and has no kernel of its own, or if this torch cannot report it."""
     return _has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
@@ -112,19 +112,22 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
-    """A compiled test of whether other arguments have the same metadata and scalars.
+    """Return a compiled test of whether other arguments have the same metadata and scalars.
 
-    It tells what a signature tells, but for memory that arguments share: class, dtype, device, layout, shape, stride,
-    offset, `requires_grad`, conjugation and negation of tensors, type and value of all else. It never says yes where
-    one of these differs. It may say no where all are the same, under another state of the dispatcher.
+    The test compares everything in a signature except shared memory: class, dtype, device, layout, shape, stride,
+    offset,
+    `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It never passes if
+    one
+    of these differs. It may fail for equal arguments if the state of the dispatcher differs.
 
     Parameters
     ----------
-    typed_lists : where one call has a list of whole numbers, all have; a cheaper test will do
+    typed_lists : True if a list of integers in one call means lists of integers in all calls, which allows a faster
+    test
 
     Returns
     -------
-    A function of the arguments as a tuple; None where they have a kind that it cannot tell, or this torch has no such
+    A function of the arguments as a tuple, or None if an argument has an unsupported type or this torch has no such
     tests.
     """
     if _root_guard is None:
@@ -137,12 +140,12 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
         return check if check(tuple(args)) else None
     except Exception as error:
         raise_if_from_program(error)
-        # another version's guards take other arguments
+        # the guards of another version of torch may take other arguments
         return None
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
-    """The same for keyword arguments; its function takes the dictionary."""
+    """Return a compiled test like `arguments_check` for keyword arguments, as a function of the dictionary."""
     if _root_guard is None:
         return None
     try:
@@ -167,7 +170,7 @@ _places.declare(
 
 
 def load_private() -> None:
-    """Import what the tests need, which takes torch a second, before a program is watched."""
+    """Import the modules that the tests need before a program is watched, because the import takes a second."""
     if _root_guard is not None:
         _plain_manager()
 
@@ -178,7 +181,7 @@ def _plain_manager() -> Any:
 
 @cache
 def _place_in_code() -> tuple[Any, ...]:
-    """The place in a program's code that a guard names; before torch 2.9 or so, without the user's frames."""
+    """Return the code location arguments of a guard; torch before about 2.9 does not take the user's frames."""
     try:
         _root_guard().add_length_check_guard(0, [""], None)
     except TypeError:
@@ -205,7 +208,7 @@ def _add_value(manager: Any, value: Any, typed_lists: bool) -> bool:
             return False
         manager.add_equals_match_guard(value, *_place_in_code())
         if value == 0:
-            # by a function in C: torch swallows an exception that interrupts one in Python there
+            # use a function in C: torch swallows an exception that interrupts a Python function here
             of_sign = manager.lambda_manager(float.hex, "", value.hex(), _plain_manager())
             of_sign.add_equals_match_guard(value.hex(), *_place_in_code())
     elif kind is list and typed_lists and all(type(item) is int for item in value):
@@ -226,7 +229,7 @@ def _add_tensor(manager: Any, tensor: torch.Tensor) -> bool:
     try:
         manager.add_tensor_match_guard(tensor, shape, stride, "", *where, type(tensor), _dispatch_keys(tensor))
     except TypeError:
-        # of torch 2.6, which reads them off the tensor
+        # torch 2.6 reads class and keys from the tensor
         manager.add_tensor_match_guard(tensor, shape, stride, "", *where)
     offset = tensor.storage_offset()
     if _offset_guard is None:
@@ -247,19 +250,19 @@ _is_transformed = _places.take(
 _transforms = _places.take(
     "torch._C._functorch.peek_interpreter_stack", lambda: None, "calls inside vmap are kept like others"
 )
-# torch's own function that tells warns of what it tells
+# torch's public function for this emits a warning
 _is_traced_by_fx = _places.take(
     "torch.fx._symbolic_trace._get_is_fx_tracing", _fx_flag, "the flag of older versions, in the same module"
 )
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether a transform of torch.func, such as vmap, stands around a tensor's values."""
+    """Return True if a transform of torch.func, such as vmap, wraps a tensor."""
     return bool(_is_transformed(tensor))
 
 
 def is_transforming() -> bool:
-    """Whether this thread runs inside a transform of torch.func, or is traced by torch.fx."""
+    """Return True if this thread runs inside a transform of torch.func or is traced by torch.fx."""
     return bool(_is_traced_by_fx()) or _transforms() is not None
 
 
@@ -270,30 +273,29 @@ _prepare_profiler = _places.take(
     "torch.autograd.profiler._prepare_profiler", None, "a program whose kernels are timed cannot profile itself"
 )
 PREPARE_PROFILER = () if _prepare_profiler is None else ((sys.modules["torch.autograd.profiler"], "_prepare_profiler"),)
-"""Where what every profile calls before it starts is looked up."""
+"""owner and name of the function that every profile calls before it starts"""
 
 
 class ActivityProfile:
-    """torch's profiler with the records that accelerators keep of their work, and nothing of operators."""
+    """A torch profile with the accelerators' records of their work, without records of operators."""
 
     def __init__(self, activities: Collection[Any] | None = None) -> None:
         self._profile: Any = torch.profiler.profile(activities=activities or recorded_activities().values())
 
     def start(self) -> None:
-        """Keep records from now on."""
         self._profile.start()
 
     def stop(self) -> list[Any]:
-        """Wait for the accelerator; gives the events."""
+        """Wait for the accelerator and return the events."""
         self._profile.stop()
         events: list[Any] = self._profile.profiler.kineto_results.events()
         return events
 
 
 def recorded_activities() -> dict[str, Any]:
-    """The profiler's activities by the type of their devices, of the accelerators here that keep records.
+    """Return the profiler activities of the accelerators here that keep records, by device type.
 
-    A device from outside of torch is among those that the profiler supports whether it keeps any or not.
+    Devices from outside torch are left out, because the profiler lists them whether or not they keep records.
     """
     activities = [] if _events is None else torch.profiler.supported_activities()
     return {item.name.lower(): item for item in activities if item.name in ("CUDA", "XPU")}
@@ -311,14 +313,14 @@ _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def is_launch(event: Any) -> bool:
-    """Whether a profile's event is that the host gave an accelerator work."""
+    """Return True if a profile's event is a launch of work on an accelerator by the host."""
     if _tells_kind:
         return bool(event.activity_type().endswith(_LAUNCH))
     return bool(event.device_type().name == "CPU" and event.correlation_id() > 0)
 
 
 def is_work(event: Any) -> bool:
-    """Whether a profile's event is what an accelerator did: a kernel, a copy, a fill."""
+    """Return True if a profile's event is work of an accelerator: a kernel, a copy or a fill."""
     if _tells_kind:
         return bool(event.activity_type().endswith(_WORK))
     return bool(event.device_type().name != "CPU" and not event.is_user_annotation())
@@ -338,7 +340,7 @@ _places.declare(
 
 
 def reduction_number(reduction: Any) -> int | None:
-    """The number of a boxed reduction among torch's; None where this torch does not tell."""
+    """Return torch's number of a boxed reduction, or None if this torch cannot report it."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
 
 
@@ -350,7 +352,7 @@ _resolve_group = _places.take_later(
 
 
 def group_of_name(name: str) -> Any:
-    """The process group of a name; None where there is none, or this torch does not tell."""
+    """Return the process group of this name, or None if it does not exist or this torch cannot report it."""
     resolve = _resolve_group()
     if resolve is None:
         return None
@@ -366,7 +368,9 @@ _current_mode: Callable[[], Any] = _places.take(
 
 
 def innermost_mode() -> Any:
-    """The dispatch mode of this thread that sees calls first; None where none is on, or this torch does not tell."""
+    """Return the dispatch mode of this thread that sees calls first, or None if no mode is on or this torch cannot
+    report it.
+    """
     return _current_mode()
 
 
@@ -378,7 +382,7 @@ _sequence_of_group = _places.take(
 
 
 def collectives_begun() -> int | None:
-    """How many collectives this rank has begun in the group of all; None where there is none, or nobody counts."""
+    """Return the number of collectives that this rank has started in the world group, or None if unknown."""
     distributed = sys.modules.get("torch.distributed")
     if _sequence_of_group is None or distributed is None or not distributed.is_initialized():
         return None
@@ -391,4 +395,4 @@ def collectives_begun() -> int | None:
 _wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "calls under way are known by `_call_impl`")
 _call = _places.take("torch.nn.Module._call_impl", None, "a step that is under way can be taken for several")
 MODULE_CALLS = frozenset(function.__code__ for function in (_wrapped_call, _call) if function is not None)
-"""The code that runs while a module is called."""
+"""code objects that run while a module is called"""

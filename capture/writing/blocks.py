@@ -174,7 +174,7 @@ class Blocks:
         )
 
     def begin_file(self) -> None:
-        """Start a new file, which contains none of the earlier records."""
+        """Start a new file without the earlier records."""
         self.calls = self.perturbed = 0
         self.marks.clear()
         self._threads.clear()

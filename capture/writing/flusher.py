@@ -203,7 +203,7 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Return why a trace is incomplete and where its written part is, or None if there was no failure."""
+        """Return why a trace is incomplete and where its written part is, or None if writing did not fail."""
         if self.failure is None:
             return None
         reason = reason_of(self.failure)
