@@ -1,4 +1,4 @@
-"""Runs the calls of a trace again, and measures them."""
+"""Replay and measurement of the calls of a trace."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`python -m opgrip.replay` is the command `opreplay`, as launchers such as torchrun start it."""
+"""The command `opreplay` as `python -m opgrip.replay`, which launchers such as torchrun start."""
 
 import sys
 

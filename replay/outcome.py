@@ -1,4 +1,4 @@
-"""What a replay gives as a whole: its rows, and where they come from."""
+"""The results of a replay: its rows, and where they come from."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "speed_up", "error")
-"""Columns that a notebook shows, as far as a row has something in them, and after the mode what rows were varied by;
-`Results.frame` has all."""
+"""columns that a notebook shows if they have values, together with the columns that differ between variants;
+`Results.frame` has all columns
+"""
 
 PRINTED = 60
-"""Rows that `print` shows."""
+"""maximum rows that `print` shows"""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -36,8 +37,8 @@ class Results:
 
     Attributes
     ----------
-    rows : one a case and way to run it, in the table's order
-    header : the trace, the versions and the device that they come from
+    rows : one row for each variant of a case, in table order
+    header : trace, versions and device that the rows come from
     """
 
     rows: Sequence[Result]
@@ -45,28 +46,29 @@ class Results:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a result, in all columns."""
+        """Data frame with one row for each result, and all columns."""
         return to_frame(self.rows)
 
     @property
     def by_call_site(self) -> pd.DataFrame:
-        """One row a result and call site, to add up times by module, phase or line.
+        """Return a data frame with one row for each result and call site, to sum times by module, phase or line.
 
         ::
 
             results.by_call_site.groupby("module")["total_us"].sum()
 
-        The columns are those of `frame`. `module`, `phase`, `count`, `share` and `captured_total_us` are of the
-        calls at the site; so are `line`, as `file:line function`, and `total_us`, their time by the replayed median.
+        The columns are those of `frame`. The values of `module`, `phase`, `count`, `share` and `captured_total_us`
+        refer to the calls at the site. Two columns are added: `line`, as `file:line function`, and `total_us`, the
+        calls' total time by the replayed median.
         """
         return by_call_site(self.rows)
 
     def save(self, path: str | Path, force: bool = False) -> None:
-        """Write them to a file, in the form that its suffix says, such as `.json`, `.csv` or `.xlsx`.
+        """Write the rows to a file in the format that its suffix names, such as `.json`, `.csv` or `.xlsx`.
 
         Raises
         ------
-        UserError : for another suffix, or where the file exists and `force` is not given, or cannot be written
+        UserError : if the suffix is unknown, the file exists and `force` is False, or the file cannot be written
         """
         with in_words_of_python():
             write_results(self.rows, self.header, Path(path), force)
@@ -101,28 +103,28 @@ class Results:
         over: str | None = None,
         title: str | None = None,
     ) -> Figure:
-        """A picture of them, as `opgrip plot` draws it: a figure of matplotlib, which Jupyter shows.
+        """Return a matplotlib figure of the results, as `opgrip plot` draws it; Jupyter displays it.
 
         ::
 
-            results.plot()                                          # what fits them
+            results.plot()                                          # the kind that fits the results
             results.plot("shapes", op="aten.conv*").savefig("convolutions.pdf")
             after.plot("history", beside={"before": before})
 
         Parameters
         ----------
-        kind : `modes`, `scaling`, `operators`, `shapes`, `roofline` or `history`; None for modes where there are
-            several, else for scaling where threads, batch or streams differ, else for operators
-        beside : other runs by name, drawn before these, which are `this` there
-        op : only cases of operators whose names match it, as shells match file names
-        case : only the case whose key begins so
-        by : what cases are grouped by
-        over : the column along the x axis
-        title : in place of trace, machine and version of torch
+        kind : `modes`, `scaling`, `operators`, `shapes`, `roofline` or `history`; None selects `modes` if there are
+            several modes, `scaling` if threads, batch or streams vary, else `operators`
+        beside : other runs by name, drawn before these results, which are labelled `this`
+        op : glob pattern; draw only cases of operators whose names match
+        case : draw only the case whose key starts with this
+        by : name of the column to group cases by
+        over : column of the x axis
+        title : title instead of the trace, machine and version of torch
 
         Raises
         ------
-        UserError : where matplotlib is not installed, the kind does not take what is asked, or nothing can be drawn
+        UserError : if matplotlib is not installed, an argument is invalid for this kind, or there is nothing to draw
         """
         from opgrip.display.figures import in_style
 
@@ -140,18 +142,18 @@ class Results:
 
 
 def read_run(path: str | Path) -> Results:
-    """The results of a file that `opreplay -o` wrote, or that it kept.
+    """Read results from a file that `opreplay -o` or the results store wrote.
 
     Raises
     ------
-    UserError : where the file is not there or is not of a kind that can be read
+    UserError : if the file does not exist or its format cannot be read
     """
     frame = load_results(path)
     return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
 
 
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
-    """Write rows as the file's suffix says; raises as `Results.save` does."""
+    """Write rows in the format that the file's suffix names; raise the errors that `Results.save` raises."""
     report = report_for(path)
     content: io.BytesIO | io.StringIO = io.BytesIO() if report.binary else io.StringIO()
     report.write(rows, header, content)

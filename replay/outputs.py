@@ -1,4 +1,4 @@
-"""Whether results can be written as a command line asks for, seen before any case runs."""
+"""Checks, before any case runs, that results can be written as the command line requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgrip.replay.workers.journal import journal_path
 
 
 def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
-    """Raise `UserError` where the results cannot be written as they are asked for."""
+    """Raise `UserError` if the results cannot be written as requested."""
     path = output.output
     if path is None:
         if output.append:
@@ -38,11 +38,11 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
 
 
 def is_completed(output: OutputOptions) -> bool:
-    """Whether there are results and nothing to go on with.
+    """Return True if the results are complete and there is nothing to resume.
 
     Raises
     ------
-    UserError : where nothing says what to go on with
+    UserError : if `--resume` is given without `--output`
     """
     if not output.resume:
         return False
@@ -52,10 +52,10 @@ def is_completed(output: OutputOptions) -> bool:
 
 
 def is_interrupted(output: Path) -> bool:
-    """Whether there is something beside a file of results that `--resume` goes on with."""
+    """Return True if there is something next to the output that `--resume` can continue."""
     return any(path.exists() for path in (journal_path(output), parts_folder(output)))
 
 
 def parts_folder(output: Path) -> Path:
-    """Where the rows of each of several traces are kept until the results of all are whole."""
+    """Return the folder for the rows of each of several traces until all results are complete."""
     return output.with_name(f"{output.name}.parts")

@@ -1,4 +1,4 @@
-"""All options of `opreplay`: those of each stage, in the order of the help, and those of the analyses."""
+"""All options of `opreplay`, in the order of the help: the options of each stage, then those of the analyses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ examples:
 @titled("results")
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Where the results go."""
+    """Options for writing results."""
 
     output: Path | None = option(
         None,
@@ -117,14 +117,14 @@ class OutputOptions:
 
     @property
     def may_replace(self) -> bool:
-        """Whether the output may exist."""
+        """Return True if the output may already exist."""
         return self.force or self.append or self.resume
 
 
 @titled("results")
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """What several traces are held against."""
+    """Options for scoring several traces against a baseline."""
 
     baseline: Path | None = option(
         None,
@@ -139,7 +139,7 @@ class ScoreOptions:
 @titled("which cases")
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """Operators that are named in the place of a trace."""
+    """Operators that are named instead of a trace."""
 
     operator: tuple[str, ...] = option(
         (),
@@ -159,14 +159,14 @@ class OperatorRequest:
 
 
 def option_classes() -> list[type]:
-    """The classes of all options, in the order of the help."""
+    """Return the classes of all options, in the order of the help."""
     of_cases: list[type] = [OutputOptions, ScoreOptions, OperatorRequest, *OPTION_GROUPS.values()]
     of_sequences: list[type] = [SequenceOptions, RankOptions]
     return [*of_cases, *of_sequences, EngineOptions, *(analysis.options for analysis in in_order())]
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options that change what all rows of a run mean, by their words, as far as they were given."""
+    """Return the given options that change the meaning of all rows of a run, by option name."""
     return {
         word: _text(getattr(args, word))
         for declared in option_classes()
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the parser of `opreplay`."""
     parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument(
         "trace",
@@ -197,12 +197,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def request_with(trace: str | Path | None, **options: Any) -> RunRequest:
-    """Return the request of options, by their long names with `_` for `-`; raises as `request_of` does."""
+    """Return the request for options by their long names, with `_` for `-`; raise the errors of `request_of`."""
     return request_of(arguments_of(make_parser(), words_of(trace), options))
 
 
 def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
-    """Return the words of a command line for what a Python call names as the trace."""
+    """Return the command line words for the `trace` argument of a Python call."""
     if isinstance(trace, str | Path):
         return [str(trace)]
     return list(map(str, trace or ()))
@@ -227,7 +227,7 @@ def request_of(args: argparse.Namespace) -> RunRequest:
         refuse_options(args, option_classes(), ("ranks",), "start them by torchrun, with --sequence")
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if args.engine != PROCESSES:
-        # what watches a process of this machine
+        # options that apply to a process on this machine only
         refuse_options(args, option_classes(), ("one trace",), f"leave it out with --engine {args.engine}")
     if not source.in_program:
         if PROGRAM in args.cache:
@@ -237,7 +237,7 @@ def request_of(args: argparse.Namespace) -> RunRequest:
 
 
 def _check_sequence(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options that a step replay does not take."""
+    """Raise `UserError` for options that a step replay does not support."""
     refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
     if from_arguments(InputOptions, args).is_spread:
         raise UserError("a sequence is replayed on one device", "name one with --device")
@@ -249,7 +249,7 @@ def _check_sequence(args: argparse.Namespace) -> None:
 
 
 def _target_of(args: argparse.Namespace) -> str:
-    """Return what the cases come from: a trace, samples, or operators that are named."""
+    """Return the source of the cases: a trace, samples, or named operators."""
     request = from_arguments(OperatorRequest, args)
     if request.operator and args.trace:
         raise UserError("--operator stands in the place of a trace", f"leave out {args.trace[0]}, or --operator")
@@ -284,6 +284,6 @@ def options_of(args: argparse.Namespace) -> RunRequest:
     )
     request.timing.check()
     request.modes.check(request.tuning, in_graph=request.timing.exec_mode == GRAPH)
-    # defaults are filled in, so that stating one makes no other request
+    # fill in defaults, so that giving a default value does not change the request
     timing = replace(request.timing, cache=request.timing.caches)
     return replace(request, timing=timing, modes=replace(request.modes, mode=request.modes.all_names))

@@ -1,4 +1,4 @@
-"""Benchmark functions on inputs that are given here, as a replay times the calls of a trace."""
+"""Benchmarks of Python functions on given inputs, measured as a replay measures the calls of a trace."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ OPTIONS = (
     *("device", "dtype", "seed", "threads", "output", "force"),
     *words_in(ModeOptions, Tuning, Tolerance, TimingOptions, Effort),
 )
-"""Options of a replay that say how a case is run and timed, and where the results go."""
+"""replay options that decide how a case runs, how it is timed, and where the results go"""
 NAMESPACES = ("torch", "torch.nn", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft")
-"""Where torch has its functions under the names that users call them by, which are not those of their modules."""
+"""namespaces that users import torch functions from; the functions' own modules have other names"""
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -52,35 +52,34 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 def benchmark(
     function: Callable[..., Any] | Iterable[Callable[..., Any]], inputs: Sequence[Inputs], **options: Any
 ) -> Results:
-    """Time a function, or compare several on the same inputs: their results with the first one's, and their times.
+    """Time a function, or compare the results and times of several functions on the same inputs.
 
     ::
 
         benchmark(torch.add, [{"self": (1024, 1024), "other": (1024, 1024)}], backward=True).frame
         print(benchmark([torch.nn.functional.gelu, my_gelu], [[(8, 512)], [(64, 512)]], mode=["eager", "compile"]))
 
-    A row is a function on inputs under a mode. Of a single function, other modes are compared with eager. Of several,
-    the first is the reference, in eager: a row whose results differ from its results beyond the tolerance is `wrong`,
-    with the place and size of the difference, and `ratio` is the row's median time divided by the reference's. A
-    function may write into its inputs: each gets copies of its own.
+    Each row is one function on one input set in one mode. A single function's other modes are compared with eager. With
+    several functions, the first one in eager is the reference: a row whose results differ from it by more than the
+    tolerance has the status `wrong` and reports the size and place of the difference, and `ratio` is the row's median
+    time divided by the reference's. Functions may write into their inputs, because each gets its own copies.
 
-    The functions run in this process, since a function cannot be handed to another: one that crashes ends it. With
-    glibc this process keeps what it frees meanwhile, and gets no huge pages on request. Both end with the call; what
-    remains is that glibc no longer adjusts its thresholds (32 and 64 MB from then on), and that threads may share one
-    arena.
+    The functions run in this process, because functions cannot be sent to another process; a function that crashes ends
+    it. With glibc, this process keeps freed memory and does not request huge pages during the benchmark. Afterwards
+    glibc still does not adjust its thresholds (32 and 64 MB), and threads may share one arena.
 
     Parameters
     ----------
-    inputs : of each case, by position in a list or by name in a dictionary: a tuple of ints is the shape of a float32
-        tensor of normal random numbers; a tensor on the device `meta` stands for one of its shape, strides and dtype;
-        all else is passed as it is
-    options : of `opreplay --help`, by their long names with `_` for `-`: those that say how cases are run and timed,
-        and `output`, `force`
+    inputs : arguments of each case, as a list (by position) or a dictionary (by name). A tuple of ints is the shape of
+        a float32 tensor of normal random numbers; a tensor on the device `meta` gets values for its shape, strides and
+        dtype; all other values are passed unchanged
+    options : long names of options in `opreplay --help`, with `_` for `-`: the ones that decide how cases run and are
+        timed, `output` and `force`
 
     Raises
     ------
-    TypeError : for an option that there is not
-    UserError : for values that an option does not take
+    TypeError : if an option is unknown
+    UserError : if the value of an option is invalid
     """
     functions = [function] if callable(function) else list(function)
     _check(functions, inputs)
@@ -111,7 +110,7 @@ def benchmark(
 
 
 def _check(functions: Sequence[object], inputs: object) -> None:
-    """Raise UserError unless there are functions, and a list of lists or dictionaries of their arguments."""
+    """Raise `UserError` unless there are functions and a list with a list or dictionary of arguments for each case."""
     if not functions:
         raise UserError("no function to time", "pass a function or a list of functions")
     for function in functions:
@@ -129,13 +128,13 @@ def _check(functions: Sequence[object], inputs: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Contender:
-    """One function on one set of inputs.
+    """One function on one input set.
 
     Attributes
     ----------
-    reference : number of the case of the first function on these inputs
-    fault : why its results are wrong, known before it is timed
-    note : for its rows
+    reference : case number of the first function on these inputs
+    fault : why the results are wrong, if this is known before timing
+    note : note for its rows
     """
 
     case: Case
@@ -147,7 +146,7 @@ class _Contender:
 def _contenders(
     functions: Mapping[str, Callable[..., Any]], inputs: Inputs, args: Any, numbers: Iterator[int]
 ) -> Iterator[_Contender]:
-    """Yield the functions on one set of inputs, the reference first."""
+    """Yield each function on one input set, the reference first."""
     reference: Callable[..., Any] | None = None
     expected = FunctionTrial(writes=False)
     number_of_reference = -1
@@ -173,7 +172,7 @@ def _contenders(
 
 
 def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """Return the reference with a candidate's keywords, and with its order of the entries of dictionaries."""
+    """Return the reference as a function that takes the candidate's keywords and returns dictionaries in its order."""
     theirs = {new: old for old, new in _other_names(candidate).items()}
     ours = _other_names(reference)
 
@@ -185,7 +184,7 @@ def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], res
 
 
 def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any) -> list[Result]:
-    """Return the rows of all functions, in their order."""
+    """Return the rows of all functions, in order."""
     rows_of_case = {
         item.case.number: list(empty_rows(item.case, workload, WRONG, item.fault).values())
         for item in contenders
@@ -216,13 +215,13 @@ def _way(row: Result) -> tuple[object, ...]:
 
 
 def _over(row: Result, base: Result | None) -> Result:
-    """Return a candidate's row with its time over that of the reference."""
+    """Return a candidate's row with its time relative to the reference."""
     ratio = None if base is None else ratio_over(row, base)
     return replace(row, ratio=ratio, ratio_p10=None, ratio_p50=None, ratio_p90=None)
 
 
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a function is called with, the same values for each function."""
+    """Return the positional and keyword arguments of a function; all functions get the same values."""
     generator = torch.Generator().manual_seed(args.seed)
 
     def argument_of(value: Any) -> Any:
@@ -241,12 +240,12 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
 
 
 def _other_names(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what torch's own functions call the arguments of their schema."""
+    """Return a mapping from schema argument names to the names that torch's built-in functions use."""
     return {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
 
 
 def _like(meta: Tensor, generator: torch.Generator) -> Tensor:
-    """A tensor of random numbers where `meta` says floating point, of zeros and ones where bool, else of zeros."""
+    """Return random numbers for a floating-point `meta` tensor, random booleans for a bool tensor, else zeros."""
     tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     if meta.is_floating_point():
         return tensor.copy_(torch.randn(meta.shape, generator=generator))
@@ -256,7 +255,7 @@ def _like(meta: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Return the name that users call a function by: `torch.nn.functional.gelu`, not `torch._C._nn.gelu`."""
+    """Return the public name of a function, for example `torch.nn.functional.gelu` for `torch._C._nn.gelu`."""
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return str(function)
     if isinstance(function, partial):
@@ -272,7 +271,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
-    """Return names that tell functions apart: `mine`, `mine (2)`."""
+    """Return the names with numbers appended to repeated ones: `mine`, `mine (2)`."""
     taken: list[str] = []
     for name in names:
         same = (name if number == 1 else f"{name} ({number})" for number in count(1))

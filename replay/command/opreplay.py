@@ -1,4 +1,4 @@
-"""The command `opreplay`: replays the calls of a trace, and prints the tables."""
+"""The command `opreplay`, which replays the calls of a trace and prints tables."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
-    """Replay what the command line asks for, print the tables, and return the exit status.
+    """Run the requested replay, print the tables, and return the exit status.
 
     Parameters
     ----------
-    words : the command line, which is shown with what goes on if it is interrupted
+    words : the command line, printed with `--resume` if the replay is interrupted
     """
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     is_several = not is_ranks and targets_of(list(map(str, args.trace))) is not None
     if baseline_file is not None and not is_several and not is_ranks:
         raise UserError("--baseline is for several traces", "name a folder, zoo or zoo:PATTERN")
-    # what is refused is refused before any case runs
+    # reject invalid requests before any case runs
     if is_several:
         printers = [scorer.against(baseline_file) for scorer in scorers.values()]
     else:
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
 
 
 def _check_scorers(workload: Workload) -> None:
-    """Raise `UserError` for a trace that asks for scores that it cannot have."""
+    """Raise `UserError` if scores are requested for a trace that cannot be scored."""
     from opgrip.replay.command.scorers import scorers
 
     for scorer in scorers.values():
@@ -114,7 +114,7 @@ def _print_cases(outcome: ReplayOutcome, printers: Sequence[PrintScore], reporte
 
 
 def _print_several(outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter) -> None:
-    """Print a line for each model and the score."""
+    """Print one line for each model, and the score."""
     from opgrip.replay.reports.results_table import print_reasons
 
     rows = list(outcome.results)
@@ -126,7 +126,7 @@ def _print_several(outcome: ReplayOutcome, printers: Sequence[PrintScore], repor
 
 
 def _print_scores(printers: Sequence[PrintScore], results: Results, reporter: Reporter) -> None:
-    """Print scores, or why there are none: an error here must not lose rows that took hours."""
+    """Print scores, or the reason why there are none: an error here must not lose rows that took hours."""
     try:
         for print_score in printers:
             print_score(results, sys.stdout)
@@ -158,7 +158,7 @@ def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:
 
 
 def _report_details(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Print the whole text of errors, which rows of a single trace have with `--debug`."""
+    """Print the full text of errors, which the rows of a single trace have with `--debug`."""
     for row in outcome.results if not outcome.traces and outcome.step is None else ():
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -175,7 +175,7 @@ def _hint(output: OutputOptions, again: str) -> str:
 
 
 def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Keep the results in the store, and report where they are."""
+    """Store the results and report where they are."""
     from opgrip.replay.command.trace_replay import keep
 
     rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)
@@ -186,7 +186,7 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
 
 
 def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:
-    """Report which requests no row fulfilled, and how many cases have which status; return the exit status."""
+    """Report unfulfilled requests and the number of cases by status; return the exit status."""
     from opgrip.replay.reports.fulfilment import unfulfilled
     from opgrip.replay.sequences.step_results import SequenceResult
 

@@ -1,7 +1,7 @@
-"""`replay()`, and the decision which kind of replay a command line asks for.
+"""`replay()`, and the choice of the kind of replay for a command line.
 
-There are four kinds: the cases of one trace, several traces in turn, a whole step in its order, and a step of several
-ranks. `perform` chooses, once for the command `opreplay`, the Python call, the pytest plug-in and the score.
+There are four kinds: the cases of one trace, several traces in turn, all calls of a step in order, and a step on
+several ranks. `perform` makes this choice for the command `opreplay`, the Python API, the pytest plug-in and the score.
 """
 
 from __future__ import annotations
@@ -45,22 +45,21 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
         results = replay("traces/faster_rcnn.jsonl", mode=["eager", "jit"], top=20, device="cpu")
         results.frame
 
-    Cases run in a process of their own: one that crashes, hangs or takes too much memory costs only its row. That
-    process starts as the program did, so a script calls this under `if __name__ == "__main__":`.
+    Cases run in a separate process, so that a case that crashes, hangs or takes too much memory costs only its row.
+    That process imports the main module again, so scripts must call this under `if __name__ == "__main__":`.
 
     Parameters
     ----------
-    trace : a file that `Capture` or `opcapture` wrote; several of them, a folder of them, `zoo` or `zoo:PATTERN`,
-        which are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; what a configuration file
-        of PARAM holds, as a dictionary; None where `operator` names what to replay
-    options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list;
-        `inputs` as a dictionary, or a list of these
+    trace : a file that `Capture` or `opcapture` wrote; several files, a folder of them, `zoo` or `zoo:PATTERN`, which
+        are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; the contents of a PARAM
+        configuration file as a dictionary; None if `operator` names what to replay
+    options : long names of options in `opreplay --help`, with `_` for `-`; a list for options that take several values;
+        `inputs` is a dictionary or a list of dictionaries
 
     Raises
     ------
-    TypeError : for an unknown option
-    UserError : for values that an option does not take, options that contradict each other, and files that cannot be
-        read or written
+    TypeError : if an option is unknown
+    UserError : if the value of an option is invalid, options contradict each other, or a file cannot be read or written
     """
     if isinstance(trace, Mapping):
         with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +76,7 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
 
 
 def replay_arguments(args: argparse.Namespace) -> Results:
-    """Replay what a parsed command line of `opreplay` asks for; raises as `replay` does."""
+    """Replay what a parsed `opreplay` command line requests; raise the errors that `replay` raises."""
     reporter = QuietReporter("opgrip")
     outcome = perform(args, reporter, may_fork=False)
     if outcome is None:
@@ -101,17 +100,17 @@ def perform(
     again: str = "",
     check: Callable[[Workload], object] = lambda workload: None,
 ) -> ReplayOutcome | None:
-    """Replay what a command line asks for; return None in all but the first of several ranks.
+    """Replay what a command line requests; of several ranks, all but the first return None.
 
     Parameters
     ----------
-    may_fork : whether this process has not used torch yet, so that it can be forked
-    again : the command that goes on with an interrupted replay, for messages; empty to print none
-    check : raises `UserError` for a trace that is not to be replayed
+    may_fork : True if this process has not used torch yet, so that it can be forked
+    again : command that resumes an interrupted replay, for messages; empty to print none
+    check : function that raises `UserError` for traces that must not be replayed
 
     Raises
     ------
-    UserError : as `replay` does
+    UserError : see `replay`
     """
     settle_shard(args)
     output = from_arguments(OutputOptions, args)
@@ -152,7 +151,7 @@ def _replay_several(
 def _list_several(
     args: argparse.Namespace, targets: Sequence[TraceTarget], reporter: Reporter, executor: Executor
 ) -> ReplayOutcome:
-    """Return the cases of several traces, running none."""
+    """Return the cases of several traces without running them."""
     unmatched, listed = Unmatched(len(targets)), []
     for target in targets:
         try:
@@ -170,7 +169,7 @@ def _list_several(
 
 
 def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Reporter) -> ReplayOutcome | None:
-    """Replay this rank's part of a step with the other ranks that were launched; return None in all but the first."""
+    """Replay this rank's part of a step together with the other ranks; all but the first rank return None."""
     options = from_arguments(RankOptions, args)
     with Control(launch, options.collective_timeout) as control:
         if not control.is_first:
@@ -181,7 +180,7 @@ def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Report
 
 
 def _args_of_rank(args: argparse.Namespace, launch: RankLaunch) -> argparse.Namespace:
-    """Return the command line of one rank: with its own of several traces, and on its own device."""
+    """Return the command line of one rank, with its own trace if there are several and with its own device."""
     own = copy(args)
     if len(own.trace) > 1:
         own.trace = [own_file(own.trace, launch.rank, own.unbounded)]

@@ -1,4 +1,4 @@
-"""Scores of results, which other packages compute: an entry point of the group `opgrip.scorers` registers a scorer."""
+"""Scores of results: other packages register scorers with the entry point group `opgrip.scorers`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 class Scorer(Protocol):
-    """Prints scores of the results of `opreplay`."""
+    """A scorer for the results of `opreplay`."""
 
     def check(self, header: Mapping[str, Any]) -> None:
-        """Raise `UserError` if a trace with this header cannot be scored although it asks for it."""
+        """Raise `UserError` if the header of a trace requests a score that cannot be computed."""
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
-        """Print the scores of a replay of one trace, if that has any."""
+        """Print the scores of a replay of one trace, if it has any."""
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline, and return a function that prints the scores of several traces relative to it.
 
         Parameters
         ----------
-        baseline : file of the baseline; None for the one that ships
+        baseline : file of the baseline, or None for the one that is installed
         """
 
 

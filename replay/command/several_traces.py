@@ -1,4 +1,4 @@
-"""Replays several traces in turn by the same options, as one run."""
+"""Replay of several traces in turn with the same options, as one run."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from opgrip.replay.workers.executors.executor import ExecutorLostError
 from opgrip.replay.workers.journal import journal_path
 
 ONE = "one trace"
-"""What options are for that several traces are not replayed with."""
+"""name of the use that makes an option invalid for several traces"""
 _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
 class Unmatched:
-    """The traces, of several, of which nothing is selected.
+    """Counts of the traces in which no case is selected.
 
     Parameters
     ----------
-    traces : how many there are in all
+    traces : total number of traces
     """
 
     def __init__(self, traces: int) -> None:
@@ -61,21 +61,21 @@ class Unmatched:
         self._counts: Counter[str] = Counter()
 
     def add(self, error: NothingSelectedError) -> None:
-        """Count a trace of which nothing is selected, for a reason."""
+        """Count a trace without selected cases, by the reason in `error`."""
         self._counts[error.problem] += 1
 
     @property
     def are_all(self) -> bool:
-        """Whether nothing is selected of any trace."""
+        """Return True if no case is selected in any trace."""
         return self._counts.total() == self._traces
 
     def line(self) -> str:
-        """Return a line on these traces; empty if there are none."""
+        """Return a line that reports these traces, or an empty string."""
         reasons = "; ".join(f"{problem} in {count:,}" for problem, count in self._counts.most_common())
         return f"{reasons} of {counted(self._traces, 'trace')}" if reasons else ""
 
     def error(self) -> UserError:
-        """Return the error that nothing is selected of any trace."""
+        """Return the error for a selection that matches no case in any trace."""
         return NothingSelectedError(self.line(), "opgrip corpus --by op lists what they have")
 
 
@@ -83,18 +83,18 @@ MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]
 
 
 class SeveralReplays:
-    """The replays of several traces that a command line asks for.
+    """Replays of the traces that a command line requests.
 
-    With an output, the rows of each are kept in a folder beside it, so that `--resume` goes on in the middle.
+    If there is an output, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
 
     Parameters
     ----------
-    make : gives the replay of one
-    runs_here : whether cases run on this machine
+    make : function that creates the replay of one trace
+    runs_here : True if the cases run on this machine
 
     Raises
     ------
-    UserError : for options that do not go together, or are for one trace
+    UserError : if options contradict each other, or are valid for a single trace only
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class SeveralReplays:
         self.output = from_arguments(OutputOptions, args)
         refuse_options(args, option_classes(), (ONE,), "name one with it")
         request = options_of(copy(args))
-        # workers elsewhere look for theirs, and mark each row by their machine
+        # workers on other machines check their own devices
         for device in request.inputs.devices if runs_here else ():
             check_present(with_index(device))
         self._runs_here = runs_here
-        # of machines elsewhere each row says it
+        # rows from other machines name their machine
         self._machine_kind = this_machine("cpu").kind if runs_here else ""
         self._options = identifying_options(request)
         self._hashes: dict[str, str | None] = {}
@@ -128,15 +128,15 @@ class SeveralReplays:
 
     @property
     def folder(self) -> Path | None:
-        """Where the rows of each trace are kept until the results are whole; None where there is no output."""
+        """Folder for the rows of each trace until the results are complete, or None without an output."""
         return None if self.output.output is None else parts_folder(self.output.output)
 
     def run(self) -> ReplayOutcome:
-        """Replay each, and write the output.
+        """Replay each trace and write the output.
 
         Raises
         ------
-        UserError : where no trace can be replayed, or rows of before do not go with new ones
+        UserError : if no trace can be replayed, or earlier rows are incompatible with new ones
         """
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
@@ -145,7 +145,7 @@ class SeveralReplays:
         try:
             interrupted = interrupted or self._run_all()
         except ExecutorLostError as error:
-            # each of the others would fail like this one, and the whole would lack their rows
+            # the remaining traces would fail in the same way, and their rows would be missing in the output
             lost = error
         names = [target.origin.trace for target in self.targets]
         outcome = ReplayOutcome(
@@ -172,7 +172,7 @@ class SeveralReplays:
         return outcome
 
     def _deal(self) -> bool:
-        """See what this shard has of each trace, where there are shards; gives whether the user let it."""
+        """Determine this shard's part of each trace, if there are shards; return False if the user interrupts it."""
         part = self._args.shard
         if part is None:
             return True
@@ -185,7 +185,7 @@ class SeveralReplays:
         return True
 
     def _run_all(self) -> bool:
-        """Replay one after another, in this shard; gives whether the user ended it; raises as `_run_one` does."""
+        """Replay the traces of this shard; return True if the user interrupts it; raise as `_run_one` does."""
         for place, target in self._finished_first():
             if self._args.shard is not None and self._shares[target.origin.trace].shard is None:
                 continue
@@ -194,12 +194,12 @@ class SeveralReplays:
         return False
 
     def _run_one(self, place: int, target: TraceTarget) -> bool:
-        """Replay one; gives whether the user ended it.
+        """Replay one trace; return True if the user interrupts it.
 
         Raises
         ------
-        ExecutorLostError : where no other could be replayed either
-        OtherMachinesError : where its rows of before do not go with those of others
+        ExecutorLostError : if no further trace can be replayed
+        OtherMachinesError : if earlier rows of the trace were measured on another kind of machine
         """
         name = target.origin.trace
         which = f"{place + 1} of {len(self.targets)}, {name}"
@@ -219,7 +219,7 @@ class SeveralReplays:
             self._reporter.begin(which)
             outcome = replay.run()
         except KeyboardInterrupt:
-            # while the trace was read, or the rows of others
+            # interrupted while reading the trace or earlier rows
             return True
         except (ExecutorLostError, OtherMachinesError):
             raise
@@ -231,7 +231,7 @@ class SeveralReplays:
             self._reporter.say(f"{which}: not replayed: {error}")
             return False
         self._rows[name], self._analyses = list(outcome.results), outcome.analyses or self._analyses
-        # the replay made it when its last worker had ended: to ask for the device makes a context
+        # use the header made after the last worker ended: asking for the device creates a context
         self._headers[name] = outcome.results.header
         if outcome.problem is not None:
             self._problems[name] = outcome.problem
@@ -239,18 +239,18 @@ class SeveralReplays:
         return outcome.interrupted
 
     def _check_kinds(self, part: Path, rows: Iterable[Result], replay: TraceReplay) -> None:
-        """See that what is kept of a trace is of such machines as run the cases now; raises as `_run_one` does."""
+        """Check that kept rows of a trace are from the kind of machine that runs now; raise as `_run_one` does."""
         if self._runs_here:
             return
         try:
             header = replay.header
         except UserError as error:
-            # were it only not replayed, its rows would be missing in the whole
+            # skipping only this trace would leave its rows out of the complete results
             raise ExecutorLostError(error.problem, error.hint) from error
         check_kinds(part, rows, header)
 
     def _args_of(self, place: int, target: TraceTarget) -> argparse.Namespace:
-        """The command line of one trace."""
+        """Return the command line for one trace."""
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
         if args.shard is not None:
@@ -261,32 +261,32 @@ class SeveralReplays:
         return args
 
     def _part_of(self, folder: Path, place: int, target: TraceTarget) -> Path:
-        """The file of the rows of one trace."""
+        """Return the file for the rows of one trace."""
         return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
 
     def _finished_first(self) -> list[tuple[int, TraceTarget]]:
-        """The traces with their places, those whose rows are whole first: what these are of decides for the others."""
+        """Return the traces with their indices, completed ones first: their machines decide where others may run."""
         folder, targets = self.folder, list(enumerate(self.targets))
         if folder is None:
             return targets
         return sorted(targets, key=lambda item: not self._part_of(folder, *item).exists())
 
     def _keeps_rows(self) -> bool:
-        """Whether there are rows to go on with; a folder without any is removed."""
+        """Return True if there are rows to resume from; remove a folder that has none."""
         if self.folder is None:
             return False
         remove_if_empty(self.folder)
         return self.folder.exists()
 
     def _prepare_folder(self) -> None:
-        """Make the folder of the parts, or see that it is of the same run."""
+        """Create the folder of the parts, or check that it belongs to the same run."""
         if self.folder is not None:
             about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
             self._hashes = about[HASHES]
             prepare_parts(self.folder, self.output, about)
 
     def _check_new(self, name: str, replay: TraceReplay) -> None:
-        """Raise `UserError` where the output has rows already that nothing would tell from those of a trace."""
+        """Raise `UserError` if rows in the output could not be distinguished from the new rows of a trace."""
         earlier, output = self._earlier, self.output.output
         own = [row for row in earlier if row.trace == name]
         if not own:
@@ -299,7 +299,7 @@ class SeveralReplays:
             raise UserError(f"{output} has rows of this trace that were run in the same ways", "leave it out")
 
     def _write(self, results: Results) -> UserError | None:
-        """Write all rows to the output, and remove the parts; gives why that failed."""
+        """Write all rows to the output and remove the parts; return the error if that fails."""
         output, header = self.output.output, results.header
         if output is None or self.folder is None:
             return None
@@ -313,7 +313,7 @@ class SeveralReplays:
         return None
 
     def _header(self) -> dict[str, Any]:
-        """Where the results come from: what all have in common, and of each trace what it is."""
+        """Return the header: the facts that all traces share, and the facts of each trace."""
         traces = {}
         for target in self.targets:
             name = target.origin.trace

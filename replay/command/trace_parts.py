@@ -1,4 +1,4 @@
-"""The folder next to an output that keeps the rows of each of several traces, and their common header."""
+"""The folder next to an output that keeps the rows of each of several traces, and the common header."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from opgrip.replay.workers.journal import MACHINE_KIND, journal_path, unlike
 from opgrip.traces.zoo.manifest import FIELD
 
 OF_TRACE = ("trace", "trace_hash", FIELD)
-"""Parts of a header that each trace has of its own."""
+"""header fields that differ between traces"""
 
 
 def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the results of all traces have in common, as the first of them says it."""
+    """Return the header fields that the results of all traces share, taken from the first header."""
     return {name: value for name, value in next(iter(headers), {}).items() if name not in OF_TRACE}
 
 
 def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]) -> dict[str, Any]:
-    """The header of several traces.
+    """Return the header for the results of several traces.
 
     Parameters
     ----------
-    words : that name the traces
-    traces : by the name of a trace, what it is
+    words : the traces as named on the command line
+    common : header fields that all traces share
+    traces : facts about each trace, by its name
     """
     hashes = json.dumps([hash_of(about) for about in traces.values()])
     whole = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
@@ -46,12 +47,13 @@ def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]
 
 
 def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
-    """The header of rows that are added to those of a file.
+    """Return the header of a file to which rows are appended.
 
     Parameters
     ----------
-    earlier : the header of that file
-    replayed : the traces whose rows are added; of others, what the file says of them stays
+    header : header of the new rows
+    earlier : header of the file
+    replayed : names of the traces with new rows; the facts about other traces stay as they are in the file
     """
     facts = earlier.get("traces", {})
     new = {name: about for name, about in header["traces"].items() if name in replayed or name not in facts}
@@ -60,24 +62,24 @@ def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed
 
 
 def hash_of(about: Any) -> str | None:
-    """The hash of a trace, of what a header says of it, which may be a stranger's."""
+    """Return the hash of a trace from its entry in a header, which may be untrusted."""
     return about.get("trace_hash") if isinstance(about, Mapping) else None
 
 
 ABOUT = "about.json"
-"""The file in the folder that says what its rows are of."""
+"""file in the folder that describes the run"""
 HASHES = "trace_hashes"
-"""What it says of the files."""
+"""key of the trace hashes in that file"""
 
 
 class OtherMachinesError(UserError):
-    """Rows of machines of another kind than those that are there, beside which none can be put."""
+    """Error for kept rows that were measured on another kind of machine than the one that runs now."""
 
 
 def about_parts(
     targets: Sequence[TraceTarget], options: Mapping[str, Any], shard: object | None, machine_kind: str
 ) -> dict[str, Any]:
-    """What the rows of several traces must have in common to stand in one table, in plain values."""
+    """Return the facts that rows of several traces must share to be in one table, as plain values."""
     names = [target.origin.trace for target in targets]
     hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
     about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
@@ -86,12 +88,12 @@ def about_parts(
 
 
 def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
-    """Make the folder, or see that it is of the same run.
+    """Create the folder, or check that it belongs to the same run.
 
     Raises
     ------
-    UserError : where it holds rows that are not to be gone on with, or of other traces, options or versions, or cannot
-        be written
+    UserError : if the folder has rows and `--resume` is not given; if its rows are from other traces, options or
+        versions; or if it cannot be written
     """
     try:
         if folder.is_dir() and not output.resume:
@@ -106,13 +108,13 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 
 
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
-    """Raise `OtherMachinesError` where what is kept of a trace is of other machines than cases would run on now.
+    """Raise `OtherMachinesError` if kept rows of a trace are from another kind of machine than the one that runs now.
 
     Parameters
     ----------
-    part : the file of the trace
-    rows : that it has; none where they are in its journal
-    header : of the results that would be written now, which names the machines
+    part : file of the trace
+    rows : rows in that file; empty if they are in its journal
+    header : header of new results, which names the machines
     """
     kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
     present = set(header.get("machines", {}).values())
@@ -124,7 +126,10 @@ def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -
 
 
 def _kind_in_journal(part: Path) -> str | None:
-    """What the first line of a journal says; None where there is none, or it is damaged, which the replay will say."""
+    """Return the kind of machine in the first line of a journal, or None if it is missing or damaged.
+
+    The replay reports damaged journals.
+    """
     with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
         kind = json.loads(file.readline()).get(MACHINE_KIND)
         return kind if isinstance(kind, str) else None
@@ -132,14 +137,14 @@ def _kind_in_journal(part: Path) -> str | None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder that has no rows to go on with."""
+    """Remove the folder if it has no rows to resume from."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [ABOUT]:
             shutil.rmtree(folder)
 
 
 def _trace_hash(target: TraceTarget) -> str | None:
-    """None where it cannot be read, which its replay will say."""
+    """Return the hash of a trace, or None if it cannot be read; its replay reports the error."""
     try:
         path = target.path()
         return source_of(path).fingerprint(path)
@@ -167,12 +172,12 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
-    """What the rows there are of that these would not be."""
+    """Describe how the kept rows differ from the requested ones; None if they belong to the same run."""
     hashes = stored.get(HASHES) if isinstance(stored, dict) else None
     but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
     if but_hashes != about:
         return unlike(but_hashes, about) or "of other traces or with other options"
-    # there are no rows of a trace that could not be read
+    # a trace that could not be read has no rows
     of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
     changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]
     return f"of other files of {', '.join(changed)}" if changed else None

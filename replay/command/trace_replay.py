@@ -1,8 +1,8 @@
-"""The replay of one trace, or of samples or operators: run its cases, let analyses add to the rows, write the output.
+"""Replay of one trace, of samples or of operators: run the cases, add the results of analyses, write the output.
 
-`TraceReplay` loads the workload. `rows` yields the rows of each case as soon as they are measured, and `run` does all
-that a command line asks for. The rows of finished cases are in a journal next to the output, so that an interrupted
-replay can go on.
+`TraceReplay` loads the workload. `rows` yields the rows of each case as soon as they are measured, and `run` does
+everything that a command line requests. A journal next to the output keeps the rows of finished cases, so that an
+interrupted replay can resume.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.zoo.manifest import FIELD
 
 MOST_REPEATS = 20
-"""Repeats of a case of which it stays undecided whether it differs from another run."""
+"""maximum repeats of a case while it is undecided whether it differs from another run"""
 
 RowsByCase = dict[int, list[Result]]
 RunOnce = Callable[[Collection[int], str], RowsByCase]
-"""Replays the cases of some numbers; the text says which repeat it is."""
+"""function that replays the cases with the given numbers; the text names the repeat"""
 
 
 @dataclass(slots=True)
@@ -70,17 +70,17 @@ class ReplayOutcome:
 
     Attributes
     ----------
-    results : the rows of all cases that ran
-    analyses : those that have something to print of the rows
-    interrupted : whether the user ended it before the last case
+    results : rows of all cases that ran
+    analyses : analyses that print something about the rows
+    interrupted : True if the user ended the replay before the last case
     problem : why an analysis failed after the cases had run, or why the output was not written
-    was_complete : whether the output was complete before
-    cases : the number of all cases
-    listed : the cases by trace if the command only lists them; a single trace has the name ""
-    step : the times of the whole step, if a step was replayed
-    problems : why traces, by their name, were not replayed
-    unmatched : a line on the traces of which nothing is selected
-    traces : the number of traces if several were asked for; 0 for one
+    was_complete : True if the output was already complete
+    cases : number of all cases
+    listed : cases by trace name if the command only lists them; the name of a single trace is ""
+    step : times of the whole step, if a step was replayed
+    problems : why traces were not replayed, by trace name
+    unmatched : line that reports the traces without selected cases
+    traces : number of traces if several were requested, else 0
     """
 
     results: Results
@@ -97,21 +97,21 @@ class ReplayOutcome:
 
 
 class TraceReplay:
-    """The replay of one trace that a command line asks for, its workload loaded.
+    """The replay of one trace that a command line requests. Creating it loads the workload.
 
     Parameters
     ----------
-    may_fork : whether this process has not used torch yet, so that it can be forked
+    may_fork : True if this process has not used torch yet, so that it can be forked
     origin : the trace, if it is one of several that are replayed together
-    again : the command that goes on with this replay, for messages; empty to print none
+    again : command that resumes this replay, for messages; empty to print none
 
     Attributes
     ----------
-    stored_cases : how many cases have their rows in the journal
+    stored_cases : number of cases whose rows are in the journal
 
     Raises
     ------
-    UserError : for options that contradict each other, and files that cannot be read or written
+    UserError : if options contradict each other, or a file cannot be read or written
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TraceReplay:
 
     @property
     def header(self) -> dict[str, Any]:
-        """What files say of the origin of results; asking for it may make a context of the device."""
+        """Header that describes where results come from; reading it may create a context on the device."""
         workload, request, about_executor = self.workload, self.workload.request, self._executor.about(self.workload)
         header = {
             "trace": request.trace,
@@ -166,14 +166,14 @@ class TraceReplay:
         return header | about | about_executor | stands_for | ({SETTINGS: settings} if settings else {})
 
     def completed_rows(self) -> list[Result]:
-        """Return the rows of the output, which an earlier replay completed; `UserError` if they are of another one."""
+        """Return the rows that an earlier replay completed; raise `UserError` if that was a different replay."""
         assert self.output.output is not None, "an earlier replay wrote it"
         workload = self.workload
         expected = expected_rows(workload.cases, workload)
         return read_completed(self.output.output, expected, workload.devices, workload.timing.caches, self.header)
 
     def run(self) -> ReplayOutcome:
-        """Run the cases, let the analyses add to them, and write the output."""
+        """Run the cases, add the results of the analyses, and write the output."""
         output, path = self.output, self.output.output
         requested = self._requested_analyses()
         earlier = read_results(path) if output.append and path is not None and path.exists() else []
@@ -182,7 +182,7 @@ class TraceReplay:
         except UserError:
             self._report_stored()
             raise
-        # only now, when no worker needs the device: asking makes a context
+        # only now, when no worker needs the device: reading the header creates a context
         outcome = ReplayOutcome(Results(rows, self.header), cases=len(self.workload.cases))
         if interrupted:
             outcome.interrupted, outcome.analyses = True, [item for item in requested if item.prints_partial]
@@ -211,7 +211,7 @@ class TraceReplay:
         return outcome
 
     def run_sequence(self) -> ReplayOutcome:
-        """Run all calls in their order, and write the rows of the cases and the times of the whole step."""
+        """Run all calls in order, and write the rows of the cases and the times of the whole step."""
         workload = self.workload
         doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"
         with self._reporter.following(doing) as tell:
@@ -219,7 +219,7 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls with the other ranks; the first rank writes the output, others return None."""
+        """Run this rank's calls with the other ranks; the first rank writes the output, the others return None."""
         workload = self.workload
         calls = counted(int(workload.trace.own_distinct_calls[COUNT].sum()), "call")
         doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {workload.device}"
@@ -236,7 +236,7 @@ class TraceReplay:
         return ReplayOutcome(results, step=step)
 
     def _requested_analyses(self) -> list[Analysis]:
-        """Make the analyses that the options ask for, before any case runs."""
+        """Create the requested analyses, before any case runs."""
         context = AnalysisSession(
             *(self.workload, self.output.output, self.output.may_replace, self.output.resume),
             *(self._reporter, self._may_fork),
@@ -249,7 +249,7 @@ class TraceReplay:
         return requested
 
     def _run_cases(self) -> tuple[list[Result], bool]:
-        """Return the rows of all cases in order, and whether the user ended it before the last."""
+        """Return the rows of all cases in order, and True if the user interrupted the replay."""
         output, workload = self.output, self.workload
         rows: RowsByCase = {}
         with ExitStack() as stack:
@@ -287,15 +287,16 @@ class TraceReplay:
         return self._in_order(rows), False
 
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
-        """Yield the rows of each case that is not done as soon as it is measured, and show progress.
+        """Show progress and yield the rows of each case that is not done, as soon as it is measured.
 
         Parameters
         ----------
-        compiled : what `Executor.compile` returned
-        doing : describes the task
+        done : numbers of finished cases
+        compiled : rows that `Executor.compile` returned
+        doing : description of the task
         """
         workload, not_ok = self.workload, 0
-        # workers elsewhere name the machine that measured a row
+        # workers on other machines add the machine to each row
         marks = self._executor.runs_here and workload.request.shard is not None
         machine = this_machine(workload.device) if marks else None
         with self._reporter.doing(doing, len(workload.cases) - len(done)) as advance:
@@ -309,7 +310,7 @@ class TraceReplay:
                 advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
 
     def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
-        """Report the comparison with the base of `--until-decided`."""
+        """Report the comparison with the run that `--until-decided` names."""
         from opgrip.replay.comparison import compare
         from opgrip.replay.comparison.comparison_report import advice, summary
 
@@ -319,7 +320,7 @@ class TraceReplay:
             self._reporter.say(line)
 
     def _report_stored(self) -> None:
-        """Report what a replay that failed left, and how to go on with it."""
+        """Report which rows a failed replay kept, and how to resume it."""
         if self._again and self.output.output is not None and self.stored_cases:
             cases = f"{self.stored_cases} of {counted(len(self.workload.cases), 'case')}"
             self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; go on with: {self._again}")
@@ -331,14 +332,14 @@ class TraceReplay:
 def repeat(
     first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
 ) -> RowsByCase:
-    """Replay cases again, each time in new processes, and return the joined rows of all repeats.
+    """Repeat cases in new processes and return the joined rows of all repeats.
 
     Parameters
     ----------
-    first : the rows of a first replay
+    first : rows of the first replay
     repeats : how often every case is replayed, the first time included
-    base : another run; cases of which it is undecided whether they differ from it are repeated further
-    reference : the mode that others are compared with
+    base : another run; cases are repeated further while it is undecided whether they differ from it
+    reference : mode that other modes are compared with
     """
     joined = {number: list(rows) for number, rows in first.items()}
     for time in count(2):
@@ -357,27 +358,27 @@ def repeat(
 
 
 def _undecided(base: Results, rows: RowsByCase) -> set[int]:
-    """Return the cases of which more repeats could decide whether they differ from another run."""
+    """Return the cases for which more repeats could decide whether they differ from the base."""
     from opgrip.replay.comparison import compare
 
     comparison = compare(base, Results([row for case_rows in rows.values() for row in case_rows], {}))
-    # the base stays as it is: no number of repeats decides a case that it ran once
+    # the base does not change, so repeats cannot decide a case that the base ran only once
     return {pair.new.case for pair in comparison.pairs if pair.more_new_runs is not None}
 
 
 def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
-    """Return the run that `--until-decided` names, of one trace only if there are several."""
+    """Return the run that `--until-decided` names, reduced to one trace if there are several."""
     assert output.until_decided is not None, "asked for"
     base = read_run(Store(output.store).find(output.until_decided))
     return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Put results in the store and return their file; None if none are kept.
+    """Put results into the store and return their file, or None if they are not stored.
 
     Raises
     ------
-    UserError : if a store that was named cannot be written
+    UserError : if the store named by the user cannot be written
     """
     folder = output.store or usual_folder()
     if folder is None or not results.rows:

@@ -21,7 +21,7 @@ from opgrip.traces.zoo.manifest import name_of_file, name_of_trace, told_apart
 
 ZOO = "zoo"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-"""Of the traces in a folder."""
+"""file name suffixes of traces in a folder"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class TraceTarget:
 
     Attributes
     ----------
-    file : None for one of the zoo, which may not be installed
+    file : path of the trace, or None for a trace of the zoo
+    zoo : entry in the zoo, whose file may not be installed
     """
 
     origin: Origin
@@ -38,21 +39,21 @@ class TraceTarget:
     zoo: ZooTrace | None = None
 
     def path(self) -> str:
-        """Where it lies.
+        """Return the path of the trace.
 
         Raises
         ------
-        MissingFileError : for a trace of the zoo that is not installed
+        MissingFileError : if it is a trace of the zoo that is not installed
         """
         return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
 
 
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
-    """The traces that names stand for, each once; None where they name one thing alone to replay.
+    """Return the traces that the names refer to, without duplicates, or None for a single trace or sample.
 
     Raises
     ------
-    UserError : for a pattern that no trace of the zoo has, and for several names of which one is no trace
+    UserError : if a pattern matches no trace of the zoo, or one of several names is not a trace
     """
     if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
         return None
@@ -65,11 +66,11 @@ def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
 
 
 def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
-    """The command line that replays one of several traces.
+    """Return the command line that replays one of several traces.
 
     Raises
     ------
-    UserError : where it is one of the zoo that is not installed
+    UserError : if it is a trace of the zoo that is not installed
     """
     one = copy(args)
     one.trace = [Path(target.path())]
@@ -77,13 +78,13 @@ def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Names
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Whether traces lie in a folder, and nothing of a gripped sample."""
+    """Return True if a folder contains traces and no Python files, which a gripped sample has."""
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
 
 
 def _is_zoo(name: str) -> bool:
-    # a folder of that name may be anything, such as a package
+    # a folder named `zoo` may be anything, such as a package
     is_own = Path(name).is_file() or is_folder_of_traces(name)
     return name.startswith(f"{ZOO}:") or (name == ZOO and not is_own)
 
@@ -106,7 +107,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget]:
-    """The same, those that are called alike told apart."""
+    """Yield the targets with repeated names made distinct."""
     names = told_apart([target.origin.trace for target in targets])
     for target, name in zip(targets, names, strict=True):
         yield replace(target, origin=replace(target.origin, trace=name))
@@ -114,12 +115,12 @@ def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget
 
 @dataclass(frozen=True, slots=True)
 class TraceShare:
-    """What a shard has of a trace.
+    """A shard's part of a trace.
 
     Attributes
     ----------
-    shard : its part of it; None where that is nothing
-    trace_hash : of the whole trace, which the header of all shards says; None where it cannot be read
+    shard : part of this trace, or None if the shard has no cases of it
+    trace_hash : hash of the whole trace, which all shards put into their headers; None if it cannot be read
     """
 
     shard: Shard | None
@@ -129,11 +130,14 @@ class TraceShare:
 def deal(
     args: argparse.Namespace, targets: Sequence[TraceTarget], part: Shard, advance: Callable[[], None]
 ) -> dict[str, TraceShare]:
-    """The shares of a shard, by the names of traces; every trace is read, so that all shards agree on what it costs.
+    """Return a shard's part of each trace, by trace name.
+
+    Every trace is read, so that all shards agree on its cost.
 
     Parameters
     ----------
-    advance : is called after each trace
+    part : the shard
+    advance : called after each trace
     """
     costs: list[tuple[str, int, str | None]] = []
     for target in targets:
@@ -149,7 +153,10 @@ def deal(
 
 
 def _cost(args: argparse.Namespace, target: TraceTarget) -> tuple[int, str | None]:
-    """What a trace costs, and its hash; as good as nothing where it cannot be read, which one shard will say."""
+    """Return the cost of a trace and its hash.
+
+    A trace that cannot be read costs 1, so that exactly one shard replays it and reports the error.
+    """
     one = copy(args)
     one.shard = None
     try:
