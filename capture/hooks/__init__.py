@@ -1,1 +1,1 @@
-"""Hooks into the program: the dispatch mode, modules, threads, extensions, Triton and compiled code."""
+"""Hooks into the program: dispatch mode, modules, threads, extensions, Triton and compiled code."""

@@ -1,7 +1,7 @@
-"""How a thread's calls are looked up and kept, apart from the fast path of `dispatch.py`.
+"""Lookup and recording of a thread's calls outside the fast path of `dispatch.py`.
 
-Here are the calls that were not predicted, the functions that the dispatcher does not see, and the results that are not
-one plain tensor.
+This covers calls that were not predicted, functions that the dispatcher does not see, and results other than a single
+plain tensor.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ NO_STORAGES: Storages = ()
 
 
 class CallRecording(ThreadMode):
-    """Looks up and keeps the calls of one thread."""
+    """Lookup and recording of the calls of one thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         see_higher_order(type(self))
-        # a thread's ident goes to another thread when it ends
+        # a thread's ident is reused after the thread ends
         self.number = recorder.threads.next_number()
         self.idle = recorder.threads.idle
         self._ahead = recorder.write_ahead is not None
@@ -57,7 +57,7 @@ class CallRecording(ThreadMode):
     def begin(self) -> None:
         self.ident = get_ident()
         self.idents = identities_here()
-        # the engine's own threads are not Python's
+        # the autograd engine's threads are not Python threads
         names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
         self.thread_name = next(names, "autograd")
         self.rows: list[int] = []
@@ -92,7 +92,7 @@ class CallRecording(ThreadMode):
         try:
             began = self._begin_search()
             self.settle()
-            # what has just been settled is left
+            # `settle` may have left some locations
             depth = self.depth()
             autograd_node = current_autograd_node()
             sequence = sequence_number() if autograd_node is None else self._enter_backward(autograd_node)
@@ -101,10 +101,10 @@ class CallRecording(ThreadMode):
             scope, pair = self.recorder.scopes.point(entry.number, self.place, len(argument_storages) + 1)
             node = CallPoint(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
-            # the device time of a function of the program is that of the calls in it
+            # the device time of a function is the device time of the calls inside it
             values, on_device = (*args, *kwargs.values()), kind != FUNCTION
             run = measured(self.recorder, self, entry.number, run, None, values, lambda: start, on_device) or run
-            # a compiled region frees its inputs as it goes
+            # a compiled region frees its inputs while it runs
             del args, kwargs, values
             self._end_search(began)
         except BaseException as error:
@@ -133,14 +133,14 @@ class CallRecording(ThreadMode):
                 del self._around[around:]
                 self.leave_to(depth)
                 self.recorder.lost.lose(name, error)
-            # else the error would hold this frame, which holds the error
+            # otherwise the error and this frame would keep each other alive
             raised = None
         return result
 
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
         running = list(self._around)
         started, current = self.started, self.last
-        # of a call that is over, the row is still here, or it was taken, or it ended before one that was
+        # If the call is over, its row is still here, was taken, or the call ended before one that was taken.
         if not self.rows and started != last_start and started >= last_end and current.pair >= 0:
             running.append((started, current))
         return running
@@ -160,7 +160,7 @@ class CallRecording(ThreadMode):
         return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
 
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages]:
-        """Return point and storages of a call that was not predicted."""
+        """Return the call point and the storages of a call that was not predicted."""
         began = self._begin_search()
         self.settle()
         argument_storages = self.storages_in(args, kwargs)
@@ -201,9 +201,9 @@ class CallRecording(ThreadMode):
         return entry
 
     def _begin_search(self) -> int:
-        """Go on with the recorder's tables, which may have begun anew; return the time in ns."""
+        """Switch to the recorder's current tables, which may have been started again; return the time in ns."""
         first, epoch = self.epochs[0], self.recorder.epochs.current
-        # before anything is looked up: another thread may begin them anew meanwhile
+        # set this before any lookup, because another thread may start new tables at the same time
         self.epochs = (first, None)
         if first != epoch:
             self.predictions = CallPredictor()
@@ -216,7 +216,7 @@ class CallRecording(ThreadMode):
         self._spent(began)
 
     def _spent(self, began: int) -> None:
-        """Note own work that ends now, whose time is not the program's."""
+        """Add own work that ends now and does not count as the program's time."""
         self.recorder.observations.set_aside(self.own_work.add(began))
 
     def _keep(
@@ -234,7 +234,7 @@ class CallRecording(ThreadMode):
         try:
             recorder = self.recorder
             if raised is not None and recorder.signatures.is_open(node.number) and is_from_program(raised):
-                # it would say of all calls of the signature that they raise
+                # otherwise the record would claim that all calls of the signature raise
                 recorder.lost.count(recorder.signatures.open_name(node.number), interrupted_by(raised))
                 return
             if shown is not None:

@@ -1,4 +1,4 @@
-"""Programs with compiled regions: run as the operators they were made of, or recorded region by region."""
+"""Programs with compiled regions, recorded as their original operators or as one call per region."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torc
 
 
 class OpaqueMode(RecordingMode):
-    """Leaves compiled code as it is, and sees the operators that it still calls."""
+    """A mode that leaves compiled code unchanged and records the operators that it still calls."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Whether torch may run compiled code under this mode."""
+        """Return True: torch may run compiled code under this mode."""
         return True
 
 
@@ -39,12 +39,12 @@ leave_compiled(OpaqueMode)
 
 
 class CompiledWatch:
-    """While it is entered, compiled regions are seen.
+    """A context in which the calls of compiled regions are recorded.
 
     Parameters
     ----------
-    compiled : `operators` runs what is compiled as the operators that it was made of, and leaves it compiled; `opaque`
-        makes each call of a region that inductor compiled one call
+    compiled : `operators` runs compiled code as its original operators, without discarding the compiled code; `opaque`
+        records each call of a region that inductor compiled as one call
     """
 
     def __init__(self, recorder: Recorder, compiled: str) -> None:
@@ -55,7 +55,7 @@ class CompiledWatch:
 
     def __enter__(self) -> CompiledWatch:
         if self.compiled == OPERATORS:
-            # else torch marks what it meets under a mode as not to be compiled, for good
+            # otherwise torch permanently marks code that it meets under a mode as not to be compiled
             self._hooks.enter_context(_eager)
             place = place_of_compiling()
             if place is not None:
@@ -87,7 +87,7 @@ class CompiledWatch:
 
 
 class _Eager:
-    """Torch's stance to run without the compiler, from the first capture's start to the last one's end."""
+    """torch's eager stance, which is set from the start of the first capture to the end of the last one."""
 
     _before = "default"
 
@@ -105,7 +105,7 @@ class _Eager:
             self._captures += 1
 
     def stance_before(self) -> str:
-        """The one that the program had taken."""
+        """Return the stance that the program had set."""
         return self._before
 
     def __exit__(self, *ignored: object) -> None:
@@ -119,7 +119,7 @@ _eager = _Eager()
 
 
 def region_name(graph: Any) -> str:
-    """The kernels that a compiled region launches, in order, as inductor's code names them."""
+    """Return the names of the kernels that a compiled region launches, in order, as in inductor's code."""
     region: str | None = getattr(graph, "_opgrip_name", None)
     if region is None:
         launches = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))

@@ -1,7 +1,7 @@
-"""The dispatch mode: sees every operator that the dispatcher runs in its thread, below autograd and autocast.
+"""The dispatch mode, which sees every operator that the dispatcher runs in its thread, below autograd and autocast.
 
-What `__torch_dispatch__` does is done for every call of a program, so it is written for speed:
-`benchmarks/capture_overhead.py` measures it, docs/capture.md tells what each part costs.
+`__torch_dispatch__` runs for every call of a program and is therefore written for speed.
+`benchmarks/capture_overhead.py` measures it, and docs/capture.md lists the cost of each part.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class RecordingMode(CallRecording):
-    """Records the calls of one thread, and runs every one as it was called.
+    """Recorder of the calls of one thread, which runs every call unchanged.
 
     Attributes
     ----------
-    last, started : of the operator call that was entered last: its node, its start in ns
+    last, started : node and start in ns of the last operator call
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # whether torch is to wrap the handler in its guard
+        # returns True if torch should wrap the handler in its guard
         return not cls._hidden
 
     def __torch_dispatch__(
@@ -64,7 +64,7 @@ class RecordingMode(CallRecording):
             return self._pass_by(func, types, args, kwargs or {})
         autograd_node = current_autograd_node()
         if autograd_node is not None and get_ident() != self.ident:
-            # the engine's threads inherit the mode of the thread that the forward pass ran in
+            # the autograd engine's threads inherit the mode of the thread that ran the forward pass
             return self.recorder.threads.of_engine().__torch_dispatch__(func, types, args, kwargs)
         node: CallPoint | None = None
         argument_storages: Storages | None = None
@@ -73,7 +73,7 @@ class RecordingMode(CallRecording):
             if autograd_node is None:
                 if self._in_backward:
                     self._leave_backward()
-                # without gradients, no node is made
+                # autograd makes no node while gradients are off
                 sequence = sequence_number() if grad else UNPAIRED
             else:
                 sequence = self._enter_backward(autograd_node)
@@ -133,14 +133,15 @@ class RecordingMode(CallRecording):
                             if len(self._young) > SWEEP or self._pinned_bytes > SWEEP_BYTES:
                                 self._sweep()
                     result_storage = numbers[address]
-                # adding and returning is all one for what interrupts the program: the call is there, or it is lost
+                # This and returning are one step for an interrupt of the program: the call is either recorded or
+                # counted as lost.
                 rows = self.rows
                 rows += (node.pair, start, end, sequence, *argument_storages, result_storage)
             else:
                 self._keep(node, argument_storages, start, end, sequence, result, None)
         except BaseException as error:
             if isinstance(error, NotImplementedError) and not is_from_program(error):
-                # a sparse result has no memory of its own
+                # a sparse result has no storage
                 node.layout = CAREFUL
                 self._keep(node, argument_storages, start, end, sequence, result, None)
             else:
@@ -154,15 +155,15 @@ class RecordingMode(CallRecording):
             return func(*args, **kwargs)
         self.recorder.lost.pass_by(str(func), types)
         if all(kind in PLAIN or is_made_of_tensors(kind) for kind in types):
-            # it calls others, which come here
+            # the operators that it calls are dispatched here
             return NotImplemented
-        # such as those that stand for tensors while a program is traced
+        # for example, tensors that act as placeholders while a program is traced
         return func(*args, **kwargs)
 
     def _match_storages(
         self, node: CallPoint, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> Storages | None:
-        """The storages of a call's tensors; None where they share memory in another way than the node's."""
+        """Return the storages of a call's tensors, or None if they share memory differently from the node's."""
         number = self._numbers.get
         if node.layout == SEVERAL:
             numbers = [number(storage_address(args[place])) for place in node.places]

@@ -1,9 +1,9 @@
-"""Functions that the dispatcher never sees: those of extension modules, and launches of Triton kernels.
+"""Functions that the dispatcher does not see: functions of extension modules, and launches of Triton kernels.
 
 Functions of extension modules are wrapped where callers look them up. `kernel[grid](...)`,
-`wrap_triton(kernel)[grid](...)` and kernels under `triton.autotune` or `triton.heuristics` all end in the `run` of a
-kernel that Triton compiles, or of one that it interprets on the CPU; this is what is wrapped, so that each launch is a
-call, however it is written.
+`wrap_triton(kernel)[grid](...)` and kernels under `triton.autotune` or `triton.heuristics` all end in the `run` method
+of a compiled kernel, or of an interpreted one on the CPU. This method is wrapped, so that every form of launch is
+recorded as a call.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 
 
 class ExtensionWatch:
-    """While it is entered, the functions of the named extension modules record their calls.
+    """A context in which calls of the named extension modules' functions are recorded.
 
-    The operators that a function runs inside are recorded too, with its name in their scope. A module that the program
-    loads later is watched from then on. Of a module that uses ctypes, the functions of its libraries are watched.
+    The operators inside a function are also recorded, with the function's name in their scope. Modules that the program
+    loads later are watched from then on. For modules that use ctypes, the functions of their libraries are watched.
     """
 
     def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
@@ -67,7 +67,7 @@ class ExtensionWatch:
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Why of a module that was asked for nothing could be recorded, by its name."""
+        """Return for each requested module without any recorded function the reason."""
         if not self._has_begun:
             return {}
         reasons = {}
@@ -94,7 +94,7 @@ class ExtensionWatch:
             self.recorder.lost.drop(f"extension {module.__name__}", error)
 
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
-        """Watch the functions that a library has been asked for, and those that it will be."""
+        """Watch the functions of a library that were accessed already, and later ones on their first access."""
         original = type(library)
         patches, recording = self._patches, self._recording
 
@@ -124,7 +124,7 @@ class ExtensionWatch:
 
 
 class _Pointer:
-    """A function of a library with its calls recorded; its types can be read and set as before."""
+    """A function of a library that records its calls; its types can be read and set as before."""
 
     def __init__(self, function: Any, recorded: Callable[..., Any]) -> None:
         self.__dict__.update(_function=function, _recorded=recorded)
@@ -143,16 +143,16 @@ class _Pointer:
 
 
 def _is_compiled_function(value: Any) -> bool:
-    """Whether it is a function that is not Python's, as pybind and ctypes make them."""
+    """Return True for functions not written in Python, as made by pybind and ctypes."""
     if isinstance(value, type | FunctionType | ModuleType) and not hasattr(value, "_opgrip_patch"):
         return False
     return callable(value) and type(value).__module__ in ("builtins", "_ctypes", "ctypes", "nanobind")
 
 
 LAUNCHING = {"triton.runtime.jit": ("JITFunction",), "triton.runtime.interpreter": ("InterpretedFunction",)}
-"""Classes of kernels by the module that they are in; their `run` launches."""
+"""classes of kernels by module; their `run` method launches the kernel"""
 TUNING = {"triton.runtime.autotuner": ("Autotuner",)}
-"""Those whose `_bench` tries a configuration."""
+"""classes by module whose `_bench` method tries a configuration"""
 TRIED = "launched by Triton's autotuner, to try a configuration"
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -161,11 +161,11 @@ _tuning = threading.local()
 
 
 class TritonWatch:
-    """While it is entered, launches of Triton kernels are recorded, also where the program loads Triton later.
+    """A context in which launches of Triton kernels are recorded, also if the program loads Triton later.
 
-    A launch has the place of the line that makes it. One that an operator makes, such as a `triton_op`, is inside that
-    operator, whose replay makes it too. Of an autotuned kernel the launch with the chosen configuration is recorded;
-    those that try configurations are counted.
+    A launch has the scope of the line that makes it. A launch by an operator, such as a `triton_op`, is inside that
+    operator, whose replay repeats the launch. For an autotuned kernel, the launch with the chosen configuration is
+    recorded, and launches that try configurations are only counted.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -211,14 +211,14 @@ class TritonWatch:
             with _inside_operator(recorder, mode):
                 return mode.call(
                     *(launch.name, EXTENSION, lambda: run(kernel, *args, **kwargs), launch.args, launch.kwargs),
-                    # the compiled kernel is nothing that a program uses
+                    # programs do not use the compiled kernel that `run` returns
                     lambda result: None,
                 )
 
         return recorded
 
     def _describe(self, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch | None:
-        """A launch; None for one that is not recorded, which is counted."""
+        """Return the description of a launch, or None, after counting it, if it is not recorded."""
         name = "a Triton kernel"
         try:
             name = name_of(kernel)
@@ -243,7 +243,7 @@ class TritonWatch:
 
     @contextmanager
     def _inside_kernel(self, tuner: Any) -> Iterator[None]:
-        """Calls of the block, which prepare launches and run between them, are inside the kernel that is tuned."""
+        """Record the calls of the block, which prepare and separate trial launches, as inside the tuned kernel."""
         recorder, token = self.recorder, object()
         mode = recorder.threads.here()
         mode.enter(token, recorder.places.inside(mode.place, name_of(innermost_kernel(tuner))))
@@ -255,13 +255,15 @@ class TritonWatch:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch as a trace holds it.
+    """A launch as recorded in a trace.
 
     Attributes
     ----------
-    args : what the kernel takes when it runs, in the order of its parameters
-    kwargs : its grid, constants and options
-    repeat_grid : gives Triton the grid where the program has a function for that, which has run then
+    args : run-time arguments of the kernel, in the order of its parameters
+    kwargs : grid, constants and options
+    repeat_grid : function that returns the grid to Triton, if the program computes the grid with a function; that
+    function
+        has already run
     """
 
     name: str
@@ -271,23 +273,24 @@ class Launch:
 
 
 def innermost_kernel(kernel: Any) -> Any:
-    """The kernel that an autotuned one, or one with heuristics, launches."""
+    """Return the kernel inside an autotuned kernel or a kernel with heuristics."""
     while hasattr(kernel.fn, "fn"):
         kernel = kernel.fn
     return kernel
 
 
 def name_of(kernel: Any) -> str:
-    """`module:function` of a kernel."""
+    """Return a kernel's name as `module:function`."""
     return f"{kernel.fn.__module__}:{kernel.fn.__qualname__}"
 
 
 def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
-    """A call of a kernel's `run`.
+    """Return the description of a call of a kernel's `run`.
 
     Raises
     ------
-    Exception : whatever the program's function of the grid raises; Triton is to call it then, and to raise it
+    Exception : any error of the program's grid function. Triton should then call the function itself and raise the
+    error
     """
     parameters = _parameters_of(kernel)
     named = {name: kwargs[name] for name in parameters.names if name in kwargs}
@@ -326,7 +329,7 @@ def _parameters_of(kernel: Any) -> _Parameters:
 
 
 def _constant(value: Any) -> Any:
-    """What is fixed when a kernel is compiled, as a trace holds it."""
+    """Return a compile-time constant of a kernel as recorded in a trace."""
     language = sys.modules.get("triton.language")
     if language is not None and isinstance(value, language.constexpr):
         return _constant(value.value)
@@ -343,7 +346,7 @@ def _constant(value: Any) -> Any:
 
 @contextmanager
 def _inside_operator(recorder: Recorder, mode: ThreadMode) -> Iterator[None]:
-    """Calls of the block are inside the operator that runs in this thread, where one does."""
+    """Record the calls of the block as inside the operator that runs in this thread, if any."""
     operator = _running_operator() if mode.place.inside is None or mode.place.gripped else None
     if operator is None:
         yield
@@ -360,9 +363,9 @@ _HANDLER = RecordingMode.__torch_dispatch__.__code__
 
 
 def _running_operator() -> str | None:
-    """The name of the operator that this thread is in, by the frame that runs it.
+    """Return the name of the operator that this thread is in, found by the frame that runs it.
 
-    None outside all, and where it takes functions: what these call is recorded for itself.
+    Return None outside all operators, and inside a higher-order operator, whose calls are recorded separately.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -370,7 +373,7 @@ def _running_operator() -> str | None:
             variables = frame.f_locals
             name = None if is_higher_order(variables["func"]) else str(variables["func"])
             if sys.version_info < (3, 13):
-                # a copy that would keep the variables' values alive
+                # this copy would keep the variables' values alive
                 variables.clear()
             return name
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Tells each thread's mode where the program is: the module that runs, whether an optimizer does, autocast."""
+"""Hooks that report the program's location to each thread's mode: running module, optimizer step, autocast."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """While it is entered, keeps the places of all threads' modes up to date.
+    """A context in which the locations of all threads' modes are kept up to date.
 
     Parameters
     ----------
-    module_raised : is called with what an outermost module raises
+    module_raised : function called with an exception that leaves an outermost module
     """
 
     def __init__(self, recorder: Recorder, module_raised: Callable[[BaseException], None] | None = None) -> None:
@@ -45,7 +45,7 @@ class ScopeWatch:
     def __enter__(self) -> ScopeWatch:
         self._hooks.callback(register_optimizer_step_pre_hook(self._enter_optimizer).remove)
         self._hooks.callback(register_optimizer_step_post_hook(self._leave_optimizer).remove)
-        # torch's hooks around forward cost three times as much
+        # torch's own hooks around forward are three times as slow
         self._patches.replace(nn.Module, "__call__", self._watching_call)
         for name in ("__enter__", "__exit__"):
             self._patches.replace(torch.autocast, name, self._watching_autocast)
@@ -59,7 +59,7 @@ class ScopeWatch:
         here, enter, is_traced = self._mode_here, self._enter_module, torch.compiler.is_dynamo_compiling
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # the compiler, which takes this for the module's call, knows the answer and sees the call alone
+            # the compiler traces this as the module's call, evaluates this condition and keeps only the call
             if is_traced():
                 return original(module, *args, **kwargs)
             mode, depth = here()
@@ -76,14 +76,14 @@ class ScopeWatch:
                 try:
                     mode.leave_to(depth)
                 except BaseException as error:
-                    # it was interrupted, or has failed behind the point at which the place is left
+                    # `leave_to` was interrupted, or failed after it left the location
                     mode.leave_to(depth)
                     self.recorder.lost.drop("module scope", error)
 
         return functools.wraps(original)(watched)
 
     def _mode_here(self) -> tuple[ThreadMode | None, int]:
-        """Return the mode that follows this thread, None if none does, and its depth."""
+        """Return this thread's mode, or None if its scopes are not tracked, and the mode's depth."""
         try:
             mode = self.recorder.threads.in_step()
             if mode is None:
@@ -91,7 +91,7 @@ class ScopeWatch:
                 return None, 0
             mode.settle()
             depth = mode.depth()
-            # what an outermost one raises ends a step
+            # outermost modules are always tracked, because an exception that leaves one ends a step
             if self.recorder.thinning and depth and self.recorder.leave_out(Thinning.SCOPES):
                 return None, 0
             return mode, depth
@@ -115,7 +115,7 @@ class ScopeWatch:
 
     def _place_in(self, module: nn.Module, place: Location) -> Location:
         if place.gripped and (place.inside or "").startswith(HIGHER_ORDER) and isinstance(module, GraphModule):
-            # torch made it of a function that the operator takes
+            # torch made this module from a function passed to the operator
             return place
         path = self._paths.called(module, place.module if place.module_type else None)
         return self.recorder.places.module(place, path, type(module).__name__)
@@ -129,7 +129,7 @@ class ScopeWatch:
                 return
             mode.settle()
             mode.look_at_settings()
-            # the frame that runs the step: if that fails, no hook tells
+            # pass the frame that runs the step, because no hook reports a step that fails
             mode.enter(optimizer, self.recorder.places.phase(mode.place, OPTIMIZER), sys._getframe(1))
         except Exception as error:
             self.recorder.lost.drop("optimizer scope", error)
@@ -158,7 +158,7 @@ class ScopeWatch:
                 self._note_autocast()
             except BaseException as error:
                 if is_from_program(error):
-                    # or calls to come would have the wrong scope
+                    # otherwise later calls would have the wrong scope
                     self._note_autocast()
                 self.recorder.lost.drop("autocast scope", error)
             return result
@@ -171,15 +171,15 @@ class ScopeWatch:
             mode.set_autocast(describe_autocast())
 
 
-# what a compiled step leaves to Python between its regions
+# a compiled step runs these hooks in Python between its regions
 for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
     hide_from_compiler(cast(FunctionType, hook))
 
 
 class ThreadWatch:
-    """While it is entered, threads that are started with `threading.Thread` record their calls.
+    """A context in which threads started with `threading.Thread` record their calls.
 
-    Those that ran before are not seen, nor those of other libraries' own making.
+    Threads that were started before, and threads created by other libraries, are not seen.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -205,7 +205,7 @@ class ThreadWatch:
         run = thread.run
 
         def recorded() -> None:
-            # as it was: a thread that holds itself would live on
+            # restore the method: a reference from the thread to itself would keep the thread alive
             thread.__dict__.pop("run", None)
             mode = None
             try:

@@ -1,7 +1,7 @@
-"""What a call's node runs in place of its plain operator: timed, counted, looked at, or with its functions recorded.
+"""Callables that a call's node runs instead of its plain operator, to time, count, observe or record inner functions.
 
-A node (see `capture/signatures/predictions.py`) holds the callable that runs its calls. Work that only some calls need
-replaces that callable, so that all other calls cost nothing.
+A node (see `capture/signatures/predictions.py`) contains the callable that runs its calls. Only calls that need
+additional work get a different callable, so that all other calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def measured(
     started: Callable[[], int],
     on_device: bool = True,
 ) -> Run | None:
-    """Return `run` with its device time or page faults measured, or None if the call can have neither.
+    """Return `run` with its device time or page faults measured, or None if neither applies to the call.
 
     Parameters
     ----------
-    number : of the call's signature
-    func : the operator; None for other functions
-    values : the call's arguments
-    started : returns the start in ns of the call that runs, which identifies the measurement
-    on_device : whether the call has a device time of its own
+    number : number of the call's signature
+    func : operator, or None for other functions
+    values : arguments of the call
+    started : returns the start of the running call in ns, the key of the measurement
+    on_device : True if device time should be measured for the call itself
     """
     tensors = tensors_in(values)
     device = accelerator_of(tensors, values) if on_device else None
@@ -60,7 +60,7 @@ def measured(
 
 
 class _Watched:
-    """The operator of a node whose next call is looked at, for as long as its signature wants looks."""
+    """The operator of a node whose next call is observed, kept as long as observations of its signature are pending."""
 
     __slots__ = ("_mode", "_node", "_operator", "_timed")
 
@@ -74,7 +74,7 @@ class _Watched:
         record_result = _look(node, self._mode, args, kwargs)
         if self._mode.recorder.observations.waits(node.number):
             node.op = self
-        # timed separately: the look is not part of the call
+        # timed separately, because the observation is not part of the call
         result = self._timed(*args, **kwargs)
         if record_result is not None:
             record_result(result)
@@ -82,9 +82,9 @@ class _Watched:
 
 
 def look_at(node: CallPoint, mode: ThreadMode) -> None:
-    """Look at the values of the next call of a node."""
+    """Schedule an observation of the values of a node's next call."""
     operator = node.op
-    # only once, whatever the number of reasons: a look within another one's operator would be part of its time
+    # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):
         node.op = _Watched(node, operator, mode)
 
@@ -92,7 +92,7 @@ def look_at(node: CallPoint, mode: ThreadMode) -> None:
 def _look(
     node: CallPoint, mode: ThreadMode, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[Any], None] | None:
-    """Look at arguments; return what records the call's result, or None if the call needs no look."""
+    """Observe the arguments; return a function that records the call's result, or None if no observation is due."""
     recorder, observations = mode.recorder, mode.recorder.observations
     began = perf_counter_ns()
     first_storage = lambda: next(iter(mode.storages_in(args, kwargs)), NO_STORAGE)  # noqa: E731
@@ -112,17 +112,17 @@ def _look(
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallPoint | None:
-    """Return the node of a call of an operator that takes functions, such as `torch.cond` and `flex_attention`.
+    """Return the node of a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
 
-    torch takes a dispatch mode off while an operator runs, and so while the functions run that it is given. The node's
-    `op` puts the mode back on around the operator's own code, so that their calls are recorded too.
+    torch turns a dispatch mode off while an operator runs, and therefore while the operator's functions run. The node's
+    `op` turns the mode on again around the operator's own code, so that their calls are also recorded.
 
-    None where another mode or a subclass of the program runs the operator, and inside an extension's function or a
-    compiled region, which stand for all that they call.
+    Return None if another mode or a subclass of the program runs the operator, and inside an extension's function or a
+    compiled region, because those calls include everything they call.
 
     Parameters
     ----------
-    tensors : number of tensors that the call takes
+    tensors : number of the call's input tensors
     """
     if mode.place.inside is not None and not mode.place.gripped:
         return None
@@ -149,7 +149,7 @@ def higher_order_node(
 
 
 def _without_functions(value: Any) -> Any:
-    """Return an argument with a placeholder for each function, which is another object in each call."""
+    """Return an argument with a placeholder for each function, because each call has different function objects."""
     if isinstance(value, tuple | list):
         items = [_without_functions(item) for item in value]
         return items if isinstance(value, list) else tuple(items)

@@ -1,6 +1,6 @@
-"""Find and number the value models of what calls take, on the CPU or copied from an accelerator.
+"""Fitting and numbering of the value models of inputs, on the CPU or on copies from an accelerator.
 
-Nothing in the program's threads waits for the device.
+The program's threads never wait for the device.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, ha
 from opgrip.traces.values.model import sample
 
 MOST_ELEMENTS = 1 << 22
-"""Of a tensor that is copied whole; of a larger one, some are."""
+"""maximum elements of a tensor that is copied completely; larger tensors are sampled"""
 MOST_BYTES = 256 << 20
-"""That copies take of a device in all; of what comes beyond, no values are kept."""
+"""maximum bytes of all copies on a device; values of further tensors are not kept"""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A copy that is on its way.
+    """A copy in progress.
 
     Attributes
     ----------
-    op, argument : what the tensor is
-    outputs : of its call, once they are known
+    op, argument : operator and argument name of the tensor
+    outputs : outputs of the tensor's call, once known
     """
 
     number: int
@@ -47,7 +47,7 @@ class Waiting:
 
 
 def is_deferred(tensor: torch.Tensor) -> bool:
-    """Whether to look at a tensor's values would wait for its device."""
+    """Return True if reading a tensor's values would wait for its device."""
     return tensor.device.type in accelerators()
 
 
@@ -59,16 +59,16 @@ def _mark(device: torch.device) -> Any:
 
 
 class Deferred:
-    """Copies in the order in which they were made."""
+    """Copies of device tensors, in the order in which they were made."""
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
 
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> bool:
-        """Copy a tensor's values; whether that can be."""
+        """Copy a tensor's values; return False if that is not possible."""
         if is_capturing(tensor.device.type):
-            # a copy would become a part of the graph
+            # a copy would become part of the graph
             return False
         part = sample(tensor.detach(), MOST_ELEMENTS)
         if self._bytes + part.nbytes > MOST_BYTES:
@@ -78,19 +78,19 @@ class Deferred:
         return True
 
     def tell(self, number: int, outputs: Any) -> None:
-        """Give what a call returned to a tensor that it took."""
+        """Attach the outputs of a call to the waiting copy of one of its inputs."""
         for item in reversed(self._waiting):
             if item.number == number:
                 item.outputs = outputs
                 return
 
     def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[int, torch.Tensor, Waiting]]:
-        """Numbers and values of those that have come, each once.
+        """Remove the finished copies; yield number, values and description of each.
 
         Parameters
         ----------
-        graphs : the program's captures, between which devices may be asked
-        wait : for all of them
+        graphs : the program's graph captures, during which devices must not be queried
+        wait : wait for all copies
         """
         while self._waiting:
             with graphs.question() as may_ask, on_device(self._waiting[0].copy.device):
@@ -98,7 +98,7 @@ class Deferred:
                     return
                 item = self._waiting.popleft()
                 self._bytes -= item.copy.nbytes
-                # it is read in another stream than the one that it was made in, which does not wait for that
+                # it is read in a different stream, which does not wait for the stream of the copy
                 item.event.synchronize()
                 values = item.copy.cpu()
             yield item.number, values, item
@@ -106,7 +106,7 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A model, and the key of the whole values where these are kept; of a deferred one there is no model yet."""
+    """A model, and the key of the whole values if they are kept. The model is None until a deferred copy is fitted."""
 
     model: ValueModel | None
     key: str | None = None
@@ -117,14 +117,14 @@ class Fitter:
 
     Parameters
     ----------
-    pend : takes the records that are to be written
-    next_number : gives the numbers of models
+    pend : receives the records to write
+    next_number : returns the number of the next model
 
     Attributes
     ----------
-    full : keeps whole values, None where models of them will do
+    full : store of whole values, or None to keep only models
     without_values : tensors without a model, by operator and reason
-    spared : no values are looked at
+    spared : True to read no values
     """
 
     def __init__(
@@ -146,21 +146,23 @@ class Fitter:
     def describe_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with value models of their own.
+        """Return the arguments with newly fitted value models.
 
         Parameters
         ----------
-        name : the operator, or the name of a function
+        name : operator, or name of a function
         """
         return describe_call(args, kwargs, self._fit_for(name))
 
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Arguments with value models, and what those of signatures with such tensors have in common.
+        """Return the arguments with value models, and a key that signatures with similar tensors share.
 
-        The models are those of another such signature where the operator takes any values, or new ones: an optimizer
-        whose step counts in a scalar has another signature in each step, of the same hundred tensors.
+        If the operator accepts any values, the models of another signature with the same key are used instead of new
+        ones.
+        Example: an optimizer that counts its steps in a scalar has a new signature in each step, with the same hundred
+        tensors.
         """
         looked_at: list[tuple[int | str, torch.Tensor]] = []
 
@@ -171,14 +173,14 @@ class Fitter:
 
             return place
 
-        # with places in that list for numbers
+        # describe the tensors with indices into that list instead of model numbers
         described = describe_call(args, kwargs, note)
         op, named = str(name), _names(name)
         alike: Hashable = (op, tuple(tensors(described)))
         if any(has_needs(op, named(argument), tensor.dtype) for argument, tensor in looked_at):
-            # an index must be within the dimension that a number chooses
+            # an index must be within a dimension that depends on another argument
             alike = (op, len(self._alike))
-        # whole values are those of this call
+        # whole values belong to this call only
         numbers = None if self.full is not None else self._alike.get(alike)
         if numbers is None and self.spared:
             numbers = [None] * len(looked_at)
@@ -189,7 +191,7 @@ class Fitter:
         return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
-        """The signature, its models with what its outputs tell of them."""
+        """Return the signature with value models refined by its outputs."""
         if not is_refined(signature.op):
             return signature
 
@@ -206,16 +208,16 @@ class Fitter:
         return replace(signature, args=args, kwargs=kwargs)
 
     def forget(self) -> None:
-        """Begin anew: models that come again get other numbers."""
+        """Start again: a model that recurs gets a new number."""
         self._numbers.clear()
         self._alike.clear()
 
     def prune(self, numbers: set[int]) -> None:
-        """Forget all models but these."""
+        """Remove all models except these."""
         self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
 
     def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> None:
-        """Fit what was put off, as far as its values have come; or all of it."""
+        """Fit the deferred tensors whose values have arrived, or wait for all of them."""
         for number, values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)
             if model is not None:
@@ -231,7 +233,7 @@ class Fitter:
         return fit_for
 
     def fit(self, op: str, argument: str, tensor: torch.Tensor) -> int | None:
-        """The number of the model of a tensor's values; None where there is none."""
+        """Return the number of the model of a tensor's values, or None if it has no model."""
         if is_deferred(tensor):
             number = self._next_number()
             if tensor.numel() == 0 or not self._deferred.add(number, op, argument, tensor):
@@ -261,7 +263,7 @@ class Fitter:
         return number if model is fitted.model else self._number(replace(fitted, model=model))
 
     def _number(self, fitted: _Fitted) -> int:
-        # by its text: nan makes equal models unequal
+        # compare by text, because nan makes equal models unequal
         text = f"{fitted.model} {fitted.key}"
         number = self._numbers.get(text)
         if number is None:
@@ -269,13 +271,14 @@ class Fitter:
             number = self._next_number()
             self._fitted[number] = fitted
             self._pend(Values(number, fitted.model, fitted.key))
-            # last: a number that is found is written, whatever interrupts this
+            # Update the lookup last: a number that can be looked up is then always written, even if this is
+            # interrupted.
             self._numbers[text] = number
         return number
 
 
 def varies_by_values(signature: Signature, name: Hashable) -> bool:
-    """Whether a signature's calls may take other times, or give other sizes, for the values that they take."""
+    """Return True if the durations or output sizes of a signature's calls may depend on input values."""
     named = _names(name)
     trees: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     return any(
@@ -286,7 +289,7 @@ def varies_by_values(signature: Signature, name: Hashable) -> bool:
 
 
 def _names(name: Hashable) -> Callable[[int | str], str]:
-    """What gives an argument's name for its place or keyword."""
+    """Return a function that returns an argument's name for its index or keyword."""
     schema = getattr(name, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
 

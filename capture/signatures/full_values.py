@@ -1,6 +1,6 @@
-"""Keeps the whole values of tensors, for the file beside a trace.
+"""Storage of whole tensor values in a separate file next to a trace.
 
-They are spooled to a temporary file, since a safetensors file begins with a list of all that it holds.
+Values first go to a temporary file, because a safetensors file begins with a list of its contents.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from opgrip.traces.io.tensor_file import ALIGNMENT, load_safetensors, to_stored,
 from opgrip.traces.values.model import array_of
 
 MAX_TENSORS = 500_000
-"""Readers of safetensors take a list of 100 MB at most, and an entry is about 110 bytes."""
+"""maximum number of tensors: readers of safetensors accept a list of at most 100 MB, with about 110 bytes per entry"""
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` where a trace and its whole values cannot be written.
+    """Raise `UserError` if a trace and its whole values cannot be written.
 
     Parameters
     ----------
-    trace : None where its name is not known yet
+    trace : None if its name is not known yet
     """
     if trace is not None:
         beside = path_beside(trace)
@@ -38,11 +38,11 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 
 def path_beside(trace: str | Path) -> Path:
-    """Where the whole values of a trace go.
+    """Return the path for the whole values of a trace.
 
     Raises
     ------
-    UserError : where the trace goes to standard output
+    UserError : if the trace goes to standard output
     """
     if str(trace) == "-":
         raise UserError("whole values need a file beside the trace", "name a file for it with --output")
@@ -51,7 +51,7 @@ def path_beside(trace: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where values lie in the spool, in bytes, and what they are stored as."""
+    """Position and size of values in the temporary file in bytes, and their stored dtype."""
 
     start: int
     size: int
@@ -59,19 +59,19 @@ class _Entry:
 
 
 class FullValues:
-    """The whole values of one trace, each content once.
+    """The whole values of one trace, with equal contents stored once.
 
     Parameters
     ----------
-    path : of the safetensors file
+    path : path of the safetensors file
     force : replace an existing file
-    most_bytes : keep no more than so many
+    most_bytes : maximum number of bytes to keep
 
     Attributes
     ----------
-    bytes_written : of all values that were kept
-    over : values were not kept since they would have been too many bytes
-    failure : what kept values from being written, None where nothing did
+    bytes_written : size of all kept values
+    over : True if values were left out because of `most_bytes`
+    failure : error that kept values from being written, or None
     """
 
     def __init__(self, path: Path, force: bool = False, most_bytes: int | None = None) -> None:
@@ -87,16 +87,17 @@ class FullValues:
 
     @property
     def tensors(self) -> int:
-        """How many tensors of different content were kept."""
+        """Number of kept tensors with different contents."""
         return len(self._entries)
 
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
-        """The key of a tensor's values, which are written where the same were not; None where they cannot be had.
+        """Write a tensor's values unless equal values are already stored; return their key, or None if they cannot be
+        kept.
 
         Parameters
         ----------
-        op : the operator that takes the tensor
-        lost : where tensors that are not kept are counted, by operator and reason
+        op : operator that takes the tensor
+        lost : counter of tensors that are not kept, by operator and reason
         """
         try:
             if self.failure is None:
@@ -104,16 +105,16 @@ class FullValues:
             error = self.failure
         except Exception as raised:
             raise_if_from_program(raised)
-            # its frames would keep the tensor
+            # the traceback's frames would keep the tensor alive
             error = raised.with_traceback(None)
             if isinstance(error, OSError | UserError):
-                # a disk that is full stays so
+                # a full disk will not recover
                 self.failure = error
         lost[op, f"whole values: {one_line(error)}"] += 1
         return None
 
     def finish(self) -> None:
-        """Make the file of what was kept, and give it its name. What goes wrong is `failure`."""
+        """Write the final file. An error is stored in `failure`."""
         try:
             self._assemble()
         except Exception as error:
@@ -121,14 +122,14 @@ class FullValues:
         self.discard()
 
     def discard(self) -> None:
-        """Leave no temporary file."""
+        """Remove the temporary file."""
         if self._spool is not None:
             with suppress(OSError):
                 self._spool.close()
             discard(self._spool)
 
     def abandon(self) -> None:
-        """Let nothing that this process still holds of the file reach it: after a fork, it is the parent's."""
+        """Keep this forked process from writing buffered data to the file, which belongs to the parent."""
         if self._spool is not None:
             abandon(self._spool)
 
@@ -148,11 +149,11 @@ class FullValues:
 
     def _write(self, data: memoryview, dtype: torch.dtype) -> _Entry:
         spool = self._open_spool()
-        # not where the last write ended: it may have failed half way
+        # seek, because the last write may have failed partway
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         spool.seek(start)
         spool.write(data)
-        # else a forked child would have a part of it in its own buffer
+        # otherwise a forked child would have a part of it in its own buffer
         spool.flush()
         self._end = start + data.nbytes
         return _Entry(start, data.nbytes, dtype)
@@ -169,7 +170,7 @@ class FullValues:
         part = partial_path(self.path)
         try:
             package.torch.save_file(self._map_spool(Path(spool.name)), part, metadata={"format": "pt"})
-            # safetensors makes files that nobody else may read
+            # safetensors creates files that only the owner can read
             shutil.copymode(spool.name, part)
             part.replace(self.path)
         finally:
@@ -186,12 +187,14 @@ class FullValues:
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's memory: without the lazy bits, each element that an expanded dimension repeats once."""
+    """Return a tensor's memory: without lazy conjugation and negation, and with repeated elements of expanded
+    dimensions once.
+    """
     if tensor.is_conj():
         tensor = tensor.conj()
     if tensor.is_neg():
         tensor = torch._neg_view(tensor)
-    # a mask that is expanded to a batch can be a thousand times its memory
+    # a mask that is expanded to a batch can be a thousand times larger than its memory
     for dimension in _find_repeated_dimensions(tensor):
         tensor = tensor.narrow(dimension, 0, 1)
     return tensor
@@ -206,7 +209,7 @@ def _find_repeated_dimensions(tensor: torch.Tensor) -> list[int]:
 
 
 def _key(tensor: torch.Tensor, data: memoryview) -> str:
-    """A hash of dtype and content, and of what is repeated: so that to expand them differs is another key."""
+    """Return a hash of dtype, content and repeated dimensions, so that different expansions have different keys."""
     repeated = _find_repeated_dimensions(tensor)
     form = f"{tensor.dtype} {[*tensor.shape, repeated] if repeated else ''}"
     content = blake2b(form.encode(), digest_size=16)

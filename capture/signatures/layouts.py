@@ -1,4 +1,4 @@
-"""What sparse, quantized and nested tensors are made of, pinned memory, and arguments of collectives."""
+"""Parts of sparse, quantized and nested tensors, pinned memory, and arguments of collectives."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from opgrip.traces.schema.tensor_specs import (
 
 _PREFIX = "__torch__.torch.classes."
 _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
-"""Namespaces of collectives that take a group by its name."""
+"""namespaces of collectives that take a group by its name"""
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """A custom object of the dispatcher as a signature holds it: what groups and reductions are, the type of others."""
+    """Return a custom object of the dispatcher as recorded in a signature: groups and reductions in full, otherwise its
+    type.
+    """
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
         return Opaque(name)
@@ -49,7 +51,7 @@ def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSp
 
 
 def is_group(value: object) -> TypeGuard[torch.distributed.ProcessGroup]:
-    """Whether a value is a process group."""
+    """Return True if a value is a process group."""
     if not _is_distributed():
         return False
     from torch import distributed
@@ -58,15 +60,15 @@ def is_group(value: object) -> TypeGuard[torch.distributed.ProcessGroup]:
 
 
 def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
-    """A process group as a signature holds it."""
+    """Return a process group as recorded in a signature."""
     ranks = tuple(torch.distributed.get_process_group_ranks(group))
     return GroupSpec(group.group_name, group.name(), ranks, group.rank())
 
 
 def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a collective that takes its group by name, with what that group is.
+    """Return the arguments of a collective with the description of the group that it takes by name.
 
-    The name alone says nothing once the program has ended.
+    The name has no meaning after the program has ended.
     """
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args
@@ -94,9 +96,9 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Hashable, ...]]:
-    """The plain tensors that one of another layout is made of, and all else that tells it from others like it.
+    """Return the plain tensors that a tensor of another layout consists of, and its other distinguishing properties.
 
-    Nothing for a layout that torch does not let be taken apart.
+    Both are empty if torch cannot take the layout apart.
     """
     if type(tensor) not in PLAIN:
         return (), ()
@@ -114,16 +116,17 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
                 return (), (_quantizer(tensor),)
         except (RuntimeError, NotImplementedError) as error:
             raise_if_from_program(error)
-            # such as a tensor on the meta device, whose quantizer nobody knows
+            # for example, a tensor on the meta device, which has no quantizer
     return (), ()
 
 
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
-    """What a tensor is made of, as a signature holds it; None for a plain one, and where torch does not tell.
+    """Return the parts of a tensor as recorded in a signature, or None for a plain tensor and for an unsupported
+    layout.
 
     Parameters
     ----------
-    describe : gives the spec of a part, its values fitted by the function that it is given
+    describe : returns the spec of a part, with its values fitted by the given function
     """
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
         return None
@@ -133,13 +136,13 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
         return Nested(describe(parts[0], fit), sizes, strides, offsets)  # type: ignore[arg-type]
     if len(parts) == 2:
         indices, values = parts
-        # each row apart: their ranges are those of different dimensions
+        # fit each row separately, because the rows are indices of different dimensions
         rows = tuple(None if indices.is_meta else fit(row) for row in indices)
         return Coo(describe(indices, _no_values), rows, describe(values, fit), bool(facts[0]))
     if len(parts) == 3:
         compressed, plain, values = parts
         return Compressed(
-            # the lengths of rows: drawn so, they are as uneven as they were
+            # fit the lengths of the rows, so that generated rows are as uneven as the recorded ones
             describe(compressed, lambda indices: fit(indices.diff())),
             describe(plain, fit),
             describe(values, fit),
@@ -148,7 +151,9 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor's memory is pinned; not asked before an accelerator runs, since that may start it."""
+    """Return True if a plain tensor's memory is pinned. Without a running accelerator the query is skipped; it could
+    start one.
+    """
     return tensor.device.type == "cpu" and _an_accelerator_runs() and tensor.is_pinned()
 
 
@@ -164,7 +169,7 @@ def _quantizer(tensor: torch.Tensor) -> PerTensor | PerChannel:
 
 
 def _places(nested: torch.Tensor) -> tuple[Hashable, ...]:
-    """Sizes, strides and offsets of the tensors in a nested one."""
+    """Return sizes, strides and offsets of the tensors in a nested tensor."""
     if nested.size(0) == 0:
         return (), (), ()
     sizes: Any = nested._nested_tensor_size()

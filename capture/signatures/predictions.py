@@ -1,28 +1,29 @@
-"""Recognizes a call by what followed last time, since programs repeat themselves.
+"""Prediction of the next call from the calls that followed last time, because programs repeat themselves.
 
-Building a call's key (`call_key`) costs more than all else that a capture does for a call. So a thread remembers which
-call followed which, and checks a call first against the prediction.
+Building a call's key (`call_key`) costs more than everything else that a capture does for a call. Therefore a thread
+remembers which call followed which, and first compares a call with the prediction.
 
-Promise: a prediction never changes what is recorded. A call is taken for a known signature only if a compiled test says
-that its arguments have exactly the metadata and scalars of that signature; the test may fail for equal arguments, never
-pass for different ones. Memory that arguments share is compared apart (`sharing`). If no test passes, the key decides.
+Guarantee: a prediction never changes what is recorded. A call is recognized as a known signature only if a compiled
+test shows that its arguments have exactly the metadata and scalars of that signature. The test may fail for equal
+arguments, but never passes for different ones. Memory shared between arguments is compared separately (`sharing`). If
+no test passes, the key decides.
 
-How a call is found, each step dearer than the one before it:
+A call is looked up in these steps, each slower than the one before:
 
-1. `CallPoint.after`: the point that followed the last one most recently. Same operator, same grad mode, test passes:
-   this is what the fast path in `hooks/dispatch.py` does by itself.
-2. `successor`: the last `SUCCESSORS` points that followed the last one, such as those of the two branches of an `if`.
-3. `recent`: the last `CANDIDATES` signatures of the operator, whatever came before.
+1. `CallPoint.after`: the call point that most recently followed the last one. The operator and the grad mode must match
+   and the test must pass. This is the fast path in `hooks/dispatch.py`.
+2. `successor`: the `SUCCESSORS` call points that followed the last one before, such as the two branches of an `if`.
+3. `recent`: the last `CANDIDATES` signatures of the operator, independent of earlier calls.
 4. `entry`: the signature is looked up by its key. From its third lookup on, it gets a test (`add_tests`).
 
-A `CallPoint` is a signature at a place of the program after the same few signatures (`HISTORY`): this tells calls of
-one line in a loop apart. It is made when the program first gets there, which also finds the source line of the call.
-The history has *families* in place of signatures: an optimizer that passes its step as a number has a new signature in
-each step, and goes on behind it as it did behind the last one. Whenever the program goes to another place (a module, a
-backward pass), prediction starts from a point for that turn (`start_of`).
+A `CallPoint` is a signature at a location of the program after the same few signatures (`HISTORY`), which distinguishes
+the calls of one line in a loop. It is made when the program first reaches it; at that time the source line of the call
+is also found. The history contains *families* instead of signatures: an optimizer that passes its step as a number has
+a new signature in each step, but continues after it as in the step before. When the program moves to another location
+(a module, a backward pass), the prediction starts from a separate call point for that move (`start_of`).
 
-The tests are those of torch's compiler, guards, which `torch_compat/torch_private.py` builds. A torch without them has
-no tests; then every call is looked up by its key.
+The tests are the guards of torch's compiler, built by `torch_compat/torch_private.py`. Without them, in other versions
+of torch, every call is looked up by its key.
 """
 
 from __future__ import annotations
@@ -37,50 +38,53 @@ from opgrip.capture.program.places import Location
 from opgrip.capture.torch_compat.torch_private import Check, arguments_check, is_composite, keywords_check
 
 HISTORY = 6
-"""Number of preceding calls that distinguish points of a program, by their signatures' families."""
+"""number of preceding calls, by family, that distinguish call points"""
 CANDIDATES = 3
-"""Number of signatures of an operator that are tried before the key is built."""
+"""number of signatures of an operator that are tried before the key is built"""
 MOST_NODES = 100_000
-"""Number of points that are remembered for a thread."""
+"""maximum number of call points kept per thread"""
 SIGHTINGS = 3
-"""Calls of a signature after its first before a test is made for it, which costs as much as several lookups by key."""
+"""calls of a signature after its first before it gets a test, which costs as much as several lookups by key"""
 SUCCESSORS = 4
-"""Number of points after one that are tried before the signatures of the operator."""
+"""number of call points after the last one that are tried before the operator's recent signatures"""
 LEARNT, NEVER = 1, 1 << 62
-"""`SIGHTINGS` in steps that only teach the capture, and for signatures that get no test."""
+"""values of `SIGHTINGS` for learning steps, and for signatures that get no test"""
 MOST_TESTS = 3
-"""Number of tests made for one signature: one may fail under another state of the dispatcher."""
+"""maximum number of tests made for one signature; a test may fail if the dispatcher's state differs"""
 
 Point = tuple[Location, tuple[bool, bool], tuple[int, ...], int]
-"""Location, whether gradients and inference mode are on, history, signature."""
+"""location, grad mode and inference mode, history, signature number"""
 NO_MODES = (False, False)
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
-"""Layouts, where a call's tensors are: anywhere; in the first argument; the first two; some; in a list, the first."""
+"""layouts, that is, where a call's tensors are: anywhere; first argument; first two arguments; some arguments; in a
+list
+that is the first argument
+"""
 
 
 def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return for each storage the index of its first occurrence; None if all differ."""
+    """Return for each storage the index of its first occurrence, or None if all differ."""
     return None if len(set(storages)) == len(storages) else tuple(map(storages.index, storages))
 
 
 def never(*ignored: object) -> bool:
-    """Fail as a test."""
+    """Return False, as a test that always fails."""
     return False
 
 
 class Recognizer:
-    """A signature and how to recognize its calls.
+    """A signature and the tests that recognize its calls.
 
     Attributes
     ----------
-    family : number of the first signature of the operator on such tensors, with whatever scalars
-    check : of the arguments of a call without keyword arguments
-    check_both : of the arguments and keyword arguments of a call with both
-    layout : where its tensors are, and `places`, the indices of the arguments that they are
-    alias : which of its tensors the single tensor that it returns shares memory with; -1 for memory of its own
-    sharing : which of its tensors share memory, as `sharing` gives it
-    timed : whether `op` also times the operator on its device, or counts its page faults
+    family : number of the first signature of the operator with similar tensors and any scalars
+    check : test of the arguments of a call without keyword arguments
+    check_both : test of the arguments and keyword arguments of a call with both
+    layout, places : where the call's tensors are, and the indices of the tensor arguments
+    alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
+    sharing : input tensors that share memory, as returned by `sharing`
+    timed : True if `op` also measures the operator's device time or page faults
     """
 
     __slots__ = (
@@ -106,17 +110,17 @@ class Recognizer:
 
 
 class CallPoint(Recognizer):
-    """A signature at a point of the program.
+    """A signature at a call site.
 
     Attributes
     ----------
-    after : the point that followed last time
-    successors : the last few that did, the last one first
-    history : the families of the last signatures, this one's included
-    grad : whether gradients are on
-    turns : the points to go on from when the program goes to another place
-    scope : number of its scope
-    pair : the number that its calls carry where they give one tensor
+    after : call point that followed last time
+    successors : the last few call points that followed, the latest first
+    history : families of the last signatures, including this one
+    grad : True if gradients are on
+    turns : call points to continue from, by the location that the program moves to
+    scope : number of the scope
+    pair : pair number of calls that return one tensor
     """
 
     __slots__ = ("after", "grad", "history", "pair", "scope", "successors", "turns")
@@ -142,7 +146,7 @@ class CallPoint(Recognizer):
 
 
 class CallPredictor:
-    """The recognizers and points of one thread."""
+    """The recognizers and call points of one thread."""
 
     def __init__(self) -> None:
         self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
@@ -154,11 +158,11 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallPoint] = {}
 
     def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
-        """Return the point that predicts what comes first after the program has gone to another place.
+        """Return the call point that predicts the first call after a move to another location.
 
         Parameters
         ----------
-        before : the place that it left
+        before : location before the move
         """
         start = last.turns.get(place)
         if start is None:
@@ -178,11 +182,11 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallPoint | None:
-        """Return the point of a call if it is among those that followed the last one.
+        """Return a call's call point if it is among the ones that followed the last one before, otherwise None.
 
         Parameters
         ----------
-        pattern : how the call's tensors share memory, as `sharing` gives it
+        pattern : input tensors that share memory, as returned by `sharing`
         """
         grad = torch.is_grad_enabled()
         for node in last.successors:
@@ -194,7 +198,7 @@ class CallPredictor:
     def recent(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
     ) -> Recognizer | None:
-        """Return the recognizer of a call if it is among the operator's last ones."""
+        """Return the recognizer of a call if its signature is among the operator's recent ones, otherwise None."""
         for entry in self._recent.get(id(func), ()):
             if entry.sharing == pattern and entry.holds(args, kwargs):
                 return entry
@@ -214,7 +218,7 @@ class CallPredictor:
 
         Parameters
         ----------
-        sightings : make a test from this call of the signature on
+        sightings : number of calls of the signature from which on a test is made
         """
         entry = self._entries.get(number)
         if entry is None:
@@ -240,12 +244,12 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallPoint:
-        """Return the point at which a recognized call follows another one.
+        """Return the call point of a recognized call that follows another one.
 
         Parameters
         ----------
-        modes : whether gradients are on, and inference mode
-        point : gives scope and pair of a new one
+        modes : grad mode and inference mode
+        point : returns scope and pair of a new call point
         """
         key = place, modes, last.history, entry.number
         node = self._nodes.get(key)
@@ -256,7 +260,7 @@ class CallPredictor:
             node = CallPoint(entry, history, scope, pair, self.nowhere, modes[0])
             self._follow_kin(node, (place, modes, last.history, entry.family))
             if entry.number in self._entries:
-                # met before, so it may well come again
+                # the signature occurred before, so it will probably recur
                 self._keep(key, node)
         last.after = node
         if node not in last.successors:
@@ -264,7 +268,7 @@ class CallPredictor:
         return node
 
     def _follow_kin(self, node: CallPoint, point: Point) -> None:
-        """Expect after a new point what followed the last one of its family here."""
+        """Predict the same successors for a new call point as for the latest one of its family here."""
         kin = self._newest_alike.get(point)
         if kin is not None:
             node.after, node.successors = kin.after, kin.successors
@@ -272,12 +276,12 @@ class CallPredictor:
             self._newest_alike[point] = node
 
     def nodes_of(self, number: int) -> list[CallPoint]:
-        """Return the points of a signature."""
-        # a copy, made in one go: the thread that owns them may add to them meanwhile
+        """Return the call points of a signature."""
+        # copy the list in one step, because the thread that owns it may extend it
         return [node for node in list(self._nodes.values()) if node.number == number]
 
     def forget_nodes(self) -> None:
-        """Forget all points, whose scopes may be others now."""
+        """Remove all call points, because their scopes may have changed."""
         self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
         self._nodes.clear()
         self._newest_alike.clear()
@@ -288,7 +292,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give a recognizer the tests that pass for these arguments, and the layout of its tensors."""
+    """Set the tests of a recognizer that pass for these arguments, and the layout of its tensors."""
     check = arguments_check(args, _has_typed_lists(entry.func))
     if check is None:
         return
@@ -306,7 +310,7 @@ def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any])
         entry.layout = LISTED
     elif not lists:
         layout = {(0,): ONE, (0, 1): TWO}.get(places, SEVERAL)
-        # nothing can come between these
+        # nothing can interrupt between these assignments
         entry.places, entry.layout = places, layout
     if entry.layout in (ONE, TWO, SEVERAL):
         entry.alias = _alias(entry.func, places)
@@ -323,12 +327,12 @@ def _has_tensors(values: Sequence[Any]) -> bool:
 
 
 def _alias(func: Any, places: tuple[int, ...]) -> int:
-    """Return which tensor argument an operator's single result always shares memory with; -1 for none."""
+    """Return the index of the tensor argument that always shares memory with the single result, or -1 if none does."""
     schema = getattr(func, "_schema", None)
     if schema is None or len(schema.returns) != 1 or schema.returns[0].alias_info is None:
         return -1
     if is_composite(func):
-        # such as aten.to, which may return its argument and may not
+        # for example aten.to, which may or may not return its argument
         return -1
     alias_set = schema.returns[0].alias_info.before_set
     for index, argument in enumerate(schema.arguments):

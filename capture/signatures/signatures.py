@@ -1,7 +1,7 @@
-"""What makes two calls the same: the key that a call is looked up by, and the signature made where it is new.
+"""Identity of calls: the key by which a call is looked up, and the signature made for a new key.
 
-The key is built at every call, the signature once. A key holds, for every argument, what a signature would hold, as
-hashable values with their types, since 1, 1.0 and True are equal to Python and different to an operator.
+The key is built at every lookup, the signature only once. For every argument, a key contains the same information as a
+signature, as hashable values with their types, because 1, 1.0 and True are equal in Python but not for an operator.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _AS_THEY_ARE = (
     *(ScalarSpec, NamedSpec, SameSpec, Opaque),
     *(set, frozenset, slice, range, bytes, type(...)),
 )
-"""What only functions take, as it was taken apart."""
+"""types that only functions take, kept as they are"""
 _KEYS = _BY_VALUE | {float, tuple, bytes, torch.Size}
-"""Types of keys of dictionaries."""
+"""types allowed as dictionary keys"""
 _STRIDED = torch.strided
 
 
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The key of a call: equal for two calls just when their signatures are."""
+    """Return the key of a call, which is equal for two calls if and only if their signatures are equal."""
     parts: list[Any] = [op]
     tensors: list[torch.Tensor] = []
     _add_all(parts, tensors, args)
@@ -65,7 +65,7 @@ def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 
 
 def _add_all(parts: list[Any], tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
-    # the kinds that operators take most often first: this is run for every call
+    # the most frequent types come first, because this runs for every lookup
     for value in values:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -136,11 +136,13 @@ def _add_unusual_tensor(parts: list[Any], tensors: list[torch.Tensor], value: to
 def describe_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], fit_for: Callable[[int | str], FitValues]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call as a signature holds them.
+    """Return the arguments of a call as recorded in a signature.
 
     Parameters
     ----------
-    fit_for : gives, for the place or keyword of an argument, what gives the number of a tensor's value model, or None
+    fit_for : takes the index or keyword of an argument and returns a function that returns the number of a tensor's
+    value
+        model, or None
     """
     groups = _sharing(tensors_in((*args, *kwargs.values())))
     described_args = tuple(_describe(value, groups, fit_for(place)) for place, value in enumerate(args))
@@ -148,12 +150,12 @@ def describe_call(
 
 
 def describe_result(result: Any) -> Any:
-    """What a call returned, in the same form, without values."""
+    """Return a call's result as recorded in a signature, without values."""
     return _describe(result, {}, lambda tensor: None)
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """All tensors in arguments or results, in order."""
+    """Return all tensors in arguments or results, in order."""
     tensors: list[torch.Tensor] = []
     _collect(tensors, values)
     return tensors
@@ -172,7 +174,7 @@ def _collect(tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
 
 
 def _sharing(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """The number of each storage that several tensors or parts of them share, by the storage's address."""
+    """Return a number for each storage shared by several tensors or parts of tensors, by the storage's address."""
     counts: Counter[int] = Counter()
     for tensor in tensors:
         made_of, _ = ((), ()) if _is_memory(tensor) else take_apart(tensor)
@@ -213,7 +215,7 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
     if is_group(value):
         return describe_group(value)
     for base in _SIMPLE_BASES:
-        # enumerations and the like: an operator takes them for the number or text that they are
+        # for example enumerations, which an operator uses as their number or text
         if isinstance(value, base):
             return base(value)  # type: ignore[arg-type]
     return Opaque(f"{kind.__module__}.{kind.__qualname__}")
@@ -222,7 +224,7 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
 def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec | Opaque:
     plain, memory = type(tensor) in PLAIN, _is_memory(tensor)
     if tensor.is_nested and not (plain and tensor.layout is torch.strided):
-        # its sizes are no numbers
+        # its sizes are not integers
         return Opaque("nested tensor")
     return TensorSpec(
         shape=shape_of(tensor),
@@ -245,7 +247,7 @@ def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitVa
 def _describe_part(part: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec:
     described = _describe_tensor(part, groups, fit)
     assert isinstance(described, TensorSpec), "parts are plain"
-    # of the whole alone
+    # only the whole tensor requires a gradient
     return replace(described, requires_grad=False)
 
 
