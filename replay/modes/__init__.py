@@ -1,4 +1,4 @@
-"""Ways to run a call. A mode is a file here, or an entry point `opgrip.modes` of another package."""
+"""Modes: ways to run a call; a mode is a file of this package, or an entry point `opgrip.modes` of another one."""
 
 from opgrip.replay.modes.mode import (
     EAGER,

@@ -1,4 +1,4 @@
-"""The mode `cudagraph`: the call as a CUDA graph, which launches all kernels at once."""
+"""The mode `cudagraph`: the call as a CUDA graph, which launches all kernels with one launch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 WARMUP = 3
-"""Runs before the capture, in which libraries initialize."""
+"""runs before the capture, in which libraries initialize"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
     """A graph over the memory of some arguments, which it keeps alive.
 
-    results : written by each replay
-    memory : what the capture took for one run
+    results : tensors that each replay writes
+    memory : memory that the capture took for one run
     """
 
     graph: Any
@@ -40,8 +40,8 @@ class _Captured:
 def as_graph(task: Task) -> Program:
     """Return the call as graphs over the memory of its arguments, with their strides and shared storages.
 
-    A graph reads and writes the addresses of its capture. So each set of arguments gets a graph of its own when it
-    first comes, and nothing is copied before a run: data are in the caches as in eager.
+    A graph reads and writes the addresses of its capture. So each set of arguments gets a separate graph on first use,
+    and nothing is copied before a run: data are in the caches as in eager.
     """
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
@@ -49,7 +49,7 @@ def as_graph(task: Task) -> Program:
         _warm_up(task, example)
         captures.append(_capture(task, example))
     memory = captures[0].memory
-    # what a call has written into is an example of its arguments no more
+    # these tensors are not valid examples after a call has written into them
     graphs = {} if task.mutates else {_place_of(captured.tensors): captured for captured in captures}
 
     def enter(arguments: Arguments) -> Arguments:
@@ -78,12 +78,12 @@ def _call_of(task: Task, arguments: Arguments) -> TensorCall:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return addresses and layouts of tensors: equal for those that one graph can use."""
+    """Return addresses and layouts of tensors, which are equal if one graph can use both sets of tensors."""
     return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on a stream like the capture's; in the last run torch raises if it waits for the device.
+    """Run the call on a stream like the capture's; in the last run, torch raises if the call waits for the device.
 
     Waiting would make a capture fail and spoil later ones.
     """
@@ -119,7 +119,7 @@ def _capture(task: Task, arguments: Arguments) -> _Captured:
             results: Sequence[Tensor] = call(*tensors)
         return results
 
-    # a capture that fails does not leave its stream
+    # a failed capture leaves its stream current
     with torch.cuda.device(task.device), torch.cuda.stream(torch.cuda.current_stream(task.device)):
         results, memory = with_memory(record, task.device)
     return _Captured(graph, call, tensors, results, memory)
@@ -127,10 +127,10 @@ def _capture(task: Task, arguments: Arguments) -> _Captured:
 
 @functools.cache
 def _stream_and_anchor(device: str) -> tuple[Any, Any]:
-    """Return what all captures on a device share: a stream, and an empty graph whose pool they use.
+    """Return the stream of all captures on a device, and an empty graph whose memory pool they share.
 
     A pool's memory belongs to a stream, and a pool ends with the last of its graphs. Graphs of one pool use each
-    other's intermediate memory, so they must not run at once.
+    other's intermediate memory, so they must not run concurrently.
     """
     import torch
 

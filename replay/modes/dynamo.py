@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments, Function
 
 RECORDING = 2
-"""Runs after the first one: inductor records a graph in the first of them and replays it in the next."""
+"""number of runs after the first one: inductor records a graph in one run and replays it in the next"""
 
 _numbers = itertools.count()
 _of_any_shape: dict[object, Function] = {}
@@ -35,7 +35,7 @@ def with_static_shapes(task: Task) -> Program:
 
 @mode("compile-dynamic", differentiable=True)
 def with_dynamic_shapes(task: Task) -> Program:
-    """Compile the call for any shape: calls that differ in shapes only share one program."""
+    """Compile the call for any shape; calls that differ only in shapes share one program."""
     return _compiled(task, dynamic=True)
 
 
@@ -43,7 +43,7 @@ def with_dynamic_shapes(task: Task) -> Program:
 def with_autotuning(task: Task) -> Program:
     """Compile the call for its shapes, with the fastest of several kernels.
 
-    Without CUDA graphs, which torch's `max-autotune` adds: `reduce-overhead` shows what they gain.
+    This leaves out the CUDA graphs that torch's `max-autotune` adds: `reduce-overhead` shows their effect.
     """
     return _compiled(task, dynamic=False, mode="max-autotune-no-cudagraphs")
 
@@ -61,7 +61,7 @@ def with_graphs(task: Task) -> Program:
     program = _compiled(task, dynamic=False, mode="reduce-overhead")
 
     def enter(arguments: Arguments) -> Arguments:
-        # else a forward whose backward never ran keeps its memory, and the next runs without a graph
+        # otherwise a forward whose backward never ran keeps its memory, and the next run uses no graph
         torch.compiler.cudagraph_mark_step_begin()
         return arguments
 
@@ -95,7 +95,7 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
 
 
 def _own_code(function: Function) -> Function:
-    """Return a copy with a code object of its own: dynamo limits the programs per code object."""
+    """Return a copy with a separate code object, because dynamo limits the programs per code object."""
     import torch
 
     number = next(_numbers)
@@ -122,7 +122,7 @@ def _twin(function: FunctionType, number: int) -> FunctionType:
 
 
 def _kind(task: Task) -> object:
-    """Return what calls must have in common to share a program of any shape."""
+    """Return a key that calls must have in common to share a program of any shape."""
     import torch
 
     from opgrip.traces.schema.arguments import leaves

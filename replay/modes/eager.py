@@ -1,4 +1,4 @@
-"""The mode `eager`: operators as they are called."""
+"""The mode `eager`: operators run without compilation."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def make(task: Task) -> Program:
     """Compile a sample's JAX implementation; arguments other than tensors are constant.
 
-    Raises `Unsupported` if there is none, or it cannot be compiled.
+    Raises `Unsupported` if the sample has none, or it cannot be compiled.
     """
     from torch import Tensor
 

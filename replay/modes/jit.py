@@ -1,4 +1,4 @@
-"""The mode `jit`: TorchScript, from a function's source if it is readable, else from tracing a run."""
+"""The mode `jit`: TorchScript, from a function's source if it is readable, otherwise by tracing a run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
-"""Parts of the tracer's warnings that it keeps a value of this run. It warns of sizes too, as integers."""
+"""parts of the tracer's warnings about values of this run that become constants
+
+The tracer also warns of sizes, which are integers.
+"""
 RUNS = 2
-"""The first run is profiled, the second compiles."""
+"""number of runs before timing: the first is profiled, the second compiles"""
 
 
 @mode("jit", differentiable=True, ahead=False)
 def with_torchscript(task: Task) -> Program:
-    """Script the call, or else trace it.
+    """Script the call, or trace it if that fails.
 
-    Raises `Unsupported` if neither works: scripts lack parts of Python, traces follow one branch.
+    Raises `Unsupported` if neither works: scripts support a part of Python, traces follow one branch.
     """
     import torch
 
@@ -73,7 +76,7 @@ def _copied(tree: Any) -> Any:
 
 
 class _quiet(warnings.catch_warnings):
-    """Ignores the notice that TorchScript is deprecated."""
+    """A context that ignores the warning that TorchScript is deprecated."""
 
     def __enter__(self) -> None:
         super().__enter__()

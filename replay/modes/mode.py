@@ -23,7 +23,7 @@ EAGER = "eager"
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How long a compiler may search for better code."""
+    """Options for the search of a compiler for better code."""
 
     trials: int = option(
         0,
@@ -44,7 +44,7 @@ class Tuning:
     )
 
     def words_of(self, mode: str) -> str:
-        """Return how a mode's compiler searches, as `64` or `64 replay-trace`; empty if it does not."""
+        """Return a mode's search settings, as `64` or `64 replay-trace`; empty if it does not search."""
         if not self.trials or not find_mode(mode)[0].tuners:
             return ""
         return " ".join(filter(None, (str(self.trials), self.tuner)))
@@ -59,9 +59,9 @@ class Task:
     others : examples with other values or shapes
     mutates : whether a call may write into its arguments
     grad : whether gradients of its results are needed
-    threads : of an operator on the CPU
-    argument : what followed the mode's name, as in `compile:NAME`
-    store : folder for what a later run of the same call can load; None without one
+    threads : threads of an operator on the CPU
+    argument : argument after the mode's name, such as `NAME` in `compile:NAME`
+    store : folder for files that a later run of the same call can load, or None
     """
 
     function: Function
@@ -93,14 +93,13 @@ class Results:
 class Program:
     """A call that is ready to run: compiled, loaded, and run once if its first run is slower.
 
-    function : what is timed; on the CPU it waits for its work, else it leaves that to the device's streams
-    enter : converts the arguments for `function`, outside of the time; None to pass them, and write into them, as they
-        are
-    leave : converts what `function` gave to tensors of torch; only with `enter`
-    in_place : whether `function` writes into the call's arguments although they go through `enter`
+    function : the function to time; on the CPU it waits for its work, on other devices it leaves that to their streams
+    enter : converts the arguments for `function`, outside of the time; None to pass them unchanged and write into them
+    leave : converts the result of `function` to torch tensors; only with `enter`
+    in_place : whether `function` writes into the call's arguments although `enter` converts them
     enters_each_run : whether `enter` is needed before each run
     note : how it was made, in a word or two
-    memory : memory that its runs use and that was taken when it was made; None if they take it as they run
+    memory : memory that was allocated when it was made and that its runs use; None if runs allocate it
     """
 
     function: Function
@@ -116,17 +115,17 @@ class Program:
 class Mode:
     """A way to run calls.
 
-    make : makes the program of a call; what it raises is the reason why there is none
+    make : makes the program of a call; the message of its error is the reason that a row reports
     needs : packages that it imports
     extra : extra of opgrip that installs them
     devices : kinds of device that it runs on; empty for any
-    differentiable : whether autograd goes through its programs; else a backward is compiled as a graph of its own
+    differentiable : whether autograd works through its programs; otherwise a backward is compiled as a separate graph
     ahead : whether making programs is slow enough to do it in several processes before timing
     in_torch : whether its programs use torch's allocator and streams
     in_graphs : whether its programs are CUDA graphs, which cannot be nested
-    autotunes : whether making a program for an accelerator times kernels there, alone
-    argument : what may follow its name after a colon, in a word
-    arguments : all valid arguments
+    autotunes : whether making a program for an accelerator times kernels there, which must not run concurrently
+    argument : name of the argument that may follow the mode's name after a colon
+    arguments : returns all valid arguments
     tuners : search methods, the default first; empty if it cannot search
     """
 
@@ -194,7 +193,7 @@ def _is_installed(package: str) -> bool:
 @titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class ModeOptions:
-    """Modes to run, and the one that the others are compared with."""
+    """Options for the modes to run, and for the mode that they are compared with."""
 
     mode: tuple[str, ...] = option(
         (EAGER,),
@@ -213,13 +212,13 @@ class ModeOptions:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """All modes, the reference first."""
+        """All modes, the reference first"""
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
-        """Raise `UserError` if a mode is unknown, lacks a package or cannot do what is asked.
+        """Raise `UserError` if a mode is unknown, lacks a package or does not support the options.
 
-        in_graph : whether runs are captured as CUDA graphs to be timed
+        in_graph : whether runs are captured as CUDA graphs for timing
         """
         graphs = [name for name in self.all_names if runs_graphs(name)]
         if in_graph and graphs:

@@ -22,7 +22,7 @@ MODEL = "model.onnx"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 Provider = tuple[str, dict[str, str]]
-"""Name of a provider, and its options."""
+"""name of a provider, and its options"""
 
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
@@ -63,8 +63,9 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
 
 
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
-    """Run the call as an ONNX model on the first provider that can; `providers_of` gets the operator names.
+    """Run the call as an ONNX model on the first provider that can.
 
+    providers_of : function from the names of the operators to providers
     Raises `Unsupported` if a provider cannot be loaded.
     """
     import onnxruntime
@@ -138,7 +139,7 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
 
     from opgrip.replay.modes.conversions.jax_runtime import device_index
 
-    # in the call's order; the exporter may give an input another name, where it is a result too
+    # in the call's order, because the exporter may rename an input that is also a result
     model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
     model_outputs = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
     kind, index = torch.device(device).type, device_index(device)
@@ -153,7 +154,7 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
         for name, _ in model_outputs:
             binding.bind_output(name, kind, index)
         if kind != "cpu":
-            # the session reads them on a stream of its own, which does not wait for torch's
+            # the session reads the inputs on its own stream, which does not wait for torch's
             torch.accelerator.synchronize(torch.device(device))
         return (binding, bound_tensors), {}
 

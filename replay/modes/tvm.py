@@ -1,6 +1,6 @@
 """The mode `tvm`: the exported call as a Relax program, compiled for this CPU or GPU.
 
-Without a search TVM gives a CPU plain loops on one thread. `--tune` searches with its meta schedule.
+Without a search TVM generates plain loops on one thread for a CPU. `--tune` searches with its meta schedule.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments
 
 ALIGNMENT = 64
-"""Bytes. Compiled code assumes that data begin at multiples of this."""
+"""alignment of data in bytes that compiled code assumes"""
 
 DONE = "trials"
-"""File that ends a search's database: the number of programs tried."""
+"""file that completes a search's database; it contains the number of programs tried"""
 
 TUNERS = ("evolutionary", "replay-trace", "replay-func")
-"""Search strategies: evolution with a cost model, or random draws."""
+"""search strategies: evolution with a cost model, or random draws"""
 
 
 @mode("tvm", needs=("tvm",), extra="tvm", devices=("cpu", "cuda"), in_torch=False, tuners=TUNERS)
@@ -43,8 +43,8 @@ def make(task: Task) -> Program:
 
     from opgrip.replay.modes.conversions.tensor_calls import exported
 
-    # read once, when TVM's threads start: the most that a later call can ask for, and that they are not bound to
-    # cores, as torch's are not
+    # read once, when TVM's threads start: the most threads that a later call can request, not bound to cores, like
+    # torch's
     os.environ.setdefault("TVM_NUM_THREADS", str(max(os.cpu_count() or 1, task.threads)))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     import tvm
@@ -54,7 +54,7 @@ def make(task: Task) -> Program:
     device = tvm.runtime.device(str(task.device))
     executable, note = _executable(program, task, _target(device, task.threads))
     virtual = relax.VirtualMachine(executable, device)
-    # on a GPU it works on the default stream, as torch does
+    # on a GPU it uses the default stream, as torch does
     function = virtual["main"]
     set_threads = tvm.get_global_func("runtime.config_threadpool")
 
@@ -70,7 +70,7 @@ def make(task: Task) -> Program:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor as TVM's, over the same memory if it is contiguous and aligned."""
+    """Return a tensor without conjugation that is contiguous and aligned, a copy only if needed."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
@@ -102,14 +102,14 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 
 
 def _name(target: Any, tuning: Tuning) -> str:
-    """Return a library's file name, which names what its code depends on besides the call and versions."""
+    """Return a library's file name, which contains everything that its code depends on except the call and versions."""
     processor = target.attrs.get("mcpu") or target.attrs.get("arch")
     cores = target.attrs.get("num-cores", 0)
     return f"tvm-{processor}-{cores}-{tuning.trials}-{tuning.tuner or TUNERS[0]}.so"
 
 
 def _keep(executable: Any, path: Path) -> None:
-    """Write a library, unless there is no C compiler to link it."""
+    """Write a library, unless no C compiler is available to link it."""
     whole = path.with_name(f"{path.name}.{os.getpid()}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _compiled(module: Any, target: Any) -> Any:
 
 
 def _tuned(module: Any, task: Task, target: Any) -> Any:
-    """Return the program with the best code that a search found, now or before."""
+    """Return the program with the best code that a search has found, now or in an earlier run."""
     from tvm.s_tir import meta_schedule
 
     tuner = task.tuning.tuner or TUNERS[0]
@@ -180,7 +180,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
             strategy=tuner,
             seed=0,
         )
-    # a program that does not build or run is entered with 1e10 seconds
+    # the database has 1e10 seconds for a program that does not build or run
     if not any(min(map(float, record.run_secs)) < 1e9 for record in database.get_all_tuning_records()):
         raise RuntimeError("no program of the search ran: see logs/ beside its database")
     (folder / DONE).write_text(str(task.tuning.trials))
@@ -188,7 +188,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Import only x86 tensor intrinsics for a search on an x86 CPU: those of all targets take a minute."""
+    """Import only x86 tensor intrinsics for a search on an x86 CPU, because those of all targets take a minute."""
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"
@@ -199,7 +199,7 @@ def _intrinsics_of(target: Any) -> Iterator[None]:
     package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
     sys.modules[name] = package
     try:
-        # stays: it enters its intrinsics in a table, which takes each once
+        # this module stays imported, because its intrinsics can be registered only once
         importlib.import_module(f"{name}.x86")
         yield
     finally:
@@ -207,7 +207,7 @@ def _intrinsics_of(target: Any) -> Iterator[None]:
 
 
 def _build(module: Any, target: Any, _: Any) -> Any:
-    """Do what the search's builder does in its process, without an import that takes a minute.
+    """Build a module as the search's builder does in its process, without an import that takes a minute.
 
     That import is for tensor intrinsics of all targets, which a scheduled module no longer refers to by name.
     """
@@ -228,6 +228,6 @@ def _one_line_errors(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line of TVM's message, which begins with a trace of its own."""
+    """Return the last line of TVM's message, which begins with a stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return one_line(type(error)(lines[-1] if lines else "")).removeprefix("AssertionError: ")

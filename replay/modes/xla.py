@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """Return a program's constants, and a function of them and the inputs; call `start` first.
+    """Return a program's constants, and a function of the constants and the inputs; call `start` first.
 
     Raises `Unsupported` if torchax cannot convert it.
     """
@@ -32,7 +32,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
         import torchax
         import torchax.export
 
-        # reads the tables of operators
+        # reads the tables of operators while they are patched
         torchax.default_env()
     _name_dtypes(program.graph)
     try:
@@ -43,7 +43,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
 
     def as_torch_has_it(states: Any, inputs: Any) -> Any:
-        """Cast results: some functions give other dtypes than torch's, such as 32-bit indices."""
+        """Run the function and cast its results; some have other dtypes than in torch, such as 32-bit indices."""
         arrays = function(states, inputs)
         return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
 
@@ -51,7 +51,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Name the dtype of operators that use torch's default: jax's default differs in 64-bit mode."""
+    """Set the dtype of operators that use torch's default, because jax's default differs in 64-bit mode."""
     import torch
 
     for node in graph.nodes:
@@ -66,9 +66,9 @@ def _name_dtypes(graph: torch.fx.Graph) -> None:
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Import torchax, and undo what that changes in torch.
+    """Make torchax importable in the block, and undo its changes to torch afterwards.
 
-    Its tables name overloads that later torch removed, so placeholders stand in for them. It also registers a backend,
+    Its tables name overloads that later torch removed, which are replaced by placeholders. It also registers a backend,
     replaces decompositions, which other compilers would then use, and disables a fast path of attention.
     """
     import torch
@@ -184,7 +184,7 @@ def _to_tensorflow(tensor: torch.Tensor) -> Any:
 
 
 def _hide_gpus() -> None:
-    """Hide GPUs from TensorFlow, which would use them whatever device torch replays on."""
+    """Hide GPUs from TensorFlow, which would use them regardless of the device that torch replays on."""
     from tensorflow import config
 
     if config.get_visible_devices("GPU"):

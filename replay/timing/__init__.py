@@ -1,1 +1,1 @@
-"""Run a call repeatedly under given conditions, and time it."""
+"""Repeated, timed runs of a call under given conditions."""

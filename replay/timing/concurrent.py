@@ -1,4 +1,4 @@
-"""Concurrent runs of cases on threads, and what they cost each other."""
+"""Concurrent runs of cases on threads, and how much they slow each other down."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from opgrip.replay.timing.timing_options import Effort
 T = TypeVar("T")
 
 Work: TypeAlias = Callable[[Callable[[], None]], T]
-"""A function that is given what waits for its work on the device."""
+"""function whose argument is a function that waits for its work on the device"""
 
 
 class Crew:
-    """Threads that run functions at the same time, each under a group's settings and on a stream of its own."""
+    """A group of threads that run functions concurrently under a group's settings, each on its own stream."""
 
     def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
         self._group = group
@@ -48,8 +48,8 @@ class Crew:
         self._threads.shutdown()
 
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
-        """Run the functions at once and return their results. Each is given a function that waits for its work."""
-        # a thread that waits here takes no other function, so each has a thread of its own
+        """Run the functions concurrently and return their results; each receives a function that waits for its work."""
+        # a thread that waits here takes no other function, so each function gets a separate thread
         barrier = Barrier(len(functions))
         self.synchronize()
         running = [self._threads.submit(self._run, place, one, barrier) for place, one in enumerate(functions)]
@@ -57,7 +57,7 @@ class Crew:
             return [future.result() for future in running]
         except BaseException as error:
             barrier.abort()
-            # where the device is lost, leaving the stream of a thread raised too
+            # if the device is lost, leaving a thread's stream may have raised instead of the first error
             check_use(self.device, error)
             raise
 
@@ -68,7 +68,7 @@ class Crew:
             stream = getattr(torch, self._kind).stream(self._streams[place])
             finish = self._streams[place].synchronize
         try:
-            # gradient and inference mode are each thread's own; what holds for the process is as it should be already
+            # gradient and inference mode are per thread; per-process settings are set already
             with restored(self._group.settings), torch.set_grad_enabled(self._group.grad), stream:
                 barrier.wait()
                 return function(finish)
@@ -87,10 +87,10 @@ class ConcurrentRun:
     """Times of a subject while others ran.
 
     subject : its `failure` is set if a run raised; times may then be empty
-    loaded : times of a run in ns, each the mean of one repeat, which lasts until all have run once
-    ratio : 10th, 50th and 90th percentile of that relative to a run alone, repeat by repeat
-    overlap : time of the batch one after another over its time at once, median of the repeats: 1 if nothing is gained,
-        `together` if the runs did not slow each other down
+    loaded : times of a run in ns, each the mean of one repeat, which lasts until all subjects have run once
+    ratio : 10th, 50th and 90th percentile of these times relative to an isolated run, repeat by repeat
+    overlap : time of the batch run serially over its time run concurrently, median of the repeats: 1 if nothing is
+    gained, `together` if the runs do not slow each other down
     together : number of concurrent runs
     """
 
@@ -110,14 +110,16 @@ def side_by_side(
 ) -> Iterator[ConcurrentRun]:
     """Measure the subjects of each group in batches of `count`, in their order.
 
-    groups : subjects in program order. Different settings never run at once, since most settings are per process
+    groups : subjects in program order; subjects with different settings never run concurrently, since most settings are
+    per process
     effort : per subject; the first repeat of a batch is always a warm-up
-    device : each thread gets a stream of its own here, unless it is the CPU
+    device : unless it is the CPU, each thread has its own stream on it
     announce : called with all cases of a batch before they run
-    This measures Python threads with all that they share: the interpreter lock, which a call holds until a kernel
-    releases it, so that short calls wait for each other on every device; the allocator; caches; and cores, since each
-    thread has as many torch threads as the settings say. Short calls are run in blocks, so that the ten microseconds
-    between the starts of threads do not count.
+
+    This measures Python threads with everything that they share: the allocator, caches, cores (each thread has as many
+    torch threads as the settings specify), and the interpreter lock. A call holds the lock until a kernel releases it,
+    so short calls wait for each other on every device. Short calls run in blocks, so that the ten microseconds between
+    the starts of threads do not matter.
     """
     for group in groups:
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():
@@ -138,10 +140,10 @@ class _Times:
 
 
 class _Load:
-    """Tracks whether all subjects have run once; until then the others keep running.
+    """A record of whether all subjects have run once; until then the others keep running.
 
-    begun_ns : start of the first one, or None
-    over_ns : when all had run once, or None
+    begun_ns : start of the first subject, or None
+    over_ns : time at which all had run once, or None
     """
 
     def __init__(self, count: int) -> None:
@@ -157,7 +159,7 @@ class _Load:
             return self.begun_ns
 
     def first_is_done(self) -> None:
-        """Note that a subject has run once, or failed."""
+        """Record that a subject has run once, or failed."""
         with self._lock:
             self._pending -= 1
             if self._pending == 0:
@@ -165,7 +167,7 @@ class _Load:
 
 
 class _Batch:
-    """Subjects that run at once."""
+    """Subjects that run concurrently."""
 
     def __init__(self, subjects: Sequence[Subject], crew: Crew, effort: Effort, announce: Announce) -> None:
         self._all = [_Times(subject) for subject in subjects]
@@ -197,16 +199,16 @@ class _Batch:
         )
 
     def _repeat(self, contention: Contention) -> None:
-        """Run all alone, all at once, and each under the load of the others.
+        """Run each subject in isolation, then all once, then each while the others keep running.
 
-        The first repeat is a warm-up and decides how many runs a block needs.
+        The first repeat is a warm-up and determines how many runs a block needs.
         """
         began, since = perf_counter_ns(), contention.read()
         alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
         running = self._list_running()
         if len(running) < len(alone) or not running:
             return
-        # which thread begins first decides who waits for whom, so each is it in turn
+        # the thread that starts first determines who waits for whom, so each subject starts first in turn
         first = self._turn % len(running)
         self._turn += 1
         running = running[first:] + running[:first]
@@ -220,7 +222,7 @@ class _Batch:
         if not self._block:
             self._block = min(block_size(max(alone_ns)), *(times.subject.most_in_block() for times in running))
             return
-        # one that failed ends the repeat for all, whom it left alone for a part of it
+        # a failed subject invalidates the repeat, because the others ran without it for a part of it
         if len(self._list_running()) < len(running):
             return
         is_contended = contention.is_contended(since)
@@ -249,7 +251,7 @@ class _Batch:
         return (perf_counter_ns() - start) / len(runs)
 
     def _once(self, subject: Subject) -> Work[tuple[int, int] | None]:
-        """Return start and end of one block of a subject on each thread."""
+        """Return a function that runs one block of a subject and returns its start and end."""
         runs = self._guarded(subject, lambda subject: subject.ready(self._block or 1)) or []
 
         def run(finish: Callable[[], None]) -> tuple[int, int]:
@@ -262,10 +264,10 @@ class _Batch:
         return lambda finish: self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
 
     def _loaded(self, subject: Subject, load: _Load) -> Work[float | None]:
-        """Return the time of a run while all others run too.
+        """Return a function that measures the time of a run while all others run too.
 
-        Subjects that are done go on until the slowest has run once. The part of their last run before that counts, and
-        so does the time between runs, when a thread waits for the interpreter lock.
+        Subjects that are done keep running until the slowest has run once. The part of their last run before that
+        counts. The time between runs counts too, because a thread waits for the interpreter lock then.
         """
 
         def run(finish: Callable[[], None]) -> float:
@@ -274,7 +276,7 @@ class _Batch:
             while load.over_ns is None:
                 runs = subject.ready(self._block or 1)
                 if spans and (subject.mutates or subject.enters_each_run):
-                    # making the arguments ready is not its work
+                    # preparing the arguments does not count
                     finish()
                     start = perf_counter_ns()
                 for args, kwargs in runs:
@@ -294,18 +296,18 @@ class _Batch:
         return guarded
 
     def _finisher(self, subject: Subject, finish: Callable[[], None]) -> Callable[[], None]:
-        """Return what waits for a subject: for the whole device if it works on other streams than the thread's."""
+        """Return a function that waits for a subject, or for the whole device if the subject uses other streams."""
         return finish if subject.in_torch else self._crew.synchronize
 
     def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
-        """Return the function's result, or None if it raises, which ends this subject only."""
+        """Return the function's result, or None if it raises, which ends only this subject."""
         try:
             return function(subject)
         except Exception as error:
             try:
                 check_use(self._crew.device, error)
             except DeviceLostError:
-                # others have been announced since
+                # other subjects have been announced in the meantime
                 self._announce(subject.number, subject.row)
                 raise
             subject.fail(error, self._crew.device)
@@ -318,7 +320,7 @@ class _Batch:
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
-    """Return the mean duration of the runs up to a time, which may cut the last one."""
+    """Return the mean duration of the runs up to a time, which may cut the last run."""
     durations = [max(end - start, 1) for start, end in spans]
     before = [max(min(end, end_ns) - start, 0) for start, end in spans]
     return sum(before) / max(float(sum(map(truediv, before, durations))), 1e-9)

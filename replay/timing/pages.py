@@ -1,11 +1,11 @@
 """New or resident pages for a call's results, as in the program, with glibc.
 
-A freed block is returned to the system or kept, depending on thresholds and its neighbours; a result in a returned
-block costs a page fault per 4 kB. Here freed memory is kept unless new pages are requested.
-With huge pages on request, torch does not request them, but NumPy does for large arrays, and a request for a part of
-the heap lasts: a result there costs one fault per 2 MB. So such requests are disabled here.
-A thread that runs out of memory continues in an arena of its own, whose end is never returned. So all threads share one
-arena here.
+glibc returns a freed block to the system or keeps it, depending on thresholds and neighbouring blocks; a result in a
+returned block costs a page fault per 4 kB. This module keeps freed memory unless new pages are requested.
+If huge pages are used on request, torch does not request them, but NumPy does for large arrays. A request for a part of
+the heap stays in effect, and a result there costs one fault per 2 MB. So such requests are disabled here.
+A thread that runs out of memory continues in a new arena, whose end is never returned. So all threads share one arena
+here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MADV_DONTNEED = 4
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SLACK = 4 * LARGE
 MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20
-"""Limits in rounds and bytes; what needs more takes memory as it comes."""
+"""limits in rounds and bytes; beyond them, blocks are not arranged"""
 LARGEST_KEPT = 32 << 20
-"""glibc maps larger blocks anew each time."""
+"""size above which glibc maps and unmaps each block separately"""
 SLOW, SLOW_TICKS = 2.0, 3
-"""Page faults are slow if they cost this many times the usual, and this many kernel ticks more."""
+"""page faults are slow if they cost this factor more than usual, and this number of kernel ticks more"""
 ARENAS_OF_PROCESSOR = 8
-"""Default maximum of glibc's arenas per core."""
+"""glibc's default limit on arenas per core"""
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -49,7 +49,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 _LIBRARY = _glibc()
 CONTROLLED = _LIBRARY is not None
-"""Whether new or resident pages can be chosen."""
+"""True if new or resident pages can be chosen"""
 
 
 def keep_freed_memory() -> None:
@@ -66,8 +66,8 @@ def keep_freed_memory() -> None:
 def keeping_freed_memory() -> Iterator[None]:
     """Let this process keep freed memory in the block.
 
-    glibc does not report its thresholds and stops adjusting them once they were set: they end at the values that its
-    own adjustment reaches when large blocks are freed. Threads may go on sharing one arena.
+    glibc does not report its thresholds, and stops adjusting them once they were set. So the block ends with the values
+    that glibc's own adjustment reaches when large blocks are freed. Threads may continue to share one arena.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
@@ -75,7 +75,7 @@ def keeping_freed_memory() -> Iterator[None]:
         yield
     finally:
         if _LIBRARY is not None:
-            # that for mapping blocks stays
+            # the threshold for mapping blocks stays
             _LIBRARY.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_KEPT)
             _LIBRARY.mallopt(M_ARENA_MAX, ARENAS_OF_PROCESSOR * (os.cpu_count() or 1))
             if huge_pages_disabled == 0:
@@ -108,30 +108,30 @@ def touch(size: int) -> None:
 
 
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
-    """Free blocks of these sizes of which `fresh_bytes` are on new pages and the rest is resident.
+    """Free blocks of these sizes, with `fresh_bytes` of them on new pages and the rest resident.
 
-    New pages beyond the blocks stand for what an operator needs besides. Other freed memory and the caches stay as they
-    are, except for a line per page.
+    New pages in excess of the blocks are for other memory that an operator needs. Other freed memory and the caches do
+    not change, except for a line per page.
     """
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
     wanted = [(size, round(size * share)) for size in sizes]
     besides = fresh_bytes - sum(sizes)
     if besides >= LARGE:
         wanted.append((besides, besides))
-    # glibc gives the smallest block that is large enough, of which small things can have taken a part before
+    # glibc returns the smallest block that is large enough, and small allocations may take a part of it first
     wanted = [(size + slack, fresh) for size, fresh in wanted for slack in (0, SLACK) if size + slack < LARGEST_KEPT]
     if sum(size for size, _ in wanted) > MOST_ARRANGED:
         return
     arranged: set[tuple[int, int]] = set()
     for _ in range(MOST_ARRANGEMENTS):
         try:
-            # a tensor would be filled where algorithms are to be deterministic
+            # with deterministic algorithms, torch would fill a tensor
             blocks = [torch.UntypedStorage(size) for size, _ in wanted]
         except RuntimeError:
-            # no room for them all; the call alone may have some
+            # not enough memory for all blocks, but maybe for the call
             return
         places = {(block.data_ptr(), size): (block, fresh) for block, (size, fresh) in zip(blocks, wanted, strict=True)}
-        # blocks that are freed can become one with others, so that the next are had elsewhere
+        # freed blocks may merge with their neighbours, so that the next blocks are elsewhere
         if places.keys() <= arranged:
             return
         for place in places.keys() - arranged:
@@ -141,7 +141,7 @@ def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
 
 
 def _arrange(block: torch.UntypedStorage, fresh_bytes: int) -> None:
-    # whole pages of the block: what is around it is others'
+    # only whole pages in the block, because the rest of its first and last page belongs to other data
     first = -block.data_ptr() % PAGE
     length = max(min(fresh_bytes, block.nbytes() - first), 0) // PAGE * PAGE
     if length and _LIBRARY is not None:
@@ -155,7 +155,7 @@ def faults() -> int:
 
 
 class FaultCount:
-    """Counts page faults of this process since it was made."""
+    """A counter of this process's page faults since it was created."""
 
     def __init__(self) -> None:
         self._before = resource.getrusage(resource.RUSAGE_SELF)
@@ -166,7 +166,8 @@ class FaultCount:
 
     def were_slow(self, duration_ns: float) -> bool:
         """Return True if page faults cost at least twice the usual, as when a virtual machine gave memory back.
-        `duration_ns` is the time of the work that had them.
+
+        duration_ns : time of the work that caused them
         """
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults

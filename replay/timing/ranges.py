@@ -1,7 +1,8 @@
 """NVTX ranges around runs, for Nsight's timelines and for assigning kernels to calls.
 
 The message of a range is the operator or phase, its category the mode, its payload the case number. Profilers keep each
-distinct message forever, so numbers must not be in it. Start/end ranges also cover what autograd's threads launch.
+distinct message forever, so messages must not contain numbers. Start/end ranges also cover the launches of autograd's
+threads.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ except ImportError:
 
 DOMAIN = "opgrip"
 NSYS, NCU, TORCH = "nsys", "ncu", "torch"
-"""Profilers."""
+"""profilers"""
 PREPARE, READY, BEFORE, DROPPED = "prepare", "ready", "before", "dropped"
-"""Phases around a timed run: the row is compiled and run first; arguments are restored and caches emptied; it runs
-before another case, as in the program; the latest run of the row does not count."""
+"""phases around a timed run
+
+`prepare`: the row is compiled and run first. `ready`: arguments are restored and caches emptied. `before`: the call
+runs before another case, as in the program. `dropped`: the latest run of the row does not count.
+"""
 
 
 class Range:
@@ -32,7 +36,7 @@ class Range:
 
     message : operator or phase
     category : mode and other words that distinguish the rows of a case
-    profiled : the profiler; some need all of it in the name
+    profiled : name of the profiler; for some, the range's name contains all of these values
     """
 
     __slots__ = ("_attributes", "_begin", "_end", "_open")
@@ -64,7 +68,7 @@ def row_name(case: int, op: str, category: str) -> str:
 
 
 def check_ranges(profiler: str) -> None:
-    """Raise `UserError` if ranges cannot be made; without them kernels cannot be assigned to cases."""
+    """Raise `UserError` if NVTX ranges are not available, without which kernels cannot be assigned to cases."""
     if nvtx is None:
         raise UserError(f"{profiler} tells cases apart by NVTX ranges, and the package nvtx is missing", "install nvtx")
     if not nvtx.enabled():
@@ -83,7 +87,10 @@ def entered(message: str, category: str, case: int) -> Iterator[None]:
 
 @contextmanager
 def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]:
-    """Return a context in which a profiler records. `timelines` is the folder for traces of torch's own profiler."""
+    """Return a context in which a profiler records.
+
+    timelines : folder for traces of torch's own profiler
+    """
     import torch
 
     on_gpu = torch.device(device).type == "cuda"
@@ -108,7 +115,7 @@ def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]
 def _functions(domain: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     if hasattr(domain, "start_range"):
         return domain.start_range, domain.end_range
-    # until 0.2.11 the public functions make the attributes anew each time
+    # in nvtx up to 0.2.11, the public functions create the attributes on each call
     from nvtx import _lib
 
     return lambda attributes: _lib.start_range(attributes, domain.handle), _lib.end_range

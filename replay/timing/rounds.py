@@ -1,4 +1,4 @@
-"""Run subjects until their times are known: side by side in rounds, as a program mixes its calls, or one by one."""
+"""Run subjects until their times are known: in rounds, as a program mixes its calls, or one after the other."""
 
 from __future__ import annotations
 
@@ -24,24 +24,27 @@ from opgrip.replay.timing.timing_options import Effort
 
 MOST = 100
 MOST_DROPPED = 3 * FEWEST
-"""Most dropped runs of a subject because the processor was slowed down; with a given number of runs, at most that many.
-A processor that is always slow is measured as it is, and the rows say so."""
+"""most runs of a subject to drop because the processor was slowed down, without `--iterations`
+
+With `--iterations`, at most that many are dropped. A processor that is always slow is measured anyway, and the rows
+report it.
+"""
 LONG_NS = 100_000_000
-"""Longer runs are not repeated on a slow processor."""
+"""longer runs are not repeated on a slow processor"""
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
-"""Time and number of runs after which the processor's pace and contention are checked."""
+"""time and number of runs after which the processor's pace and contention are checked"""
 WATCHFUL_NS = 200_000_000
-"""Time after contention in which each run is checked by itself, which takes ten microseconds per run."""
+"""time after contention in which each run is checked separately, which takes ten microseconds per run"""
 QUIET_S = 0.05
-"""Time between checks of a contended machine."""
+"""time between checks of a contended machine"""
 RETRY_NS = 1_000_000_000
-"""Time for running contended cases again, even if all runs before took less."""
+"""minimum time for running contended cases again, even if all runs before took less"""
 MOST_IN_A_ROW = 5
 
 NO_ROW = -1
 
 Announce = Callable[[int, int], None]
-"""Called with each case number, and for which of its rows, before it runs."""
+"""function that is called before each run with the case number and the index of its row"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,10 @@ class SubjectGroup:
 
 
 class Measurer:
-    """Measures groups of subjects.
+    """The measurement of groups of subjects.
 
-    announce : called with what runs next
-    flush : empties the caches; None to leave them as they are
+    announce : called before each run
+    flush : empties the caches; None to leave them unchanged
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Measurer:
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run the subjects of each case in turn until they are done, then the next case.
 
-        Yields the subjects of a case when all are done; last those that were contended and had to run again.
+        Yields the subjects of each finished case. Cases that were contended run again and are yielded last.
         """
         with self._attentive():
             contended, started_ns = [], perf_counter_ns()
@@ -106,7 +109,8 @@ class Measurer:
     def in_rounds(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run every subject once per round, each after its preceding calls, until all are done.
 
-        Subjects of one case are compared round by round. Yields as `one_by_one`.
+        Subjects of one case are compared round by round. Yields the subjects of each finished case, as `one_by_one`
+        does.
         """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
         contended, started_ns = [], perf_counter_ns()
@@ -133,7 +137,7 @@ class Measurer:
         """Run contended cases again when the machine is quiet, and yield the subjects of each case.
 
         This takes at most the budgets of these cases, and at most `spent_ns` (the time of all cases before) or
-        `RETRY_NS`. It ends early if `MOST_IN_A_ROW` cases in a row stay contended; those are yielded last.
+        `RETRY_NS`. It ends early if `MOST_IN_A_ROW` consecutive cases stay contended; those are yielded last.
         """
         waiting = list(contended)
         until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
@@ -142,7 +146,7 @@ class Measurer:
             _begin_again(case)
         while waiting and in_a_row < MOST_IN_A_ROW and perf_counter_ns() < until_ns:
             if not self._watch.has_room:
-                # a supervisor shall not take it for hanging
+                # so that a supervisor does not consider this process hanging
                 self._announce(waiting[0][1][0].number, NO_ROW)
                 sleep(QUIET_S)
                 continue
@@ -191,7 +195,7 @@ class Measurer:
         places = [self._random.choice(case[0].places) for case in cases]
         shuffled = (self._random.sample(case, len(case)) for case in cases)
         turns = [(place, subject) for place, case in zip(places, shuffled, strict=True) for subject in case]
-        # in the program's order, so that what runs before a call has mostly just been run
+        # in the program's order, so that the calls to run before a call have mostly just run
         turns.sort(key=lambda turn: turn[0].position)
         just_run: deque[int] = deque(maxlen=BEFORE)
         with restored(group.settings), torch.set_grad_enabled(group.grad):
@@ -216,7 +220,7 @@ class Measurer:
             self._mark()
             try:
                 before.run_before()
-                # what a device says of it only now is not the next one's
+                # an error that the device reports late must not count for the next subject
                 self._stopwatch.synchronize()
             except Exception as error:
                 self._fail(before, error)
@@ -237,7 +241,7 @@ class Measurer:
         self._pending_ns += runs_ns
 
     def _mark(self) -> bool:
-        """Note the start of a run if each run is checked for contention now; return whether it is."""
+        """Return True if each run is currently checked for contention, and record the start of the run then."""
         is_watchful = perf_counter_ns() < self._watchful_until_ns
         if is_watchful:
             self._marks.append(self._watch.read())
@@ -254,8 +258,9 @@ class Measurer:
         subject.fail(error, self._stopwatch.device)
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the runs since the last check, except those on a slowed or contended core. Without `all_of_them`, only
-        if there are enough to be worth it.
+        """Keep the runs since the last check, except those on a slowed or contended core.
+
+        all_of_them : False to do this only if enough runs are pending to be worth a check
         """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
@@ -275,7 +280,7 @@ class Measurer:
 
     def _keep(self, subject: Subject, stratum: Stratum, time_ns: float, is_contended: bool, is_slowed: bool) -> None:
         is_slowed = is_slowed or is_contended
-        # a profiler is asked for what ran, however long it took
+        # a profiled row needs its runs in the report, contended or not
         if is_contended and not subject.profiled:
             subject.keep_contended(stratum, time_ns)
         elif is_slowed and subject.samples.dropped < self._most_dropped and time_ns < LONG_NS:
@@ -284,7 +289,7 @@ class Measurer:
             subject.keep(stratum, time_ns, is_slowed)
 
     def _again(self, case: Sequence[Subject]) -> bool:
-        """Return True if a case needs more runs; all its modes get equally many."""
+        """Return True if a case needs more runs; all its modes get the same number."""
         most = MOST if self.effort.iterations is None else self.effort.iterations
         return any(
             subject.failure is None and subject.samples.done(self.effort) is None and len(subject.samples) < most

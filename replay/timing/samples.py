@@ -1,4 +1,4 @@
-"""Times of a case's runs, and when there are enough of them."""
+"""Times of a case's runs, and the criteria for enough of them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import numpy as np
 from opgrip.replay.timing.timing_options import Effort
 
 FEWEST = 10
-"""Least runs of a case, unless its budget is too short."""
+"""minimum number of runs of a case, unless its budget is too short"""
 LEAST = 3
-"""Least runs of a case in any event."""
+"""minimum number of runs of a case in any event"""
 MAIN = 0.5
-"""Share of the program's calls above which a stratum gets `LEAST` runs too."""
+"""share of the program's calls above which a stratum also needs `LEAST` runs"""
 MOST_CONTENDED = 100
-"""Contended runs after which no more are tried."""
+"""number of contended runs after which no more are tried"""
 FEWEST_FOR_PERCENTILES = 5
-"""Effective runs needed for percentiles other than the median."""
+"""effective runs needed for percentiles other than the median"""
 LOOK = 5
-"""Runs between checks of the spread."""
+"""number of runs between checks of the spread"""
 SETTLED, STEADY = 6, 0.1
-"""A spread has settled if it stayed within 10 percent at six checks."""
+"""a spread has settled if it stayed within 10 percent at six checks"""
 
 
 class Samples:
-    """Times of runs in strata: runs with other values or another memory state than others.
+    """Times of runs in strata: groups of runs with the same values and the same memory state.
 
-    Each stratum counts by its share of the program's calls, however many runs it got.
-    shares : of each stratum, above 0
-    alike : True if each run counts equally, as for a profiler that knows no strata
+    Each stratum counts by its share of the program's calls, not by its number of runs.
+    shares : share of each stratum, above 0
+    alike : True if each run counts equally, as for a profiler that does not know strata
     in_order : times of all runs in ns, in order
-    dropped : runs not kept because the processor was slowed down
-    slowed : runs kept although it was
+    dropped : number of runs that were not kept because the processor was slowed down
+    slowed : number of runs that were kept although it was slowed down
     contended : runs while other processes used the cores; they count only if `is_contended`
-    is_contended : True if the times are those of contended runs, for lack of others
-    spent_ns : time of the runs and of what was done between them
+    is_contended : True if contended runs are used because other runs are lacking
+    spent_ns : time of the runs and of the work between them
     """
 
     def __init__(self, shares: Mapping[Hashable, float], alike: bool = False) -> None:
@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def memory_gb_per_s(self) -> float | None:
-        """Mean rate of reading memory around the runs; None without probes."""
+        """Mean rate of reading memory around the runs; None without probes"""
         return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
@@ -88,7 +88,7 @@ class Samples:
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """After the last run, use contended runs if there are too few others."""
+        """After the last run, use contended runs if the others are too few."""
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
             for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
@@ -102,21 +102,21 @@ class Samples:
         return bool(self.contended) and len(self) < _least(effort)
 
     def quantile_us(self, share: float) -> float:
-        """Return the time in us that this share of the program's calls would stay below."""
+        """Return the time in us that this share of the program's calls stays below."""
         strata = self._select_strata()
         if len(strata) == 1 and len(self.times[strata[0]]) >= LEAST and not self._alike:
             return float(np.quantile(self.times[strata[0]], share)) / 1e3
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return the same, or None if there are too few runs."""
+        """Return the time in us that this share of calls stays below, or None if the runs are too few."""
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property
     def weights(self) -> list[float] | None:
-        """Return the share of the program's calls that each run stands for, in order; None if all are equal.
+        """Return the share of the program's calls that each run represents, in order; None if all are equal.
 
-        A run stands for at most a third, so that the median is never the time of one run.
+        A run represents at most a third, so that the median is never the time of one run.
         """
         strata = self._select_strata()
         if self._alike or len(self.times) == 1:
@@ -127,11 +127,11 @@ class Samples:
 
     @property
     def effective_runs(self) -> int:
-        """Effective number of runs: a stratum may count through few runs."""
+        """Effective number of runs; it is smaller if a stratum with few runs has a large share"""
         return effective_runs(self.weights or [1.0] * len(self))
 
     def median_us_of(self, input_set: int) -> float | None:
-        """Return the median of an input set's runs in us; None if there are none."""
+        """Return the median of an input set's runs in us; None without runs."""
         strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == input_set]
         times = [time for stratum in strata for time in self.times[stratum]]
         return float(np.median(times)) / 1e3 if times else None
@@ -142,7 +142,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Interquartile range within strata relative to the median; infinite if no stratum has two runs."""
+        """Interquartile range within strata relative to the median; infinite if no stratum has two runs"""
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
             return float("inf")
@@ -152,9 +152,9 @@ class Samples:
         return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
 
     def done(self, effort: Effort) -> str | None:
-        """Return why there are enough runs or no more are made, or None to make another.
+        """Return why no more runs are needed or made, or None to make another.
 
-        One of `iterations`, `precision`, `settled`, `budget` and `contended`.
+        The reason is one of `iterations`, `precision`, `settled`, `budget` and `contended`.
         """
         is_spent = self.spent_ns >= effort.budget_s * 1e9
         if effort.iterations is not None:
@@ -167,7 +167,7 @@ class Samples:
                 last = self._spreads[-SETTLED:]
                 if len(last) == SETTLED and max(last) - min(last) <= STEADY * max(last):
                     return "settled"
-            # which memory a run gets is not always what was asked for
+            # a run may be in another memory state than requested
             if is_spent and (not self._lacks_main or len(self) >= 2 * LEAST):
                 return "budget"
         contended = len(self.contended) - self._given_up
@@ -184,7 +184,7 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata with runs; those that no call was in only if there are no others."""
+        """Return the strata with runs, preferring those that calls of the program were in."""
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
@@ -194,7 +194,7 @@ def _least(effort: Effort) -> int:
 
 
 def trim(weights: Sequence[float]) -> list[float]:
-    """Return weights that sum to 1 and are at most a third each; the excess is shared by the others."""
+    """Return weights that sum to 1 and are at most a third each; the others share the excess."""
     trimmed, count = list(weights), len(weights)
     limit = max(1 / LEAST, 1 / count) if count else 1.0
     while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:
@@ -204,8 +204,9 @@ def trim(weights: Sequence[float]) -> list[float]:
 
 
 def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:
-    """Return the time that this share of the weight stays below. Between times of unequal weight nothing is
-    interpolated.
+    """Return the time that this share of the weight stays below.
+
+    Times of unequal weight are not interpolated.
     """
     if weights is None:
         return float(np.quantile(times, share))
@@ -221,14 +222,14 @@ def effective_runs(weights: Sequence[float]) -> int:
     Source: Kish 1965, Survey Sampling, section 11.7.
     """
     squares = fsum(weight * weight for weight in weights)
-    # a hair more, since n equal weights of 1/n do not quite give n
+    # the summand corrects rounding: n weights of 1/n result in slightly less than n
     return int(fsum(weights) ** 2 / squares + 1e-9) if squares > 0 else 0
 
 
 def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
     """Return the 10th, 50th and 90th percentile of the ratio of two subjects' times, run by run.
 
-    Runs no longer than reading the clock have no ratio; None if none has.
+    Runs no longer than reading the clock have no ratio; returns None if no run has one.
     """
     pairs = [(time, other) for time, other in zip(times, base, strict=False) if time > 0 and other > 0]
     if not pairs:

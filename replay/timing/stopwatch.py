@@ -1,4 +1,4 @@
-"""Clocks: when and how long a call ran, on the host or by a device's events."""
+"""Clocks: the start and duration of a call, on the host or by a device's events."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.timing_options import EVENTS
 
 PROBE = bytes(range(256)) * 64
-"""A checksum of this takes some microseconds: constant work on data in the nearest cache."""
+"""data whose checksum takes some microseconds: constant work in the nearest cache"""
 SLOWED = 4 / 3
-"""A probe this many times slower than the fastest one means a slowed or contended core."""
+"""ratio of a probe to the fastest one from which the core counts as slowed or contended"""
 
 
 MEMORY_BYTES, MEMORY_READS = 8 << 20, 3
-"""Bytes that the memory probe reads, more than a core's caches hold, and how often: it takes 1 ms."""
+"""bytes that the memory probe reads, more than a core's caches hold, and number of reads; it takes 1 ms"""
 MEMORY_EVERY_NS = 500_000_000
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
-    """Return what a timed section takes besides the call: reading the clock twice, and waiting for an idle device."""
+    """Return the time that a timed section adds to a call by reading the clock twice and waiting for an idle device."""
     times = []
     for _ in range(count):
         start = perf_counter_ns()
@@ -46,14 +46,15 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
 
 
 class Pace:
-    """Tells whether the processor is as fast as at its best."""
+    """A probe of whether the processor is as fast as at its best."""
 
     def __init__(self) -> None:
         self._best = min(_probe_ns() for _ in range(50))
 
     def is_slowed(self) -> bool:
-        """Return True if it is slower by a quarter or more. The better of two probes counts, since one may be
-        interrupted.
+        """Return True if the processor is slower by a quarter or more.
+
+        The better of two probes counts, since one may be interrupted.
         """
         first = _probe_ns()
         probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
@@ -62,14 +63,17 @@ class Pace:
 
 
 class MemoryPace:
-    """Measures from time to time how fast this thread reads memory, which other programs and virtual machines share."""
+    """A periodic probe of how fast this thread reads memory.
+
+    Other programs and virtual machines use the same memory bandwidth.
+    """
 
     def __init__(self) -> None:
         self._data = np.ones(MEMORY_BYTES // 8, dtype=np.float64)
         self._read_ns, self._gb_per_s = 0, 0.0
 
     def gb_per_s(self) -> float:
-        """Return the rate of the last probe; probe again if that was some time ago."""
+        """Return the rate of the last probe, repeating it if it is older than `MEMORY_EVERY_NS`."""
         if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
             times = []
             for _ in range(MEMORY_READS):
@@ -87,21 +91,21 @@ def _probe_ns() -> int:
 
 
 BLOCK_NS = 400_000
-"""Duration of a block of runs: reading the clock is a ten-thousandth of it."""
+"""duration of a block of runs, of which reading the clock is a ten-thousandth"""
 MOST_IN_BLOCK = 10_000
 MOST_LEAD_NS = 5_000_000
 GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
-"""Name of the graph class in each accelerator's module."""
+"""names of the graph class in the modules of accelerators"""
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Times runs on a device.
+    """A clock for runs on a device.
 
     method : one of `METHODS`
     synchronize : waits for the device
     empty_ns : time of an empty timed section
-    device : whose clock is read, for methods that read one
+    device : device whose clock is read, for methods that read one
     launch_ns : time that the host took to launch the last runs
     """
 
@@ -114,9 +118,8 @@ class Stopwatch:
     def time(self, function: Function, runs: Sequence[Arguments], span: Range, lead_ns: float = 0.0) -> float:
         """Return the time of one run in ns: the mean of `runs`, which are timed together.
 
-        span : entered just before, and left just after, reading the clock
-        lead_ns : how long to keep the device busy before, if its own clock is read, so that it does not wait for
-            launches
+        span : range that begins just before, and ends just after, the clock is read
+        lead_ns : how long to keep the device busy first if its own clock is read, so that it does not wait for launches
         """
         if self.method == EVENTS:
 
@@ -134,7 +137,7 @@ class Stopwatch:
             self.synchronize()
             elapsed_ns = perf_counter_ns() - start
             span.end()
-            # freeing the result is not the call's work
+            # do not time freeing the result
             del result
         else:
             start = perf_counter_ns()
@@ -176,7 +179,7 @@ class Stopwatch:
         return graph
 
     def time_graph(self, graph: Any, count: int, span: Range) -> float:
-        """Return the time of one run in ns in a graph of `count` runs: without launches from Python."""
+        """Return the time of one run in ns in a graph of `count` runs, without launches from Python."""
         return self._by_events(graph.replay, span, self.launch_ns) / count
 
     def _by_events(self, launch: Callable[[], object], span: Range, lead_ns: float) -> float:

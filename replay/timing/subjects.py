@@ -1,4 +1,4 @@
-"""What is measured: a case with its input sets, ready to run repeatedly."""
+"""The subjects of a measurement: functions with their input sets, ready to run repeatedly."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
 
 COPIES, COPIED_BYTES = 64, 256 << 20
-"""Most copies of arguments for a block of runs, and most bytes in all of them."""
+"""most copies of arguments for a block of runs, and most bytes in all copies"""
 
 MOST_SLOW = 3
-"""Runs in a row that are repeated because of slow page faults; the last of them counts."""
+"""number of consecutive runs with slow page faults after which the last one counts"""
 NOWHERE = CallPosition(0, (), ())
 
 Stratum = tuple[int, bool]
-"""The input set of a run, and whether its results were on new pages."""
+"""the input set of a run, and whether its results were on new pages"""
 
 
 @dataclass(slots=True)
@@ -43,17 +43,18 @@ class InputSet:
 class Subject:
     """A function, its input sets and the times of its runs.
 
-    number : of the case
-    label, category : of its ranges in a profiler: the operator, and words that distinguish the rows of the case
-    mutates : True if runs change the arguments, which are then restored before each
+    number : number of the case
+    label, category : name of its ranges in a profiler: the operator, and words that distinguish the rows of the case
+    mutates : True if runs change the arguments, which are then restored before each run
     fresh : share of the program's calls with results on new pages; None if irrelevant or unknown
     enter : converts arguments for `function`, outside of its time
-    enters_each_run : whether that is done before each run; else once, unless runs change the arguments
+    enters_each_run : whether `enter` is called before each run; otherwise it is called once, unless runs change the
+    arguments
     row : index among the rows of its case
     shares : share of the program's calls of each input set; empty if all are equal
-    places : call sites of some of its calls
-    profiled : the profiler that its ranges are for
-    in_torch : True if it works on torch's streams
+    places : positions in the program of some of its calls
+    profiled : name of the profiler that its ranges are for
+    in_torch : True if it uses torch's streams
     runs : stratum and time in ns of each kept run, in order
     failure : error of a run
     """
@@ -101,7 +102,7 @@ class Subject:
         self.failure = self.failure or error
         self.input_sets = ()
         self._graphs.clear()
-        # those of the run, which hold its tensors
+        # frames of the failed run still reference its tensors
         traceback.clear_frames(error.__traceback__)
         if is_out_of_memory(error):
             release_memory(device)
@@ -111,7 +112,7 @@ class Subject:
         self.function(*args, **kwargs)
 
     def run_before(self) -> None:
-        """Run once before another subject is timed, in a range of its own."""
+        """Run once before another subject is timed, in a separate range."""
         self._before.begin()
         try:
             self.run()
@@ -119,23 +120,23 @@ class Subject:
             self._before.end()
 
     def ready(self, count: int) -> list[Arguments]:
-        """Return arguments for several runs of the first input set, in their first state."""
+        """Return arguments for several runs of the first input set, in their initial state."""
         return self._arguments(self.input_sets[0], count)
 
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run, or a block of them.
+        """Time one run, or a block of runs.
 
         flush : empties the caches before it; None to leave them
-        recent : indices of argument tensors to use before, so that they are in the cache
+        recent : indices of argument tensors to read first, so that they are in the cache
         """
         began = perf_counter_ns()
         stratum, time_ns, is_slow = self._time_once(stopwatch, flush, recent)
         for _ in range(MOST_SLOW - 1):
             if not is_slow:
                 break
-            # the memory that was slow is at hand now
+            # a repeated run finds the memory that was slow to get
             self.drop()
             stratum, time_ns, is_slow = self._time_once(stopwatch, flush, recent)
         self.samples.spent_ns += perf_counter_ns() - began
@@ -179,7 +180,7 @@ class Subject:
         self.runs.append((stratum, time_ns))
 
     def keep_contended(self, stratum: Stratum, time_ns: float) -> None:
-        """Keep the time of a contended run apart, and mark its range as dropped."""
+        """Keep the time of a contended run separately, and mark its range as dropped."""
         self.samples.add_contended(stratum, time_ns)
         self._dropped.begin()
         self._dropped.end()
@@ -192,7 +193,7 @@ class Subject:
 
     @property
     def block(self) -> int:
-        """Number of runs that are timed together."""
+        """Number of runs that are timed together"""
         return self._size
 
     def most_in_block(self) -> int:

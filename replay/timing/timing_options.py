@@ -14,11 +14,11 @@ from opgrip.errors import UserError
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
 MOST = 512 << 20
-"""Most bytes written to flush a cache: some machines report the sum of many caches."""
+"""most bytes to write for flushing a cache, because some machines report the sum of many caches"""
 
 
 def flusher(device: str) -> Callable[[], None]:
-    """Return what evicts a device's last cache by writing a buffer twice its size."""
+    """Return a function that evicts a device's last cache by writing a buffer of twice its size."""
     import torch
 
     from opgrip.platform.machine import last_cache_bytes
@@ -35,7 +35,7 @@ def flusher(device: str) -> Callable[[], None]:
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)
 SEQUENCE = "sequence"
-"""Method of calls that were timed within a step replay."""
+"""method of calls that were timed within a step replay"""
 ON_DEVICE = (EVENTS, GRAPH)
 
 
@@ -50,7 +50,7 @@ def cache_states(text: str) -> tuple[str, ...]:
 @titled("how they are timed")
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """What is timed, and by which clock."""
+    """Options for the timed part of a call, the cache state and the clock."""
 
     backward: bool = option(
         False,
@@ -89,12 +89,12 @@ class TimingOptions:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """State of the caches before a run, with defaults."""
+        """States of the caches before a run, with defaults"""
         return self.cache or ((WARM,) if self.exec_mode == CONTINUOUS else (PROGRAM,))
 
     @property
     def by_clock_of_device(self) -> bool:
-        """Whether runs are timed by the device's clock, on torch's streams."""
+        """True if runs are timed by the device's clock, on torch's streams"""
         return self.exec_mode in ON_DEVICE
 
     def with_method(self, usual: str) -> TimingOptions:
@@ -124,7 +124,7 @@ class TimingOptions:
 @titled("how they are timed")
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How often a case is run."""
+    """Options for the number of runs of a case."""
 
     precision: float = option(
         0.05,

@@ -1,1 +1,1 @@
-"""Conversions that several modes share. They import torch, which modes must not before they run."""
+"""Conversions that several modes share. They import torch, which modes must not import before they run."""

@@ -1,4 +1,4 @@
-"""Start jax with the task's settings, and convert tensors and device names for other runtimes."""
+"""The start of jax with a task's settings, and conversions of tensors and device names for other runtimes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def device_index(device: str) -> int:
 
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
-"""Errors of jax for value-dependent shapes, by the ends of the class names."""
+"""class names of jax errors for value-dependent shapes"""
 
 THREADS = "NPROC"
-"""Environment variable for XLA's threads on the CPU, read once per process."""
+"""environment variable for XLA's threads on the CPU, read once per process"""
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-"""Environment variable that says whether XLA preallocates a GPU's memory."""
+"""environment variable that selects whether XLA preallocates a GPU's memory"""
 
 RANDOM = "get_and_rotate_prng_key"
-"""What torchax lacks outside of its own environment."""
+"""name in the message of a torchax error for random numbers outside of torchax's environment"""
 
 
 def start(task: Task) -> Any:
@@ -47,9 +47,9 @@ def start(task: Task) -> Any:
     _set_threads(task.threads)
     import jax
 
-    # else what torch has in 64 bits comes back in 32
+    # otherwise jax returns 64-bit results in 32 bits
     jax.config.update("jax_enable_x64", True)
-    # on a GPU XLA rounds what it multiplies, unless told not to
+    # by default XLA rounds the factors of products on a GPU
     jax.config.update("jax_default_matmul_precision", None if allows_tf32("cuda.matmul") else "highest")
     _keep_in(task.store)
     try:
@@ -65,7 +65,7 @@ def platform_of(place: torch.device) -> str:
 def _set_platform(place: torch.device) -> None:
     """Start jax on this device only, without preallocation.
 
-    Else it starts on every GPU and takes three quarters of its memory, which torch and others use too.
+    By default it starts on every GPU and takes three quarters of its memory, which torch and other programs use too.
     """
     platform = platform_of(place)
     platforms = platform if platform == "cpu" else f"{platform},cpu"
@@ -114,7 +114,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _keep_in(folder: Path | None) -> None:
-    """Let jax cache every compiled program in a folder, or none."""
+    """Let jax cache every compiled program in a folder, or in none."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -124,5 +124,5 @@ def _keep_in(folder: Path | None) -> None:
     jax.config.update("jax_compilation_cache_dir", cache_folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # else it stays with the folder that it opened first
+    # otherwise jax keeps using the folder that it opened first
     compilation_cache.reset_cache()

@@ -17,8 +17,8 @@ from opgrip.traces.schema.arguments import map_leaves
 class TensorCall(nn.Module):
     """A call as a module of its tensors; all other arguments are constant.
 
-    Arguments that it writes into follow its results.
-    in_place : write into the arguments, as the call does; else into copies, for runtimes that cannot
+    Arguments that it writes into are returned after its results.
+    in_place : write into the arguments, as the call does; otherwise into copies, for runtimes that cannot
     """
 
     def __init__(self, task: Task, in_place: bool = False) -> None:
@@ -51,7 +51,7 @@ class TensorCall(nn.Module):
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
     """Export a call by torch.export.
 
-    Raises `Unsupported` if it takes or gives no tensor, or writes into memory that its arguments share.
+    Raises `Unsupported` if it takes or returns no tensor, or writes into memory that its arguments share.
     """
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])
@@ -61,7 +61,7 @@ def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedP
         raise Unsupported("it writes into memory that its arguments share")
     with torch.no_grad():
         program = torch.export.export(call, tuple(tensors))
-        # so that it knows how many of the tensors are results
+        # running the call records how many of the tensors are results
         call(*tensors)
     if not program.graph_signature.user_outputs:
         raise Unsupported("it gives no tensor")
